@@ -1,0 +1,189 @@
+"""Holds the shape of the code: layers, budgets, docstrings, and what an import may cost.
+
+The budgets are 400 lines a module, 50 lines a function (its docstring not counted), three levels of nesting;
+ruff holds the complexity (10) and the line length. What is over a budget stands in `allowed_excess.toml` with its
+exact size and its reason: the list may only shrink.
+"""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "fuseplan"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PYTHON_FILES = sorted(
+    path for folder in ("src", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
+
+# Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
+LAYERS = (
+    ("errors", "reasons", "settings"),
+    ("tensor", "scalar"),
+    ("op",),
+    ("ops",),
+    ("text", "plan"),
+    ("kernel", "target"),
+    ("match", "rules", "template"),
+    ("lower", "select"),
+    ("arrays", "arguments"),
+    ("emit", "cache"),
+    ("backends",),
+    ("measure",),
+    ("build", "run"),
+    ("compile", "explain"),
+    ("bench", "report", "demo"),
+    ("cli",),
+)
+RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it
+
+LINES_A_MODULE = 400
+LINES_A_FUNCTION = 50
+NESTING = 3
+EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
+
+
+def dotted(path: Path) -> str:
+    """`src/fuseplan/ops/affine.py` as `fuseplan.ops.affine`."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {dotted(path): path for path in MODULES}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a file imports, at any level of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (below & NAMES.keys()) or {node.module}
+    return {name for name in found if name.split(".")[0] == "fuseplan"} - {dotted(path)}
+
+
+def component(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from its `def`, without its docstring."""
+    first = function.body[0]
+    is_told = ast.get_docstring(function) is not None
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if is_told else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+
+
+def nesting(node: ast.AST, depth: int = 0) -> int:
+    """The deepest block in `node`; an `elif` is no deeper than its `if`, an inner function starts again."""
+    deepest = depth
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child, depth + (isinstance(child, BLOCKS) and not is_elif)))
+    return deepest
+
+
+def excesses() -> Iterator[tuple[str, int]]:
+    """What is over a budget: where and of what kind, and its size."""
+    for path in PYTHON_FILES:
+        where = path.relative_to(ROOT).as_posix()
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > LINES_A_MODULE:
+            yield f"{where} lines", lines
+        for function in functions(ast.parse(text)):
+            if length(function) > LINES_A_FUNCTION:
+                yield f"{where}:{function.name} lines", length(function)
+            if nesting(function) > NESTING:
+                yield f"{where}:{function.name} nesting", nesting(function)
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = {component(name) for name in NAMES} - RANK.keys() - ENTRANCES
+    assert not homeless, f"add {sorted(homeless)} to LAYERS and to docs/design/0001-records.md"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_imports_go_up_only(name: str) -> None:
+    if component(name) in ENTRANCES:
+        return
+    for other in sorted(imported(NAMES[name])):
+        assert component(other) not in ENTRANCES, f"{name} imports the front door, not the module"
+        assert RANK[component(other)] <= RANK[component(name)], f"{name} imports {other}, which is below it"
+
+
+def test_no_import_goes_round() -> None:
+    edges = {name: imported(path) & NAMES.keys() for name, path in NAMES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, "import cycle: " + " -> ".join((*trail[trail.index(name) :], name))
+        if name in done:
+            return
+        for other in edges[name]:
+            visit(other, (*trail, name))
+        done.add(name)
+
+    for name in NAMES:
+        visit(name, ())
+
+
+def test_budgets_are_kept() -> None:
+    allowed = tomllib.loads((ROOT / "tests" / "allowed_excess.toml").read_text()).get("excess", [])
+    assert all(entry["reason"].strip() for entry in allowed), "each entry gives its reason"
+    assert len(allowed) <= EXCESSES_AT_MOST, "the list may only shrink"
+    found = dict(excesses())
+    listed = {entry["what"]: entry["size"] for entry in allowed}
+    assert found == listed, "over budget, or smaller than its entry: bring the code or the list up to date"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_public_names_have_docstrings(name: str) -> None:
+    tree = ast.parse(NAMES[name].read_text())
+    assert ast.get_docstring(tree), f"{name} does not say what it is for"
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    bare = [
+        node.name
+        for statements in (tree.body, *(node.body for node in classes))
+        for node in statements
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+        and "overload" not in {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
+    ]
+    assert not bare, f"{name}: {', '.join(bare)} without a docstring"
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"fuseplan.settings"}))
+def test_only_settings_reads_the_environment(name: str) -> None:
+    for node in ast.walk(ast.parse(NAMES[name].read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            assert node.attr not in ("environ", "getenv", "environb", "putenv"), f"{name}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{name}:{node.lineno}"
+
+
+def test_importing_the_package_imports_no_toolchain() -> None:
+    heavy = ("llvmlite", "torch", "onnx", "matplotlib", "rich", "click", "ml_dtypes")
+    program = f"import sys, fuseplan; print([name for name in {heavy!r} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.strip() == "[]"
