@@ -1,8 +1,8 @@
 """Runs the pages: each `python` block of README and docs/guide, in order, one namespace a page.
 
-An `output` block right after a `python` block is what that block prints; `...` in it stands for anything (times
-and paths differ from machine to machine). A `python` block that must raise ends with
-the comment `# raises Name`.
+An `output` block right after a `python` block is what that block prints; `...` in it stands for anything
+(times and paths differ from machine to machine). A `python` block that must raise ends with the comment `#
+raises Name`.
 """
 
 import contextlib

@@ -1,0 +1,74 @@
+"""What is kept of a set of timing samples, and how ratios are averaged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call took: `n` samples in `blocks` blocks.
+
+    Attributes:
+        n: how many samples, each the mean of a few calls where a call is very short.
+        blocks: how many blocks they were taken in; other variants ran between them.
+        minimum: the least sample.
+        median: the median over blocks of each block's median, so a disturbed block counts once.
+        p90: the sample that nine tenths are not above.
+        spread: the distance between the quartiles of the blocks' medians, over `median`.
+    """
+
+    n: int
+    blocks: int
+    minimum: float
+    median: float
+    p90: float
+    spread: float
+
+    def to_json(self) -> dict[str, float]:
+        """The fields as JSON values, seconds."""
+        return asdict(self)
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample that `share` (0 to 1) of the sorted samples are not above."""
+    ordered = sorted(samples)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summarize(blocks: Sequence[Sequence[float]]) -> Timing:
+    """The timing of a variant from its blocks of samples, in seconds.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    taken = [block for block in blocks if block]
+    if not taken:
+        raise ValueError("a timing needs at least one sample")
+    medians = [statistics.median(block) for block in taken]
+    samples = [sample for block in taken for sample in block]
+    median = statistics.median(medians)
+    between = percentile(medians, 0.75) - percentile(medians, 0.25)
+    return Timing(
+        n=len(samples),
+        blocks=len(taken),
+        minimum=min(samples),
+        median=median,
+        p90=percentile(samples, 0.9),
+        spread=between / median if median else 0.0,
+    )
+
+
+def geomean(ratios: Iterable[float]) -> float:
+    """The geometric mean: what to average ratios of times with.
+
+    Raises:
+        ValueError: there is no ratio, or one is not above zero.
+    """
+    values = list(ratios)
+    if not values or min(values) <= 0:
+        raise ValueError(f"a geometric mean needs ratios above zero, got {values}")
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
