@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
 from fuseplan.target import Target
 
-ACCUMULATORS = (
-    12  # more than latency times ports of any processor we know (4 x 2), and few enough for 16 registers
-)
+ACCUMULATORS = 12  # more than latency times ports of a core (4 x 2), and few enough for 16 registers
 VECTORS_A_STEP = 8
 
 
@@ -38,7 +36,7 @@ class PeakKernel:
 def fma_kernel(target: Target, tasks: int, steps: int, element: str = "float") -> PeakKernel:
     """Independent chains of multiply-adds: `steps` of each in every task. Reads and writes almost nothing."""
     module, lanes = _start(target, element)
-    builder, args, task_count = _function(module, "fma", tasks, element, lanes)
+    builder, args = _function(module, "fma", element, lanes)
     factor = _pointer(builder, args, 0)
 
     def work(task: Value) -> None:
@@ -53,13 +51,13 @@ def fma_kernel(target: Target, tasks: int, steps: int, element: str = "float") -
         # One cache line and more between the tasks: a shared line would be fought for.
         builder.store(total, builder.at(_pointer(builder, args, 1), task * (4 * lanes)))
 
-    _each_task(builder, args, task_count, work)
+    _each_task(builder, args, tasks, work)
     builder.finish()
     return PeakKernel("fma", module.text(), flops=2 * ACCUMULATORS * lanes * steps * tasks)
 
 
 def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: int) -> PeakKernel:
-    """Each task goes `repeats` times over `region` bytes of its own: reads them, or copies one half to the other.
+    """Each task goes `repeats` times over `region` bytes of its own: reads them, or copies half to half.
 
     Args:
         target: whose vectors to move.
@@ -69,7 +67,7 @@ def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: 
         repeats: times over.
     """
     module, lanes = _start(target, "float")
-    builder, args, task_count = _function(module, entry, tasks, "float", lanes)
+    builder, args = _function(module, entry, "float", lanes)
     elements = region // 4
     body = _reading if entry == "read" else _copying
 
@@ -78,7 +76,7 @@ def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: 
         sink = builder.at(_pointer(builder, args, 0), task * (4 * lanes))
         body(builder, base, sink, elements, repeats, entry == "stream")
 
-    _each_task(builder, args, task_count, work)
+    _each_task(builder, args, tasks, work)
     if entry == "stream":
         builder.line("fence seq_cst")
     builder.finish()
@@ -113,10 +111,10 @@ def _start(target: Target, element: str) -> tuple[Module, int]:
     return Module(f'"prefer-vector-width"="{target.vector_bytes * 8}"'), target.vector_bytes // size
 
 
-def _function(module: Module, entry: str, tasks: int, element: str, lanes: int) -> tuple[Builder, Value, int]:
+def _function(module: Module, entry: str, element: str, lanes: int) -> tuple[Builder, Value]:
     parameters = ((PTR, "args"), (I64, "thread"), (I64, "threads"))
     builder = Builder(module, entry, parameters, element=element, lanes=lanes)
-    return builder, builder.parameters[0], tasks
+    return builder, builder.parameters[0]
 
 
 def _pointer(builder: Builder, args: Value, slot: int) -> Value:

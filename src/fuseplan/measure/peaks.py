@@ -1,0 +1,198 @@
+"""The most this machine can do, measured, and the floor it sets under a kernel's time.
+
+Measuring takes about three seconds a thread count; the result is kept in the cache directory and read from
+then on. A rate is the best of many launches: what other programs took from some of them does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.emit import FIRST_SLOT
+from fuseplan.measure.machine import cpu_model
+from fuseplan.measure.peak_kernels import PeakKernel, fma_kernel, memory_kernel
+from fuseplan.settings import settings
+from fuseplan.target import Target, parse_target
+
+FORMAT = 1  # of the stored file; another number is measured again
+LAUNCHES = 12
+KINDS_OF_TRAFFIC = ("read", "copy", "stream")
+CHUNK = 64 * 1024  # regions are whole chunks: every step of every vector width divides them
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time a kernel can take, and what sets it: `compute`, or the `l2`, `l3` or `dram` it reads."""
+
+    seconds: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What `threads` threads of a processor do at most.
+
+    Attributes:
+        cpu: the processor's name.
+        threads: how many threads ran.
+        flops: f32 operations a second, two a multiply-add; f64 has half of it.
+        bytes_a_second: by where the data lies (`l2`, `l3`, `dram`) and what is done (`read`, `copy`, `stream`:
+            a copy with stores past the caches); bytes read and bytes written both count.
+        l2_bytes, l3_bytes: the caches: a core's second level, and all of the last.
+    """
+
+    cpu: str
+    threads: int
+    flops: float
+    bytes_a_second: dict[str, dict[str, float]]
+    l2_bytes: int
+    l3_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def level(self, footprint: int) -> str:
+        """Where that many bytes stay from one call to the next: `l2`, `l3` or `dram`."""
+        if footprint <= self.l2_bytes * self.threads:
+            return "l2"
+        return "l3" if footprint <= max(self.l3_bytes, self.l2_bytes * self.threads) else "dram"
+
+    def floor(self, flops: int, nbytes: int, *, footprint: int | None = None, itemsize: int = 4) -> Floor:
+        """The least time for that much arithmetic and traffic: whichever of the two takes longer.
+
+        Args:
+            flops: operations of the algorithm that runs: Winograd has fewer than the plain sum.
+            nbytes: bytes read and written.
+            footprint: bytes touched, which say where they lie between calls; `nbytes` unless given.
+            itemsize: bytes of an element that is computed with: 8 for f64, else 4.
+        """
+        level = self.level(nbytes if footprint is None else footprint)
+        computing = flops / (self.flops * 4 / itemsize)
+        moving = nbytes / max(self.bytes_a_second[level].values())
+        return Floor(computing, "compute") if computing >= moving else Floor(moving, level)
+
+
+def peaks(threads: int | None = None, *, measure: bool = False) -> Peaks | None:
+    """This machine's peaks for that many threads (default: all it may use).
+
+    Args:
+        threads: how many threads run.
+        measure: measure where nothing is stored; without it, None is the answer then.
+
+    Raises:
+        BuildError: the kernels to measure with do not compile.
+    """
+    target = parse_target("cpu")
+    threads = threads or target.threads
+    place = _place(threads)
+    stored = _read(place)
+    if stored is not None or not measure:
+        return stored
+    found = measure_peaks(target, threads)
+    _write(place, found)
+    return found
+
+
+def measure_peaks(target: Target, threads: int) -> Peaks:
+    """Measures now, whatever is stored."""
+    bench = _Bench(target, threads)
+    steps = 200_000
+    flops = bench.rate(fma_kernel(target, threads, steps), "flops")
+    rates = {
+        level: {
+            kind: bench.rate(memory_kernel(target, kind, threads, region, repeats), "nbytes")
+            for kind in KINDS_OF_TRAFFIC
+        }
+        for level, region, repeats in _regions(target, threads)
+    }
+    return Peaks(cpu_model(), threads, flops, rates, target.l2_bytes, target.l3_bytes)
+
+
+def _regions(target: Target, threads: int) -> Iterator[tuple[str, int, int]]:
+    """Level, bytes a task, repeats: half of an L2; half of L3 shared out; four times L3, 256 MiB at most."""
+    sizes = (
+        ("l2", target.l2_bytes // 2),
+        ("l3", max(target.l2_bytes * 2, target.l3_bytes // 2 // threads)),
+        ("dram", min(256 << 20, max(64 << 20, 4 * target.l3_bytes)) // threads),
+    )
+    for level, size in sizes:
+        region = max(1, size // CHUNK) * CHUNK
+        yield level, region, max(1, (4 << 20) // region)
+
+
+class _Bench:
+    """Launches peak kernels on buffers that are big enough for all of them."""
+
+    def __init__(self, target: Target, threads: int) -> None:
+        self._threads = threads
+        largest = max(region for _, region, _ in _regions(target, threads))
+        self._memory = _aligned(largest * threads)
+        self._scratch = _aligned(4096 * max(1, threads))
+        self._scratch[:] = 0.5
+        self._memory[:] = 1.0
+
+    def rate(self, kernel: PeakKernel, counted: str) -> float:
+        """The best of many launches: `counted` (`flops` or `nbytes`) a second."""
+        # The toolchain is imported where a kernel is built: reading stored peaks needs no compiler.
+        from fuseplan.backends.cpu import runtime, toolchain  # noqa: PLC0415
+
+        address = toolchain.load_object(toolchain.compile_object(kernel.text), [kernel.entry])[kernel.entry]
+        launch = runtime.pool().launcher(address, self._threads)
+        storage = (ctypes.c_int64 * (FIRST_SLOT + 2))()
+        storage[FIRST_SLOT] = self._scratch.ctypes.data
+        storage[FIRST_SLOT + 1] = self._memory.ctypes.data if kernel.nbytes else self._scratch.ctypes.data
+        best = float("inf")
+        for _ in range(LAUNCHES):
+            storage[0] = 0
+            begin = time.perf_counter()
+            launch(ctypes.addressof(storage))
+            best = min(best, time.perf_counter() - begin)
+        return float(getattr(kernel, counted)) / best
+
+
+def _aligned(nbytes: int) -> NDArray[np.float32]:
+    raw = np.empty(nbytes + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    return raw[offset : offset + nbytes].view(np.float32)
+
+
+def _place(threads: int) -> Path:
+    name = re.sub(r"[^A-Za-z0-9]+", "-", cpu_model()).strip("-").lower()
+    return settings().cache_dir / f"peaks-{name}-{threads}.json"
+
+
+def _read(place: Path) -> Peaks | None:
+    """What is stored; None where it is absent, unreadable, or of another format."""
+    try:
+        stored = json.loads(place.read_text())
+        if stored.pop("format") != FORMAT:
+            return None
+        found = Peaks(**stored)
+        rates = [rate for level in ("l2", "l3", "dram") for rate in found.bytes_a_second[level].values()]
+        return found if min(found.flops, *rates) > 0 else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _write(place: Path, found: Peaks) -> None:
+    """Keeps what was measured; a directory that cannot be written costs a measurement next time, no more."""
+    beside = place.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps({"format": FORMAT, **found.to_json()}, indent=1))
+        beside.replace(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
