@@ -1,0 +1,145 @@
+"""Applies a plan's elementwise operators to vectors that are in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from fuseplan.backends.cpu import dialect, storage
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.kernel import KernelOperand, Stage
+from fuseplan.scalar import Scalar
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the lanes of a vector lie in the tensor that the stages are applied to.
+
+    Attributes:
+        element: lane 0's place in storage, in elements.
+        channel: lane 0's channel.
+        along_channels: the next lane is the next channel; else the next position of the same channel.
+        count: lanes that exist.
+    """
+
+    element: Index
+    channel: Index
+    along_channels: bool
+    count: int
+
+
+class Elementwise:
+    """The stages before or after a contraction, ready to be applied anywhere in a function.
+
+    Args:
+        frame: the kernel being written.
+        role: `prologue` or `epilogue`.
+        builder: the function they are applied in; the frame's body unless told.
+        pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        role: str,
+        builder: Builder | None = None,
+        pointers: Mapping[str, Value] | None = None,
+    ) -> None:
+        kernel = frame.kernel
+        self.b = builder or frame.body
+        self.stages: tuple[Stage, ...] = kernel.epilogue if role == "epilogue" else kernel.prologue
+        self.lanes = frame.lanes
+        self._operands = {operand.key: operand for operand in kernel.operands if operand.role == role}
+        self._parameters = {key: index for index, key in enumerate(kernel.parameters)}
+        spec = kernel.dst if role == "epilogue" else kernel.src
+        self._image = prod(spec.shape[1:])
+        self._table = dialect.table(self.b)
+        self._pointers = pointers or {
+            slot.key or slot.kind: frame.pointer(slot.kind, slot.key)
+            for slot in frame.slots
+            if slot.kind in ("operand", "parameters")
+        }
+
+    @property
+    def element_operands(self) -> list[KernelOperand]:
+        """Operands of the tensor's own shape, read once each element."""
+        return [operand for operand in self._operands.values() if operand.per == "element"]
+
+    def apply(self, x: Value, place: Place, known: dict[object, Value]) -> Value:
+        """x after all stages.
+
+        `known` keeps what depends on the channel alone; give the same dictionary for vectors written in the same stretch of
+        straight code, or begun before a loop with `prepare`.
+        """
+        for stage in self.stages:
+            self.b.comment(stage.op_text)
+            x = self._value(stage.expression, x, place, known, {})
+        return x
+
+    def prepare(self, place: Place, known: dict[object, Value]) -> None:
+        """Evaluates what depends on the channel alone, so that a loop over positions need not."""
+        for stage in self.stages:
+            self._prepare(stage.expression, place, known)
+
+    def _prepare(self, node: Scalar, place: Place, known: dict[object, Value]) -> None:
+        if not self._varies(node):
+            self._value(node, None, place, known, {})
+            return
+        for child in _children(node):
+            self._prepare(child, place, known)
+
+    def _value(
+        self, node: Scalar, x: Value | None, place: Place, known: dict[object, Value], local: dict[object, Value]
+    ) -> Value:
+        """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
+        scope = local if self._varies(node) else known
+        key = (node, _written(place.channel), place.along_channels)
+        if key in scope:
+            return scope[key]
+        if node.fn == "leaf":
+            value = self._leaf(str(node.args[0]), x, place)
+        elif node.fn == "const":
+            value = self._table["const"](node.args[0])
+        else:
+            arguments = [self._value(child, x, place, known, local) for child in _children(node)]
+            value = self._table[node.fn](*arguments)
+        scope[key] = value
+        return value
+
+    def _varies(self, node: Scalar) -> bool:
+        """Whether the value differs between positions of one channel."""
+        if node.fn == "leaf":
+            name = str(node.args[0])
+            return name == "x" or (name in self._operands and self._operands[name].per in ("element", "activation"))
+        return any(self._varies(child) for child in _children(node))
+
+    def _leaf(self, name: str, x: Value | None, place: Place) -> Value:
+        b = self.b
+        if name == "x":
+            if x is None:
+                raise ValueError("x is not known before the loop over positions")
+            return x
+        if name in self._parameters:
+            return b.broadcast(self._pointers["parameters"], self._parameters[name])
+        operand, pointer = self._operands[name], self._pointers[name]
+        if operand.per == "element":
+            where = b.at(pointer, place.element, storage.element_type(operand.dtype))
+            return storage.read(b, operand.dtype, where, self.lanes, count=place.count)
+        if operand.per == "activation":
+            inside = place.element % self._image
+            return b.load_first(b.at(pointer, inside), place.count, b.vector)
+        if operand.per == "shared":
+            return b.broadcast(pointer)
+        if place.along_channels:
+            return b.load_first(b.at(pointer, place.channel), place.count, b.vector)
+        return b.broadcast(pointer, place.channel)
+
+
+def _children(node: Scalar) -> tuple[Scalar, ...]:
+    return tuple(child for child in node.args if isinstance(child, Scalar))
+
+
+def _written(index: Index) -> object:
+    return index if isinstance(index, int) else index.name

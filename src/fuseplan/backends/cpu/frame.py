@@ -1,0 +1,116 @@
+"""The part that every CPU kernel has: its entry, its pointers, and phases of tasks that threads share out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
+from fuseplan.backends.cpu.runtime import PHASES, relax
+from fuseplan.backends.cpu.storage import COMPUTED
+from fuseplan.emit import FIRST_SLOT, Slot, Source
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+from fuseplan.template import lanes
+
+ENTRY = "kernel"
+_MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
+
+
+class Frame:
+    """A kernel being written: `body` is its builder, `pointer(...)` what its slots hold.
+
+    The entry loads the pointers and passes them to a second function, whose pointer parameters are declared not to
+    alias, so LLVM may keep loads of operands out of loops that store.
+    """
+
+    def __init__(self, kernel: Kernel, target: Target, slots: tuple[Slot, ...], comment: str) -> None:
+        self.kernel, self.target, self.slots = kernel, target, slots
+        self.lanes = lanes(kernel, target)
+        self.element = COMPUTED[kernel.src.dtype]
+        self.module = Module(_attributes(target))
+        self.comment = comment
+        self._phases = 0
+        self._names = [_parameter_name(slot) for slot in slots]
+        parameters = [(PTR, "args"), (I64, "thread"), (I64, "threads"), *((PTR, name) for name in self._names)]
+        self.body = self.builder("body", parameters)
+        self.args, self.thread, self.threads = self.body.parameters[:3]
+        self._pointers = dict(zip(slots, self.body.parameters[3:], strict=True))
+
+    def builder(self, name: str, parameters: list[tuple[str, str]], *, noalias: bool = True) -> Builder:
+        """A further function of the module, private to it."""
+        return Builder(
+            self.module, name, parameters, element=self.element, lanes=self.lanes, linkage="internal", noalias=noalias
+        )
+
+    def pointer(self, kind: str, key: str = "") -> Value:
+        """The address that a slot holds."""
+        return self._pointers[Slot(kind, key)]
+
+    @contextmanager
+    def tasks(self, count: Index) -> Iterator[Value]:
+        """One phase: its block runs once for each task 0..count-1, on whichever thread takes it first."""
+        b, phase = self.body, self._phases
+        if phase == PHASES:
+            raise ValueError(f"a kernel has at most {PHASES} phases")
+        self._phases += 1
+        tag, total = b.fresh(f"phase{phase}"), b.const(count, I64)
+        next_task, finished = b.at(self.args, phase, I64), b.at(self.args, PHASES + phase, I64)
+        b.line(f"br label %{tag}.take")
+        b.label(f"{tag}.take")
+        task = b.op(I64, f"atomicrmw add ptr {next_task.name}, i64 1 monotonic", "task")
+        more = b.compare("slt", task, total)
+        b.line(f"br i1 {more.name}, label %{tag}.run, label %{tag}.end")
+        b.label(f"{tag}.run")
+        yield task
+        b.op(I64, f"atomicrmw add ptr {finished.name}, i64 1 release")
+        b.line(f"br label %{tag}.take")
+        b.label(f"{tag}.end")
+
+    def wait(self, count: Index) -> None:
+        """Waits until the phase begun last has finished its `count` tasks and its writes are seen here."""
+        b, phase = self.body, self._phases - 1
+        tag, finished = b.fresh(f"wait{phase}"), b.at(self.args, PHASES + phase, I64)
+        pause, declaration = relax(_MACHINE.get(self.target.name, platform.machine()))
+        self.module.declarations.add(declaration)
+        b.line(f"br label %{tag}.look")
+        b.label(f"{tag}.look")
+        done = b.op(I64, f"load atomic i64, ptr {finished.name} acquire, align 8")
+        ready = b.compare("sge", done, b.const(count, I64))
+        b.line(f"br i1 {ready.name}, label %{tag}.end, label %{tag}.pause")
+        b.label(f"{tag}.pause")
+        b.line(pause)
+        b.line(f"br label %{tag}.look")
+        b.label(f"{tag}.end")
+
+    def source(self, *, workspace: int = 0, workspace_per_thread: int = 0) -> Source:
+        """Ends the kernel and gives its text; the workspace sizes are bytes."""
+        self.body.finish()
+        entry = Builder(self.module, ENTRY, [(PTR, "args"), (I64, "thread"), (I64, "threads")], noalias=False)
+        args, thread, threads = entry.parameters
+        loaded = [entry.load(entry.at(args, FIRST_SLOT + i, I64), PTR) for i in range(len(self.slots))]
+        pointers = "".join(f", ptr {value.name}" for value in loaded)
+        entry.line(f"call void @body(ptr {args.name}, i64 {thread.name}, i64 {threads.name}{pointers})")
+        entry.finish()
+        head = "".join(f"; {line}\n" for line in self.comment.splitlines())
+        return Source(head + self.module.text(), ENTRY, self.slots, workspace, workspace_per_thread)
+
+
+def slots_of(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
+    """A kernel's usual slots: src, dst, its operands in order, its parameters and the workspace where it has any."""
+    listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
+    if kernel.parameters:
+        listed.append(Slot("parameters"))
+    if workspace:
+        listed.append(Slot("workspace"))
+    return tuple(listed)
+
+
+def _parameter_name(slot: Slot) -> str:
+    return slot.key or slot.kind
+
+
+def _attributes(target: Target) -> str:
+    bits = target.vector_bytes * 8
+    return f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" "no-trapping-math"="true"'

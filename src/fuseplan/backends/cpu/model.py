@@ -1,0 +1,53 @@
+"""What the CPU's templates share when they say what they can, what they cost and how exact they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.kernel import Kernel
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Traffic
+
+# Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
+_CYCLES_A_SECOND = 3.0e9
+_PRODUCTS_A_CYCLE = 2  # vector multiply-adds
+_BYTES_A_SECOND = 20.0e9  # memory, one core
+_PHASE_SECONDS = 1.0e-6
+
+
+def itemsize(kernel: Kernel) -> int:
+    """Bytes of one element in the compute type."""
+    return 8 if kernel.compute_dtype == "f64" else 4
+
+
+def unit_roundoff(kernel: Kernel) -> float:
+    """Half the distance from 1 to the next number of the compute type."""
+    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
+
+
+def layout_claims(kernel: Kernel) -> Iterator[Claim]:
+    """What the elementwise stages assume of storage: results are dense, and so is src where a stage is per activation."""
+    yield claim(kernel.dst.is_dense, Reason.STRIDED_OUTPUT, got=str(kernel.dst))
+    inner = [op for op in kernel.operands if op.role == "prologue" and op.per == "activation"]
+    yield claim(not inner or kernel.src.is_dense, Reason.STRIDED_PROLOGUE, got=str(kernel.src))
+
+
+def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
+    """A template's error bound against the one the caller set, where it is a number."""
+    allowed = float("inf") if isinstance(accuracy, str) else accuracy
+    return claim(bound <= allowed, Reason.ACCURACY, got=f"{bound:.1e}", want=f"at most {allowed:.1e}")
+
+
+def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:
+    """src, operands and dst once each; `workspace` elements written and read again."""
+    return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, workspace * itemsize(kernel))
+
+
+def seconds(kernel: Kernel, target: Target, *, flops: float, traffic: Traffic, efficiency: float, phases: int = 1) -> float:
+    """The longer of arithmetic and memory; data that fits the last cache moves three times as fast."""
+    lanes = target.vector_bytes // itemsize(kernel)
+    rate = _CYCLES_A_SECOND * _PRODUCTS_A_CYCLE * 2 * lanes * efficiency * target.threads
+    cached = 3 if traffic.total < target.l3_bytes else 1
+    moving = traffic.total / (_BYTES_A_SECOND * cached * min(target.threads, 4))
+    return max(flops / rate, moving) + phases * _PHASE_SECONDS

@@ -1,0 +1,268 @@
+"""Threads that wait inside generated code, so that starting them costs about a microsecond and never needs the GIL.
+
+A launch opens a job and takes part in it; workers that are awake enter, and the launch returns when all that entered have
+left. A worker that wakes late finds the job closed: nobody waits for it. Only one launch owns the workers at a time; a launch
+that finds them taken runs its kernel on its own thread alone, so that many Python threads may call at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+
+from fuseplan.backends.cpu import toolchain
+
+COUNTERS = 16  # words at the head of a kernel's argument block
+PHASES = 8
+
+# Words of the pool's state, each group on a cache line of its own.
+_GENERATION, _ENTERED, _OPEN, _SLEEPERS, _LOCK, _WORDS = 0, 8, 16, 24, 32, 40
+
+_SPINS = 20_000  # pauses before a worker sleeps: about half a millisecond, more than the gap between two layers of a model
+
+_POOL = """
+{declarations}
+
+; A worker takes part in the job that is open, if it is the job it was woken for.
+define void @enter(ptr %pool, i64 %generation) {{
+  %entered = getelementptr i64, ptr %pool, i64 8
+  %open = getelementptr i64, ptr %pool, i64 16
+  %function.at = getelementptr i64, ptr %pool, i64 17
+  %args.at = getelementptr i64, ptr %pool, i64 18
+  %threads.at = getelementptr i64, ptr %pool, i64 19
+  %next.at = getelementptr i64, ptr %pool, i64 20
+  %count = atomicrmw add ptr %entered, i64 1 seq_cst
+  %job = load atomic i64, ptr %open seq_cst, align 8
+  %same = icmp eq i64 %job, %generation
+  br i1 %same, label %join, label %leave
+join:
+  %thread = atomicrmw add ptr %next.at, i64 1 monotonic
+  %threads = load i64, ptr %threads.at
+  %needed = icmp slt i64 %thread, %threads
+  br i1 %needed, label %work, label %leave
+work:
+  %function = load ptr, ptr %function.at
+  %args = load ptr, ptr %args.at
+  call void %function(ptr %args, i64 %thread, i64 %threads)
+  br label %leave
+leave:
+  %left = atomicrmw sub ptr %entered, i64 1 seq_cst
+  ret void
+}}
+
+define i64 @generation(ptr %pool) {{
+  %now = load atomic i64, ptr %pool acquire, align 8
+  ret i64 %now
+}}
+
+; Waits for a job, enters it, waits for the next; returns when the generation turns negative.
+define void @worker(ptr %pool, i64 %spins) {{
+entry:
+  %sleepers = getelementptr i64, ptr %pool, i64 24
+  br label %wait
+wait:
+  %last = phi i64 [ 0, %entry ], [ %now, %begin ]
+  br label %spin
+spin:
+  %tries = phi i64 [ 0, %wait ], [ %more, %again ], [ 0, %sleep ]
+  %now = load atomic i64, ptr %pool acquire, align 8
+  %new = icmp ne i64 %now, %last
+  br i1 %new, label %check, label %again
+again:
+  {relax}
+  %more = add i64 %tries, 1
+  %on = icmp slt i64 %more, %spins
+  br i1 %on, label %spin, label %sleep
+sleep:
+  %in = atomicrmw add ptr %sleepers, i64 1 seq_cst
+  %expected = trunc i64 %last to i32
+  {sleep}
+  %out = atomicrmw sub ptr %sleepers, i64 1 seq_cst
+  br label %spin
+check:
+  %stop = icmp slt i64 %now, 0
+  br i1 %stop, label %quit, label %begin
+begin:
+  call void @enter(ptr %pool, i64 %now)
+  br label %wait
+quit:
+  ret void
+}}
+
+define void @wake(ptr %pool, i64 %threads) {{
+  %sleepers = getelementptr i64, ptr %pool, i64 24
+  %asleep = load atomic i64, ptr %sleepers seq_cst, align 8
+  %any = icmp ne i64 %asleep, 0
+  br i1 %any, label %call, label %done
+call:
+  {wake}
+  br label %done
+done:
+  ret void
+}}
+
+; Opens a job, takes part as thread 0, closes it and waits for those that entered.
+define void @launch(ptr %pool, ptr %function, ptr %args, i64 %threads) {{
+  call void @llvm.memset.p0.i64(ptr align 8 %args, i8 0, i64 128, i1 false)
+  %lock = getelementptr i64, ptr %pool, i64 32
+  %alone = icmp slt i64 %threads, 2
+  br i1 %alone, label %solo, label %try
+try:
+  %got = cmpxchg ptr %lock, i64 0, i64 1 acquire monotonic
+  %mine = extractvalue {{ i64, i1 }} %got, 1
+  br i1 %mine, label %open.job, label %solo
+solo:
+  call void %function(ptr %args, i64 0, i64 1)
+  ret void
+open.job:
+  %entered = getelementptr i64, ptr %pool, i64 8
+  %open = getelementptr i64, ptr %pool, i64 16
+  %function.at = getelementptr i64, ptr %pool, i64 17
+  %args.at = getelementptr i64, ptr %pool, i64 18
+  %threads.at = getelementptr i64, ptr %pool, i64 19
+  %next.at = getelementptr i64, ptr %pool, i64 20
+  store ptr %function, ptr %function.at
+  store ptr %args, ptr %args.at
+  store i64 %threads, ptr %threads.at
+  store atomic i64 1, ptr %next.at monotonic, align 8
+  %before = load atomic i64, ptr %pool monotonic, align 8
+  %job = add i64 %before, 1
+  store atomic i64 %job, ptr %open seq_cst, align 8
+  store atomic i64 %job, ptr %pool seq_cst, align 8
+  call void @wake(ptr %pool, i64 %threads)
+  call void %function(ptr %args, i64 0, i64 %threads)
+  store atomic i64 0, ptr %open seq_cst, align 8
+  br label %drain
+drain:
+  %inside = load atomic i64, ptr %entered seq_cst, align 8
+  %empty = icmp eq i64 %inside, 0
+  br i1 %empty, label %close, label %wait
+wait:
+  {relax}
+  br label %drain
+close:
+  store atomic i64 0, ptr %lock release, align 8
+  ret void
+}}
+"""
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}  # the number of Linux's futex call
+
+
+def relax(machine: str) -> tuple[str, str]:
+    """The instruction that tells the processor it is waiting, and its declaration."""
+    if machine in ("x86_64", "AMD64"):
+        return "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"
+    if machine in ("aarch64", "arm64"):
+        return "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)"
+    return "fence seq_cst", ""
+
+
+def _can_sleep_natively() -> bool:
+    return sys.platform == "linux" and platform.machine() in _FUTEX
+
+
+def _pool_text(native: bool) -> str:
+    pause, declaration = relax(platform.machine())
+    declarations = [declaration, "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    sleep = wake = ""
+    if native:
+        declarations.append("declare i64 @syscall(i64, ...)")
+        call = f"call i64 (i64, ...) @syscall(i64 {_FUTEX[platform.machine()]}, ptr %pool"
+        sleep = f"%slept = {call}, i32 128, i32 %expected, ptr null, ptr null, i32 0)"  # FUTEX_WAIT_PRIVATE
+        wake = f"%woken = {call}, i32 129, i32 2147483647, ptr null, ptr null, i32 0)"  # FUTEX_WAKE_PRIVATE
+    return _POOL.format(declarations="\n".join(declarations), relax=pause, sleep=sleep, wake=wake)
+
+
+class Pool:
+    """Worker threads for kernels; one a process.
+
+    Args:
+        native: workers sleep in the kernel's futex. Where there is none they wait for a Python semaphore, which makes
+            a launch about ten times dearer.
+    """
+
+    def __init__(self, native: bool | None = None) -> None:
+        self._native = _can_sleep_natively() if native is None else native
+        code = toolchain.compile_object(_pool_text(self._native))
+        base = toolchain.load_object(code, ("launch", "enter", "generation", "wake", "worker"))
+        word, pointer = ctypes.c_int64, ctypes.c_void_p
+        self._launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, word)(base["launch"])
+        self._enter = ctypes.CFUNCTYPE(None, pointer, word)(base["enter"])
+        self._generation = ctypes.CFUNCTYPE(word, pointer)(base["generation"])
+        self._wake = ctypes.CFUNCTYPE(None, pointer, word)(base["wake"])
+        self._worker = ctypes.CFUNCTYPE(None, pointer, word)(base["worker"])
+        self._storage = (ctypes.c_int64 * (_WORDS + 8))()
+        self._state = (ctypes.addressof(self._storage) + 63) & ~63
+        self._semaphore = threading.Semaphore(0)
+        self._workers: list[threading.Thread] = []
+        self._growing = threading.Lock()
+        self._stopped = False
+
+    @property
+    def workers(self) -> int:
+        """How many worker threads wait for jobs."""
+        return len(self._workers)
+
+    def reserve(self, threads: int) -> None:
+        """Starts workers until a launch on `threads` threads can have them all."""
+        with self._growing:
+            while len(self._workers) < threads - 1:
+                body = self._run_native if self._native else self._run_python
+                worker = threading.Thread(target=body, name=f"fuseplan-{len(self._workers) + 1}", daemon=True)
+                worker.start()
+                self._workers.append(worker)
+
+    def launcher(self, function: int, threads: int) -> Callable[[int], None]:
+        """A callable that runs the kernel at address `function`; it takes the address of the argument block."""
+        self.reserve(threads)
+        launch, state = self._launch, self._state
+        if self._native or threads < 2:
+            return lambda args: launch(state, function, args, threads)
+
+        def run(args: int) -> None:
+            self._semaphore.release(threads - 1)
+            launch(state, function, args, threads)
+
+        return run
+
+    def stop(self) -> None:
+        """Ends the workers; called when the interpreter exits, before their code could go away."""
+        if self._stopped:
+            return
+        self._stopped = True
+        ctypes.c_int64.from_address(self._state).value = -1
+        if self._native:
+            self._wake(self._state, len(self._workers))
+        else:
+            self._semaphore.release(len(self._workers))
+        for worker in self._workers:
+            worker.join(timeout=1.0)
+
+    def _run_native(self) -> None:
+        self._worker(self._state, _SPINS)
+
+    def _run_python(self) -> None:
+        while True:
+            self._semaphore.acquire()
+            generation = self._generation(self._state)
+            if generation < 0:
+                return
+            self._enter(self._state, generation)
+
+
+@functools.cache
+def pool() -> Pool:
+    """The process's workers, started at first use; a forked child gets its own."""
+    made = Pool()
+    atexit.register(made.stop)
+    return made
+
+
+os.register_at_fork(after_in_child=pool.cache_clear) if hasattr(os, "register_at_fork") else None

@@ -1,0 +1,255 @@
+"""Phase 0 of a contraction: src as the compute loops want it.
+
+Copies src into the workspace channels-last, in the compute type, with the padding written out and the prologue applied. The
+loops behind it then read every tap of every output position without a test or a table: at 128 channels the copy is 3 % of a
+3x3 convolution, and it is where nchw input, f16 storage and operators before the convolution are taken care of at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import BITS, I64, Index, Value
+from fuseplan.backends.cpu.transpose import transposed
+from fuseplan.kernel import Convolution, Kernel
+
+_ALIGN = 16  # elements: 64 bytes of float
+
+
+@dataclass(frozen=True)
+class Staged:
+    """How the compute loops find src: a dense channels-last image with (padded) spatial extents.
+
+    Attributes:
+        convolution: what is computed.
+        copies: whether phase 0 makes a copy; otherwise the loops read src itself.
+        low: padding before, per spatial axis.
+        extents: spatial sizes with padding.
+    """
+
+    convolution: Convolution
+    copies: bool
+    low: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each spatial axis."""
+        channels = self.convolution.channels
+        return tuple(channels * prod(self.extents[axis + 1 :]) for axis in range(len(self.extents)))
+
+    @property
+    def image(self) -> int:
+        """Elements of one image."""
+        return self.convolution.channels * prod(self.extents)
+
+    @property
+    def rows(self) -> int:
+        """Lines along the last spatial axis, over all images."""
+        return self.convolution.batch * prod(self.extents[:-1])
+
+    @cached_property
+    def elements(self) -> int:
+        """Room in the workspace, in elements; the loops may read one vector past the end."""
+        return -(-(self.convolution.batch * self.image) // _ALIGN) * _ALIGN + 2 * _ALIGN if self.copies else 0
+
+
+def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None) -> Staged:
+    """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
+
+    Args:
+        kernel: has a convolution.
+        always: copy in any case.
+        extents: padded spatial sizes, where a template wants more than the taps reach.
+    """
+    conv = kernel.convolution
+    if conv is None:
+        raise ValueError("a pointwise kernel has nothing to stage")
+    wanted = tuple(extents) if extents is not None else reach(conv)
+    low = tuple(pair[0] for pair in conv.padding)
+    plain = channels_last(kernel) and storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
+    padded = any(low) or any(want > have for want, have in zip(wanted, conv.src_spatial, strict=True))
+    if plain and not padded and not always:
+        return Staged(conv, False, low, conv.src_spatial)
+    return Staged(conv, True, low, wanted)
+
+
+def reach(conv: Convolution) -> tuple[int, ...]:
+    """The padded extent that the taps of all output positions cover, per spatial axis."""
+    return tuple(
+        max((out - 1) * stride + (taps - 1) * dilation + 1, low + 1)
+        for out, stride, taps, dilation, (low, _) in zip(
+            conv.dst_spatial, conv.stride, conv.kernel, conv.dilation, conv.padding, strict=True
+        )
+    )
+
+
+def channels_last(kernel: Kernel) -> bool:
+    """Whether src is dense with its channels innermost (any layout is, where there is one position)."""
+    spec = kernel.src
+    return spec.is_dense and (spec.is_channels_last or prod(spec.shape[2:]) == 1)
+
+
+def emit(frame: Frame, plan: Staged, workspace: Value) -> Value:
+    """Writes phase 0 and the wait for it, where a copy is made; gives what the loops read.
+
+    `workspace` is where the copy goes: `plan.elements` elements, aligned to 64 bytes.
+    """
+    if not plan.copies:
+        return frame.pointer("src")
+    _Stager(frame, plan, workspace).emit()
+    return workspace
+
+
+class _Stager:
+    def __init__(self, frame: Frame, plan: Staged, workspace: Value) -> None:
+        self.frame, self.b, self.plan, self.workspace = frame, frame.body, plan, workspace
+        self.kernel, self.conv = frame.kernel, plan.convolution
+        self.dtype = self.kernel.src.dtype
+        self.channels = self.conv.channels
+        self.src = frame.pointer("src")
+        self.stages = Elementwise(frame, "prologue")
+        # What of a line comes from src: the rest is padding.
+        self.width = min(self.conv.src_spatial[-1], plan.extents[-1] - plan.low[-1])
+
+    def emit(self) -> None:
+        """One task a line of the last spatial axis."""
+        b, plan = self.b, self.plan
+        with self.frame.tasks(plan.rows) as row:
+            line = b.at(self.workspace, row * (plan.extents[-1] * self.channels))
+            inside, source = self._source_line(row)
+            if inside is None:
+                self._copy_line(line, source)
+            else:
+                with b.when(inside):
+                    self._copy_line(line, source)
+                outside = b.op("i1", f"xor i1 {inside.name}, true")
+                with b.when(outside):
+                    self._zero(line, 0, plan.extents[-1] * self.channels)
+        self.frame.wait(plan.rows)
+
+    def _source_line(self, row: Value) -> tuple[Value | None, Value]:
+        """Whether the line is in src at all (None: always), and the storage offset of its first element there."""
+        b, plan, strides = self.b, self.plan, self.kernel.src.element_strides
+        rest, offset, inside = row, b.const(0, I64), None
+        axes = list(range(len(plan.extents) - 1))
+        for axis in reversed(axes):
+            extent, low, have = plan.extents[axis], plan.low[axis], self.conv.src_spatial[axis]
+            position = rest % extent - low
+            rest = rest // extent
+            if low or extent - low > have:
+                fits = b.compare("ult", position, have)
+                inside = fits if inside is None else b.op("i1", f"and i1 {inside.name}, {fits.name}")
+            offset = offset + position * strides[2 + axis]
+        return inside, offset + rest * strides[0]
+
+    def _copy_line(self, line: Value, source: Value) -> None:
+        channels, low = self.channels, self.plan.low[-1]
+        self._zero(line, 0, low * channels)
+        begin = self.b.at(line, low * channels)
+        strides = self.kernel.src.element_strides
+        if strides[1] == 1 or channels == 1:
+            self._copy_channels_last(begin, source)
+        elif strides[-1] == 1 or self.width == 1:
+            self._copy_channels_first(begin, source)
+        else:
+            self._copy_strided(begin, source)
+        behind = (low + self.width) * channels
+        self._zero(line, behind, self.plan.extents[-1] * channels - behind)
+
+    def _zero(self, line: Value, start: int, count: int) -> None:
+        if count <= 0:
+            return
+        b = self.b
+        b.module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+        size = count * BITS[b.element] // 8
+        where = b.at(line, start)
+        b.line(f"call void @llvm.memset.p0.i64(ptr align 4 {where.name}, i8 0, i64 {size}, i1 false)")
+
+    def _read(self, offset: Index, count: int) -> Value:
+        where = self.b.at(self.src, offset, storage.element_type(self.dtype))
+        return storage.read(self.b, self.dtype, where, self.frame.lanes, count=count)
+
+    # ---- channels innermost
+
+    def _copy_channels_last(self, begin: Value, source: Value) -> None:
+        """Positions lie one stride apart; without a prologue a dense line is one run."""
+        step = self.kernel.src.element_strides[-1]
+        if not self.stages.stages and (step == self.channels or self.width == 1):
+            self._run(begin, source, self.width * self.channels, staged_channel=False)
+            return
+        with self.b.loop(0, self.width, name="position") as position:
+            target = self.b.at(begin, position * self.channels)
+            self._run(target, source + position * step, self.channels, staged_channel=True)
+
+    def _run(self, begin: Value, source: Value, count: int, *, staged_channel: bool) -> None:
+        """`count` elements that follow one another; lanes are channels when `staged_channel`."""
+        b, lanes = self.b, self.frame.lanes
+        whole = count - count % lanes
+
+        def part(start: Index, size: int) -> None:
+            x = self._read(source + start, size)
+            if staged_channel:
+                x = self.stages.apply(x, Place(source + start, start, True, size), {})
+            b.store_first(x, b.at(begin, start), size)
+
+        if whole:
+            with b.loop(0, whole, lanes, name="run") as start:
+                part(start, lanes)
+        if whole < count:
+            part(whole, count - whole)
+
+    # ---- positions innermost
+
+    def _copy_channels_first(self, begin: Value, source: Value) -> None:
+        """Squares of lanes x lanes, transposed in registers; the prologue is applied before, while lanes are positions."""
+        lanes, channels = self.frame.lanes, self.channels
+        whole = channels - channels % lanes
+        if whole:
+            with self.b.loop(0, whole, lanes, name="channel") as channel:
+                self._squares(begin, source, channel, lanes)
+        if whole < channels:
+            self._squares(begin, source, whole, channels - whole)
+
+    def _squares(self, begin: Value, source: Value, channel: Index, count: int) -> None:
+        """All positions of `count` channels."""
+        lanes = self.frame.lanes
+        whole = self.width - self.width % lanes
+        if whole:
+            with self.b.loop(0, whole, lanes, name="position") as position:
+                self._square(begin, source, channel, count, position, lanes)
+        if whole < self.width:
+            self._square(begin, source, channel, count, whole, self.width - whole)
+
+    def _square(
+        self, begin: Value, source: Value, channel: Index, count: int, position: Index, positions: int
+    ) -> None:
+        b, lanes, step = self.b, self.frame.lanes, self.kernel.src.element_strides[1]
+        rows = []
+        for i in range(count):
+            offset = source + (channel + i) * step + position
+            x = self._read(offset, positions)
+            rows.append(self.stages.apply(x, Place(offset, channel + i, False, positions), {}))
+        rows += [self._poison()] * (lanes - count)
+        for i, column in enumerate(transposed(b, rows)[:positions]):
+            b.store_first(column, b.at(begin, (position + i) * self.channels + channel), count)
+
+    def _poison(self) -> Value:
+        return Value(self.b, self.b.vector, "poison")
+
+    # ---- any strides
+
+    def _copy_strided(self, begin: Value, source: Value) -> None:
+        """One element at a time: right for any strides, and rare."""
+        b, strides = self.b, self.kernel.src.element_strides
+        with b.loop(0, self.width, name="position") as position, b.loop(0, self.channels, name="channel") as channel:
+            offset = source + position * strides[-1] + channel * strides[1]
+            x = self._read(offset, 1)
+            x = self.stages.apply(x, Place(offset, channel, True, 1), {})
+            b.store_first(x, b.at(begin, position * self.channels + channel), 1)
