@@ -82,3 +82,18 @@ def commit(folder: Path = Path(__file__).parent) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return head + ("+" if changed else "")
+
+
+def processor_seconds(stat: Path = Path("/proc/stat")) -> tuple[float, float]:
+    """Seconds that all cores were busy, and all seconds they had; zeros where the system does not tell."""
+    if not stat.exists():
+        return 0.0, 0.0
+    ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / 100, sum(ticks) / 100
+
+
+def others(before: tuple[float, float], after: tuple[float, float], own: float) -> float:
+    """The share of the machine that other programs used between two readings; `own` is our seconds of it."""
+    total = after[1] - before[1]
+    return max(0.0, min(1.0, (after[0] - before[0] - own) / total)) if total > 0 else 0.0

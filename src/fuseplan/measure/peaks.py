@@ -1,6 +1,6 @@
 """The most this machine can do, measured, and the floor it sets under a kernel's time.
 
-Measuring takes about three seconds a thread count; the result is kept in the cache directory and read from
+Measuring takes under a second a thread count; the result is kept in the cache directory and read from
 then on. A rate is the best of many launches: what other programs took from some of them does not count.
 """
 
@@ -47,7 +47,8 @@ class Peaks:
         cpu: the processor's name.
         threads: how many threads ran.
         flops: f32 operations a second, two a multiply-add; f64 has half of it.
-        bytes_a_second: by where the data lies (`l2`, `l3`, `dram`) and what is done (`read`, `copy`, `stream`:
+        bytes_a_second: by where the data lies (`l2`, `l3`, `dram`) and what is done (`read`, `copy`,
+        `stream`:
             a copy with stores past the caches); bytes read and bytes written both count.
         l2_bytes, l3_bytes: the caches: a core's second level, and all of the last.
     """

@@ -1,0 +1,127 @@
+"""A plan as an ONNX model: what onnxruntime and openvino read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fuseplan.bench.peers.peer import Array, Arrays, CannotRunError, Layer, convolution_of, layers, running
+from fuseplan.plan import FusionPlan
+
+OPSET = 20
+
+# Operators that are one node without operands: ONNX's name, and its attribute for each of our parameters.
+NODES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "relu": ("Relu", {}),
+    "leaky_relu": ("LeakyRelu", {"negative_slope": "alpha"}),
+    "elu": ("Elu", {"alpha": "alpha"}),
+    "sigmoid": ("Sigmoid", {}),
+    "softsign": ("Softsign", {}),
+    "gelu": ("Gelu", {}),
+    "hardswish": ("HardSwish", {}),
+    "mish": ("Mish", {}),
+}
+
+
+def onnx_model(plan: FusionPlan, arrays: Arrays) -> tuple[bytes, list[str]]:
+    """The model's bytes and its inputs in order; what does not come anew with every call is stored in it.
+
+    Raises:
+        CannotRunError: an operator has no node here.
+    """
+    writer = _Writer(plan, arrays)
+    for layer in layers(plan):
+        writer.add(layer)
+    return writer.finish(), running(plan)
+
+
+class _Writer:
+    """Collects nodes; `self._last` is the tensor written last."""
+
+    def __init__(self, plan: FusionPlan, arrays: Arrays) -> None:
+        from onnx import helper, numpy_helper
+
+        self._helper, self._numpy = helper, numpy_helper
+        self._plan, self._arrays = plan, arrays
+        self._nodes: list[object] = []
+        self._stored: list[object] = []
+        self._last = "src"
+        self._special: Mapping[str, Callable[[Layer], None]] = {
+            "bias": lambda layer: self._channels("Add", layer, "bias"),
+            "scale": lambda layer: self._channels("Mul", layer, "scale"),
+            "add": self._add,
+            "batch_norm": self._batch_norm,
+            "silu": self._silu,
+        }
+
+    def add(self, layer: Layer) -> None:
+        if layer.name.startswith("conv"):
+            self._convolution(layer)
+        elif layer.name in self._special:
+            self._special[layer.name](layer)
+        elif layer.name in NODES and not layer.keys and not layer.attributes:
+            kind, words = NODES[layer.name]
+            self._node(kind, [self._last], **{words[key]: value for key, value in layer.parameters.items()})
+        else:
+            raise CannotRunError(f"no ONNX node stands for {layer.name!r} here")
+
+    def finish(self) -> bytes:
+        from onnx import TensorProto
+
+        def told(name: str, shape: tuple[int, ...]) -> object:
+            return self._helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+
+        self._node("Identity", [self._last], output="dst") if not self._nodes else self._rename()
+        inputs = [told(key, self._arrays[key].shape) for key in running(self._plan)]
+        outputs = [told("dst", self._plan.output.shape)]
+        graph = self._helper.make_graph(self._nodes, "plan", inputs, outputs, self._stored)
+        model = self._helper.make_model(graph, opset_imports=[self._helper.make_opsetid("", OPSET)])
+        model.ir_version = 10
+        return bytes(model.SerializeToString())
+
+    def _rename(self) -> None:
+        self._nodes[-1].output[0] = "dst"  # type: ignore[attr-defined]
+
+    def _node(self, kind: str, inputs: list[str], *, output: str = "", **attributes: object) -> None:
+        self._last = output or f"t{len(self._nodes)}"
+        self._nodes.append(self._helper.make_node(kind, inputs, [self._last], **attributes))
+
+    def _store(self, name: str, array: Array) -> str:
+        self._stored.append(self._numpy.from_array(np.ascontiguousarray(array, np.float32), name))
+        return name
+
+    def _convolution(self, layer: Layer) -> None:
+        shape = convolution_of(layer)
+        self._node(
+            "Conv",
+            [self._last, self._store(layer.keys["weight"], self._arrays[layer.keys["weight"]])],
+            kernel_shape=list(shape.kernel),
+            strides=list(shape.stride),
+            dilations=list(shape.dilation),
+            pads=[low for low, _ in shape.padding] + [high for _, high in shape.padding],
+            group=shape.groups,
+        )
+
+    def _channels(self, kind: str, layer: Layer, name: str) -> None:
+        key = layer.keys[name]
+        spread = self._arrays[key].reshape(1, -1, *[1] * len(self._plan.output.spatial))
+        self._node(kind, [self._last, self._store(key, spread)])
+
+    def _add(self, layer: Layer) -> None:
+        if any(value != 1 for value in layer.parameters.values()):
+            raise CannotRunError("the ONNX model has no node for add with factors")
+        (key,) = layer.keys.values()
+        self._node("Add", [self._last, key])
+
+    def _batch_norm(self, layer: Layer) -> None:
+        ordered = [layer.keys[name] for name in ("weight", "bias", "mean", "variance")]
+        if any(self._arrays[key].ndim != 1 for key in ordered):
+            raise CannotRunError("ONNX's BatchNormalization has statistics per channel only")
+        stored = [self._store(key, self._arrays[key]) for key in ordered]
+        self._node("BatchNormalization", [self._last, *stored], epsilon=layer.parameters["epsilon"])
+
+    def _silu(self, _: Layer) -> None:
+        before = self._last
+        self._node("Sigmoid", [before])
+        self._node("Mul", [before, self._last])

@@ -1,0 +1,102 @@
+"""onnxruntime and openvino: libraries that read an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fuseplan.bench.peers.onnx_model import onnx_model
+from fuseplan.bench.peers.peer import Array, Arrays, Prepared, aligned, only_f32
+from fuseplan.measure.clock import rotating
+from fuseplan.plan import FusionPlan
+
+
+class OnnxRuntime:
+    """onnxruntime with all graph optimizations, its inputs and output bound to buffers allocated before."""
+
+    name: ClassVar[str] = "onnxruntime"
+    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx")
+
+    def __init__(self, threads: int) -> None:
+        import onnx  # noqa: F401 (a missing package is told here)
+        import onnxruntime
+
+        self._runtime = onnxruntime
+        self._options = onnxruntime.SessionOptions()
+        self._options.intra_op_num_threads = threads
+        self._options.inter_op_num_threads = 1
+        self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        self._options.log_severity_level = 3
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Opens a session, and binds each copy's tensors once."""
+        only_f32(plan, self.name)
+        model, inputs = onnx_model(plan, copies[0])
+        session = self._runtime.InferenceSession(model, self._options, providers=["CPUExecutionProvider"])
+        bindings = []
+        for arrays in copies:
+            binding = session.io_binding()
+            for key in inputs:
+                value = self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(arrays[key]))
+                binding.bind_ortvalue_input(key, value)
+            shape = list(plan.output.shape)
+            output = self._runtime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32)
+            binding.bind_ortvalue_output("dst", output)
+            bindings.append((binding, output))
+
+        def run(binding: Any) -> object:
+            return session.run_with_iobinding(binding)
+
+        def result() -> Array:
+            run(bindings[0][0])
+            return np.array(bindings[0][1].numpy())
+
+        calls = [lambda binding=binding: run(binding) for binding, _ in bindings]
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+
+
+class OpenVino:
+    """openvino with the LATENCY hint, f32 arithmetic, and tensors set before."""
+
+    name: ClassVar[str] = "openvino"
+    packages: ClassVar[tuple[str, ...]] = ("openvino", "onnx")
+
+    def __init__(self, threads: int) -> None:
+        import onnx  # noqa: F401 (a missing package is told here)
+        import openvino
+
+        self._openvino = openvino
+        self._core = openvino.Core()
+        self._configuration = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,
+        }
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Compiles the model, and makes a request with its own tensors for each copy."""
+        only_f32(plan, self.name)
+        model, inputs = onnx_model(plan, copies[0])
+        compiled = self._core.compile_model(self._core.read_model(model), "CPU", self._configuration)
+        requests, kept = [], []
+        for arrays in copies:
+            request = compiled.create_infer_request()
+            output = aligned(np.zeros(plan.output.shape, np.float32))
+            tensors = [self._openvino.Tensor(aligned(arrays[key]), shared_memory=True) for key in inputs]
+            for position, tensor in enumerate(tensors):
+                request.set_input_tensor(position, tensor)
+            target = self._openvino.Tensor(output, shared_memory=True)
+            request.set_output_tensor(0, target)
+            requests.append(request)
+            kept.append((tensors, target, output))
+
+        def result() -> Array:
+            requests[0].infer()
+            return np.array(kept[0][2])
+
+        calls = [request.infer for request in requests]
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)

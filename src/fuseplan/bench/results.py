@@ -1,0 +1,115 @@
+"""What was measured: one JSON object a line, stamped so that it can be read years later.
+
+Every table is made from these lines; no number is typed into prose. A line is one peer's (or our own) time
+for one plan in one run; a peer that refused or was wrong has a line too, which says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuseplan.errors import ArgumentError
+
+FOLDER = Path("benchmarks/results")
+OURS = "fuseplan"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. Times are seconds a call, sizes bytes; what does not apply is None.
+
+    Attributes:
+        run: when the run began, UTC; all lines of one interleaved run share it.
+        suite, case, group, model, plan: what was measured.
+        peer: who ran it: `fuseplan`, or the peer's name with its layout, such as `torch:nhwc`.
+        threads: how many threads it was given.
+        template, knobs, target: our kernel; None for a peer.
+        n, blocks, minimum, median, p90, spread: see `fuseplan.measure.stats.Timing`.
+        setup: seconds from the plan to the first result: compiling, packing weights.
+        nbytes, flops: what the kernel moves and computes; a peer's are the least the plan needs.
+        floor, bound: the least time this machine could take for them, and what sets it.
+        error: the largest deviation from float64, over the largest output.
+        others: the share of the machine that other programs used meanwhile.
+        refused: why there is no time: the peer's limit, or a wrong result.
+        machine, versions, commit, clock: the stamp.
+    """
+
+    run: str
+    suite: str
+    case: str
+    group: str
+    model: str
+    plan: str
+    peer: str
+    threads: int
+    template: str | None = None
+    knobs: dict[str, Any] | None = None
+    target: str | None = None
+    n: int | None = None
+    blocks: int | None = None
+    minimum: float | None = None
+    median: float | None = None
+    p90: float | None = None
+    spread: float | None = None
+    setup: float | None = None
+    nbytes: int | None = None
+    flops: int | None = None
+    floor: float | None = None
+    bound: str | None = None
+    error: float | None = None
+    others: float | None = None
+    refused: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    clock: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that apply, as JSON values."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def append(rows: Iterable[Row], name: str, folder: Path = FOLDER) -> Path:
+    """Adds lines to the file of that name and gives its path.
+
+    Raises:
+        ArgumentError: the folder cannot be written.
+    """
+    place = folder / f"{name}.jsonl"
+    lines = "".join(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with place.open("a", encoding="utf-8") as file:
+            file.write(lines)
+    except OSError as error:
+        raise ArgumentError(
+            f"cannot write results to {place}: {error}; name a folder with --results"
+        ) from error
+    return place
+
+
+def read(place: Path) -> Iterator[Row]:
+    """The lines of a file, oldest first.
+
+    Raises:
+        ArgumentError: a line is not a measurement; the message has its number.
+    """
+    for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            yield Row(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"{place}:{number} is not a measurement: {error}") from error
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """Of each (suite, threads, processor), the lines of its last run."""
+    listed = list(rows)
+    last: dict[tuple[str, int, str], str] = {}
+    for row in listed:
+        key = (row.suite, row.threads, row.machine.get("cpu", ""))
+        last[key] = max(last.get(key, ""), row.run)
+    return [row for row in listed if row.run == last[row.suite, row.threads, row.machine.get("cpu", "")]]

@@ -1,0 +1,182 @@
+"""Runs a suite: every result checked against float64 before it is timed, all peers in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.bench.peers import BY_NAME
+from fuseplan.bench.processes import Process, processes, scratch
+from fuseplan.bench.results import Row
+from fuseplan.bench.suite import Case, Suite
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
+from fuseplan.measure.data import deviation, random_arrays, reference
+from fuseplan.measure.machine import commit, machine, others, processor_seconds, versions
+from fuseplan.measure.peaks import Peaks, peaks
+from fuseplan.measure.stats import summarize
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+
+WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
+QUIET = 0.12  # share of the machine that others may use while we begin a round
+LOOK = 0.15  # seconds to look at what others use
+
+Progress = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to run a suite.
+
+    Attributes:
+        threads: of every peer.
+        peers: names of peers beside ourselves.
+        protocol: rounds and blocks.
+        is_cold: rotate buffers past the last cache, so that every call reads memory.
+        patience: seconds a suite may spend waiting for other programs to rest.
+        seed: of the random data.
+    """
+
+    threads: int
+    peers: Sequence[str]
+    protocol: Protocol = field(default_factory=Protocol)
+    is_cold: bool = False
+    patience: float = 0.0
+    seed: int = 1
+
+
+def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+    """The rows of each case as it is done.
+
+    Args:
+        suite: what to measure.
+        setting: how.
+        progress: called with a case's name before each of its steps, `steps(setting)` times a case.
+    """
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    machine_peaks = peaks(setting.threads, measure=True)
+    patience = _Patience(setting.patience)
+    with scratch() as folder, processes(setting.peers, setting.threads, folder) as started:
+        for case in suite.cases:
+            prepared = _Measured(suite, case, setting, began, machine_peaks)
+            yield prepared.rows(started, folder, patience, progress)
+
+
+def steps(setting: Setting) -> int:
+    """How often `progress` is called for a case."""
+    return (1 + setting.protocol.rounds) * len(setting.peers)
+
+
+class _Patience:
+    """Waits for other programs to rest, for so many seconds in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def wait(self) -> None:
+        while self._left > 0:
+            begin, before = time.perf_counter(), processor_seconds()
+            time.sleep(LOOK)
+            if others(before, processor_seconds(), 0.0) < QUIET:
+                return
+            self._left -= time.perf_counter() - begin
+
+
+class _Measured:
+    """One case on its way to rows."""
+
+    def __init__(
+        self, suite: Suite, case: Case, setting: Setting, began: str, machine_peaks: Peaks | None
+    ) -> None:
+        self._case, self._setting, self._peaks = case, setting, machine_peaks
+        self._plan = FusionPlan.parse(case.plan)
+        self._stamp: dict[str, Any] = {
+            "run": began, "suite": suite.name, "case": case.name, "group": case.group, "model": case.model,
+            "plan": str(self._plan), "threads": setting.threads, "machine": machine().to_json(),
+            "commit": commit(), "clock": CLOCK,
+        }  # fmt: skip
+
+    def rows(
+        self, started: Mapping[str, Process], folder: Path, patience: _Patience, progress: Progress
+    ) -> list[Row]:
+        """Prepares the plan in every process, times those that are right, and tells of the others."""
+        prepared = {}
+        want = reference(self._plan, random_arrays(self._plan, self._setting.seed))
+        for name, process in started.items():
+            progress(f"{self._case.name}: {name}")
+            prepared[name] = self._prepare(process, folder / f"{name.replace(':', '-')}.npy", want)
+        live = [name for name, answer in prepared.items() if "refused" not in answer]
+        blocks: dict[str, list[list[float]]] = {name: [] for name in live}
+        disturbed: dict[str, list[float]] = {name: [] for name in live}
+        for number, name in turns(live, self._setting.protocol.rounds) if live else ():
+            progress(f"{self._case.name}: round {number + 1}")
+            patience.wait()
+            before = processor_seconds()
+            answer = started[name].ask(do="block", seconds=self._setting.protocol.block_seconds)
+            if "samples" in answer:
+                blocks[name].append(answer["samples"])
+                disturbed[name].append(others(before, processor_seconds(), answer["busy"]))
+            else:
+                prepared[name] = answer
+        for name in live:
+            started[name].ask(do="release")
+        return [self._row(name, prepared[name], blocks.get(name), disturbed.get(name)) for name in started]
+
+    def _prepare(self, process: Process, place: Path, want: NDArray[np.float64]) -> dict[str, Any]:
+        copies = 1
+        if self._setting.is_cold:
+            copies = copies_past(
+                parse_target("cpu").l3_bytes, self._plan.src.nbytes + self._plan.output.nbytes
+            )
+        answer = process.ask(
+            do="prepare", plan=str(self._plan), seed=self._setting.seed, copies=copies, result=str(place)
+        )
+        if "refused" in answer:
+            return answer
+        got = np.load(place)
+        place.unlink()
+        error = deviation(got, want)
+        if not error <= WORST[self._plan.src.dtype]:
+            return {"refused": f"wrong: off by {error:.1e} of the largest output", "error": error}
+        return {**answer, "error": error}
+
+    def _row(
+        self,
+        name: str,
+        answer: Mapping[str, Any],
+        blocks: list[list[float]] | None,
+        disturbed: list[float] | None,
+    ) -> Row:
+        told: dict[str, Any] = {**self._stamp, "peer": name, "versions": versions(*BY_NAME[name].packages)}
+        if "refused" in answer or not blocks or not disturbed:
+            why = answer.get("refused", "it gave no samples")
+            return Row(**told, refused=why, error=answer.get("error"))
+        facts = dict(answer["facts"])
+        kernel = lower(match(self._plan))
+        nbytes, flops = facts.pop("nbytes", kernel.minimum_bytes), facts.pop("flops", kernel.flops)
+        if self._peaks is not None:
+            floor = self._peaks.floor(flops, kernel.minimum_bytes, itemsize=_computed(self._plan))
+            told |= {"floor": floor.seconds, "bound": floor.bound}
+        return Row(
+            **told,
+            **summarize(blocks).to_json(),
+            **facts,
+            nbytes=nbytes,
+            flops=flops,
+            setup=answer["setup"],
+            error=answer["error"],
+            others=sum(disturbed) / len(disturbed),
+        )
+
+
+def _computed(plan: FusionPlan) -> int:
+    return 8 if plan.src.compute_dtype == "f64" else 4

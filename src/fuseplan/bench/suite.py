@@ -1,0 +1,103 @@
+"""Benchmark suites: TOML files of plans by their text, in groups, with what we want to reach."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuseplan.errors import ArgumentError, PlanError, did_you_mean
+from fuseplan.plan import FusionPlan
+
+FOLDERS = (Path("benchmarks/suites"), Path(__file__).resolve().parents[3] / "benchmarks" / "suites")
+AGAINST = ("all", "ncnn", "others")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan to measure.
+
+    Attributes:
+        name: what it is called in tables.
+        plan: its text.
+        group: the row of targets it belongs to.
+        model: where it comes from.
+        published: a speedup of fused over unfused that its source reports, where it does.
+    """
+
+    name: str
+    plan: str
+    group: str
+    model: str
+    published: float | None = None
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a group should reach: the fastest peer's time over ours.
+
+    Attributes:
+        group: whose shapes are averaged.
+        against: the peers that count: `all`, `ncnn` alone, or the `others` without it.
+        geomean: what the geometric mean over the group should be at least.
+        least: what no single shape should fall below; None sets no such bound.
+    """
+
+    group: str
+    against: str
+    geomean: float
+    least: float | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A file of cases."""
+
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+    aims: tuple[Aim, ...]
+
+
+def load(name: str) -> Suite:
+    """The suite of that name, or in that file.
+
+    Raises:
+        ArgumentError: there is no such suite, or its file is not one: the message says where and why.
+    """
+    place = _find(name)
+    try:
+        return _read(place)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, PlanError) as error:
+        raise ArgumentError(f"{place} is not a suite: {error}") from error
+
+
+def names() -> list[str]:
+    """Every suite that `load` finds by name."""
+    return sorted({path.stem for folder in FOLDERS for path in folder.glob("*.toml")})
+
+
+def _find(name: str) -> Path:
+    candidates = [Path(name), *(folder / f"{name}.toml" for folder in FOLDERS)]
+    for place in candidates:
+        if place.suffix == ".toml" and place.is_file():
+            return place
+    raise ArgumentError(f"no suite is named {name!r}. {did_you_mean(name, names())}")
+
+
+def _read(place: Path) -> Suite:
+    written = tomllib.loads(place.read_text())
+    cases = tuple(_case(entry) for entry in written["case"])
+    aims = tuple(Aim(**entry) for entry in written.get("target", ()))
+    groups = {case.group for case in cases}
+    for aim in aims:
+        if aim.group not in groups or aim.against not in AGAINST:
+            raise KeyError(f"target of group {aim.group!r} against {aim.against!r}")
+    return Suite(place.stem, written["title"], cases, aims)
+
+
+def _case(entry: dict[str, Any]) -> Case:
+    case = Case(**entry)
+    FusionPlan.parse(case.plan)
+    return case

@@ -1,0 +1,163 @@
+"""The tables of a suite, made from its result lines: a row a shape, and each group beside what we aim at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fuseplan.bench.results import OURS, Row
+from fuseplan.bench.suite import Aim, Suite
+from fuseplan.measure.stats import geomean
+
+ONE_IMAGE = "ncnn"  # the peer that the aims name apart: it takes one image at a time
+UNFUSED = "fuseplan:unfused"  # our own operators, one at a time: shown, but no peer
+
+
+@dataclass(frozen=True)
+class Line:
+    """One shape: our row, the peers' rows that may be compared with it, and why the others may not."""
+
+    case: str
+    group: str
+    ours: Row
+    peers: tuple[Row, ...]
+    refused: tuple[Row, ...]
+
+    def best(self, against: str = "all") -> Row | None:
+        """The fastest peer of those that count; None where none of them ran."""
+        counted = [row for row in self.peers if _counts(row, against) and row.median]
+        return min(counted, key=_median, default=None)
+
+    def ratio(self, against: str = "all") -> float | None:
+        """The fastest peer's median time over ours: above 1 we are ahead. None where either has no time."""
+        best = self.best(against)
+        return None if best is None or not self.ours.median else _median(best) / _median(self.ours)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A group beside its aim."""
+
+    aim: Aim
+    shapes: int
+    geomean: float
+    least: float
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the mean is reached, and the bound on each shape where the aim has one."""
+        return self.geomean >= self.aim.geomean and self.least >= (self.aim.least or 0.0)
+
+
+def _median(row: Row) -> float:
+    return row.median or float("inf")
+
+
+def _counts(row: Row, against: str) -> bool:
+    is_apart = row.peer.split(":")[0] == ONE_IMAGE
+    return against == "all" or (against == ONE_IMAGE) == is_apart
+
+
+def is_comparable(row: Row) -> bool:
+    """Whether a peer did the plan's own job.
+
+    A plan that takes channels first is compared with peers that take channels first. One that takes channels
+    last is compared with all, each in the layout it likes best: they are spared a conversion that we do not
+    do either.
+    """
+    wants_last = "nhwc" in row.plan.split("]", 1)[0]
+    return wants_last or not row.peer.endswith(":nhwc")
+
+
+def lines(rows: Iterable[Row]) -> list[Line]:
+    """One line a case, in the order of the rows; a case that we have no row for is left out."""
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        cases.setdefault((row.case, row.plan), []).append(row)
+    return [line for listed in cases.values() if (line := _line(listed)) is not None]
+
+
+def _line(rows: Sequence[Row]) -> Line | None:
+    ours = next((row for row in rows if row.peer == OURS), None)
+    if ours is None:
+        return None
+    others = [row for row in rows if not row.peer.startswith(OURS) and is_comparable(row)]
+    timed = tuple(row for row in others if row.median)
+    return Line(ours.case, ours.group, ours, timed, tuple(row for row in others if not row.median))
+
+
+def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
+    """Each aim of the suite beside what was reached; an aim without a measured shape is left out."""
+    listed = []
+    for aim in suite.aims:
+        ratios = [line.ratio(aim.against) for line in found if line.group == aim.group]
+        measured = [ratio for ratio in ratios if ratio is not None]
+        if measured:
+            listed.append(Standing(aim, len(measured), geomean(measured), min(measured)))
+    return listed
+
+
+def markdown(suite: Suite, rows: Iterable[Row]) -> str:
+    """Both tables as Markdown; times in milliseconds, medians."""
+    found = lines(rows)
+    return "\n".join([*_shapes(found), "", *_standings(standings(suite, found)), *_refusals(found)]) + "\n"
+
+
+def _shapes(found: Sequence[Line]) -> Iterator[str]:
+    names = list(dict.fromkeys(row.peer for line in found for row in line.peers))
+    head = ["shape", "template", "ours", *names, "best peer / ours", "ours / floor", "error", "spread"]
+    yield _cells(head)
+    yield _cells(["---"] * len(head))
+    for line in found:
+        ours, times = line.ours, {row.peer: row.median for row in line.peers}
+        ratio, best = line.ratio(), line.best()
+        over_floor = ours.median / ours.floor if ours.median and ours.floor else None
+        yield _cells([
+            line.case,
+            ours.template or ours.refused or "",
+            _milliseconds(ours.median),
+            *(_milliseconds(times.get(name)) for name in names),
+            f"{ratio:.2f} ({best.peer})" if ratio and best else "",
+            f"{over_floor:.2f}" if over_floor else "",
+            "" if ours.error is None else f"{ours.error:.1e}",
+            "" if ours.spread is None else f"{ours.spread:.0%}",
+        ])  # fmt: skip
+
+
+def _standings(found: Sequence[Standing]) -> Iterator[str]:
+    if not found:
+        return
+    yield _cells(["group", "against", "shapes", "geomean", "aim", "least", "aim", "reached"])
+    yield _cells(["---"] * 8)
+    for standing in found:
+        aim = standing.aim
+        yield _cells([
+            aim.group,
+            aim.against,
+            str(standing.shapes),
+            f"{standing.geomean:.2f}",
+            f"{aim.geomean:.2f}",
+            f"{standing.least:.2f}",
+            "" if aim.least is None else f"{aim.least:.2f}",
+            "yes" if standing.is_reached else "no",
+        ])  # fmt: skip
+
+
+def _refusals(found: Sequence[Line]) -> Iterator[str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for line in found:
+        for row in line.refused:
+            reasons.setdefault((row.peer, row.refused or ""), []).append(line.case)
+    if reasons:
+        yield ""
+    for (peer, reason), cases in reasons.items():
+        where = f"{len(cases)} shapes" if len(cases) > 1 else cases[0]
+        yield f"- {peer} did not run {where}: {reason}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _cells(words: Iterable[str]) -> str:
+    return "| " + " | ".join(words) + " |"

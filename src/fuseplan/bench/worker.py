@@ -1,0 +1,104 @@
+"""One peer in a process of its own: `python -m fuseplan.bench.worker NAME THREADS`.
+
+It reads one JSON object a line from its input and answers each with one line. Lines that libraries print are
+not
+answers: an answer begins with `@`.
+
+    {"do": "prepare", "plan": "...", "seed": 1, "copies": 1, "result": "/path.npy"}
+        -> {"setup": seconds, "facts": {...}}   and the output, logical order, in that file
+    {"do": "block", "seconds": 0.04}
+        -> {"samples": [seconds a call, ...], "busy": seconds of processor time the block took}
+    {"do": "release"}  -> {}
+
+Where it cannot, the answer is {"refused": why}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import numpy as np
+
+from fuseplan.bench.peers import BY_NAME
+from fuseplan.bench.peers.peer import CannotRunError, Peer, Prepared
+from fuseplan.errors import FuseplanError
+from fuseplan.measure.clock import Protocol, block, calls_a_sample
+from fuseplan.measure.data import random_arrays
+from fuseplan.plan import FusionPlan
+
+MARK = "@"
+SHOWN = 300  # characters of a library's own message
+
+
+class Worker:
+    """Answers requests for one peer; holds one prepared plan at a time."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._prepared: Prepared | None = None
+        self._calls = 1
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes a plan ready, runs it once, stores its output."""
+        self.release({})
+        plan = FusionPlan.parse(request["plan"])
+        copies = [random_arrays(plan, request["seed"]) for _ in range(request["copies"])]
+        begin = time.perf_counter()
+        prepared = self._peer.prepare(plan, copies)
+        output = prepared.result()
+        setup = time.perf_counter() - begin
+        np.save(request["result"], output)
+        self._prepared, self._calls = prepared, calls_a_sample(prepared.call)
+        return {"setup": setup, "facts": dict(prepared.facts)}
+
+    def block(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One block of samples."""
+        if self._prepared is None:
+            raise CannotRunError("nothing is prepared")
+        begin = time.process_time()
+        samples = block(self._prepared.call, self._calls, Protocol(block_seconds=request["seconds"]))
+        return {"samples": samples, "busy": time.process_time() - begin}
+
+    def release(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Lets go of the plan, so that memory does not add up over a suite."""
+        self._prepared = None
+        return {}
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request. A library may fail in any way; that is its refusal, not ours."""
+        known: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "prepare": self.prepare,
+            "block": self.block,
+            "release": self.release,
+        }
+        try:
+            return known[request["do"]](request)
+        except (CannotRunError, FuseplanError) as error:
+            return {"refused": str(error)}
+        except Exception as error:
+            return {"refused": f"{type(error).__name__}: {str(error)[:SHOWN]}"}
+
+
+def serve(name: str, threads: int, requests: TextIO, answers: TextIO) -> None:
+    """Answers until the input ends."""
+
+    def tell(answer: Mapping[str, Any]) -> None:
+        answers.write(MARK + json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        worker = Worker(BY_NAME[name](threads))
+    except ImportError as error:
+        tell({"refused": f"not installed: {error}"})
+        return
+    tell({})
+    for line in requests:
+        tell(worker.answer(json.loads(line)))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]), sys.stdin, sys.stdout)
