@@ -1,0 +1,223 @@
+"""The kernel record: what one launch computes, with nothing about how.
+
+A kernel is `prologue -> convolution -> epilogue`: expressions of one element before and after at most one
+contraction. A pointwise plan has no convolution, and all its stages are the epilogue. Parameter values are
+not in the record: they are given at run time, and two plans that differ only there are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from fuseplan.scalar import Scalar, fold, text
+from fuseplan.tensor import TensorSpec, dtype_of
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One elementwise operator: `expression` of the leaf `x`, operand keys and parameter keys.
+
+    `op_text` is the operator as the plan writes it, without parameter values; generated code names it in
+    comments.
+    """
+
+    step: int
+    op_text: str
+    expression: Scalar
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - low] * weight[f, c, k].
+
+    Sizes are elements; `padding` is one (low, high) pair a spatial axis; `weight` has the logical shape
+    (features, channels / groups, *kernel).
+    """
+
+    batch: int
+    channels: int
+    features: int
+    groups: int
+    src_spatial: tuple[int, ...]
+    dst_spatial: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    @property
+    def channels_per_group(self) -> int:
+        """Channels of src that one feature reads."""
+        return self.channels // self.groups
+
+    @property
+    def features_per_group(self) -> int:
+        """Features that read the same channels."""
+        return self.features // self.groups
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel: 9 of a 3x3."""
+        return prod(self.kernel)
+
+    @property
+    def depth(self) -> int:
+        """Products summed into one output element."""
+        return self.taps * self.channels_per_group
+
+    @property
+    def rows(self) -> int:
+        """Output positions over the batch."""
+        return self.batch * prod(self.dst_spatial)
+
+    @property
+    def flops(self) -> int:
+        """Two a product, padding counted as data."""
+        return 2 * self.rows * self.features * self.depth
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Each feature reads one channel."""
+        return self.groups > 1 and self.groups == self.channels
+
+    @property
+    def is_matrix_product(self) -> bool:
+        """One tap, stride 1, no padding: rows of src times a matrix."""
+        return self.taps == 1 and self.src_spatial == self.dst_spatial and not any(map(any, self.padding))
+
+    @property
+    def text(self) -> str:
+        """All fields in one line."""
+        padding = ",".join(f"{low}:{high}" for low, high in self.padding)
+        sizes = (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
+        listed = " ".join(f"{name}={'x'.join(map(str, value))}" for name, value in sizes)
+        return f"convolution {self.channels}->{self.features} groups={self.groups} {listed} padding={padding}"
+
+
+@dataclass(frozen=True)
+class KernelOperand:
+    """A tensor the kernel reads besides `src`.
+
+    `per` is `channel`, `activation`, `element` or `shared` of the stage that reads it, or `weight`; `role`
+    says where: `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+    """
+
+    key: str
+    per: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * dtype_of(self.dtype).itemsize
+
+    @property
+    def text(self) -> str:
+        """All fields in one line."""
+        return f"{self.key}: {self.role} per {self.per} {self.dtype}[{'x'.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Everything a template may know of a plan."""
+
+    src: TensorSpec
+    dst: TensorSpec
+    prologue: tuple[Stage, ...]
+    convolution: Convolution | None
+    epilogue: tuple[Stage, ...]
+    operands: tuple[KernelOperand, ...]
+    parameters: tuple[str, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """A canonical string: equal for two kernels exactly when the same code serves both."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"src: {self.src}"
+        for stage in self.prologue:
+            yield f"prologue {stage.op_text}: x = {text(stage.expression)}"
+        if self.convolution:
+            yield self.convolution.text
+        for stage in self.epilogue:
+            yield f"epilogue {stage.op_text}: x = {text(stage.expression)}"
+        yield f"dst: {self.dst}"
+        yield from (operand.text for operand in self.operands)
+        if self.parameters:
+            yield f"parameters: {', '.join(self.parameters)}"
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of accumulators, expressions and parameters: f64 for f64, else f32."""
+        return self.src.compute_dtype
+
+    @cached_property
+    def flops(self) -> int:
+        """The contraction's, and one for every function of every expression at every element."""
+        contraction = self.convolution.flops if self.convolution else 0
+        before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
+        after = sum(functions(stage.expression) for stage in self.epilogue) * self.dst.size
+        return contraction + before + after
+
+    @property
+    def minimum_bytes(self) -> int:
+        """What has to move: src and every operand read once, dst written once."""
+        return self.src.nbytes + self.dst.nbytes + sum(operand.nbytes for operand in self.operands)
+
+    def operand(self, key: str) -> KernelOperand:
+        """The operand of that key; KeyError when the kernel reads none."""
+        for operand in self.operands:
+            if operand.key == key:
+                return operand
+        raise KeyError(key)
+
+    @property
+    def weight(self) -> KernelOperand:
+        """The contraction's operand; KeyError in a pointwise kernel."""
+        for operand in self.operands:
+            if operand.role == "weight":
+                return operand
+        raise KeyError("weight")
+
+    def shape_of(self, operand: KernelOperand) -> TensorSpec:
+        """The tensor that the operand's stage is applied to: src before the contraction, dst after."""
+        return self.src if operand.role == "prologue" else self.dst
+
+
+class _Counting(dict[str, Callable[..., None]]):
+    """A table for `fold` in which every function counts its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __missing__(self, name: str) -> Callable[..., None]:
+        def count(*_: object) -> None:
+            self.calls += name != "const"
+
+        return count
+
+
+class _Nothing(dict[str, None]):
+    """Every leaf, with no value."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def functions(expression: Scalar) -> int:
+    """How many scalar functions one element takes; a shared part counts once."""
+    table = _Counting()
+    fold(expression, _Nothing(), table)
+    return table.calls

@@ -1,0 +1,165 @@
+"""What is known of the machine a kernel is for: plain data, so any machine can emit for any other."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.settings import settings
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine of one kind.
+
+    Attributes:
+        backend: the name of the backend whose templates run there.
+        name: the kind: `avx2`, `avx512`, `neon`, `baseline`; empty where a backend has one kind.
+        vector_bytes: width of one vector register.
+        vector_registers: how many of them.
+        threads: the most threads one launch may use.
+        l1_bytes, l2_bytes, l3_bytes: data caches: a core's first two, and all of the last.
+        cpu: LLVM's name of the processor.
+        features: LLVM's feature string, `+avx2,+fma,...`.
+    """
+
+    backend: str
+    name: str = ""
+    vector_bytes: int = 32
+    vector_registers: int = 16
+    threads: int = 1
+    l1_bytes: int = 32 * KIB
+    l2_bytes: int = 512 * KIB
+    l3_bytes: int = 8192 * KIB
+    cpu: str = ""
+    features: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.name}" if self.name else self.backend
+
+    @property
+    def key(self) -> str:
+        """What code depends on: cache sizes and threads steer the choice, which keys name apart."""
+        return f"{self} {self.cpu} {self.features} {self.vector_bytes}x{self.vector_registers}"
+
+
+# Any machine of a kind. Caches are the smallest usual ones: a kernel blocked for them runs well on the rest.
+KINDS = {
+    "reference": Target("reference"),
+    "cpu:avx2": Target(
+        "cpu", "avx2", 32, 16, cpu="x86-64-v3", features="+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt"
+    ),
+    "cpu:avx512": Target(
+        "cpu", "avx512", 64, 32, l2_bytes=1024 * KIB, cpu="x86-64-v4",
+        features="+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
+    ),
+    "cpu:neon": Target("cpu", "neon", 16, 32, cpu="generic", features="+neon,+fp-armv8"),
+}  # fmt: skip
+
+# Vector registers of this machine by what its features hold, widest first: kind, feature, bytes, registers.
+WIDTHS = (
+    ("avx512", "+avx512vl", 64, 32),
+    ("avx2", "+avx2", 32, 16),
+    ("neon", "+neon", 16, 32),
+    ("baseline", "", 16, 16),
+)
+
+
+def parse_target(text: str | Target) -> Target:
+    """The target a text names: `cpu` (this machine), `cpu:avx2`, `cpu:avx512`, `cpu:neon` or `reference`.
+
+    Raises:
+        ArgumentError: there is no such target; or this machine's processor cannot be told, because llvmlite
+            is not installed (the named kinds need nothing).
+    """
+    if isinstance(text, Target):
+        return text
+    if text == "cpu":
+        return host_target()
+    if text in KINDS:
+        return replace(KINDS[text], threads=available_threads())
+    names = ("cpu", *KINDS)
+    raise ArgumentError(f"no target is named {text!r}; {did_you_mean(str(text), names)}")
+
+
+def available_threads() -> int:
+    """The `threads` setting, or the processors this process may run on."""
+    asked = settings().threads
+    if asked:
+        return asked
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+@cache
+def _host_processor() -> tuple[str, str]:
+    """LLVM's name and features of this processor."""
+    try:
+        from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 60 ms
+    except ImportError as error:
+        raise ArgumentError(
+            "target 'cpu' is this machine, and telling its processor needs llvmlite: "
+            "`pip install llvmlite`, or name a kind of machine, such as 'cpu:avx2'"
+        ) from error
+    return str(binding.get_host_cpu_name()), str(binding.get_host_cpu_features().flatten())
+
+
+@cache
+def _host_kind() -> Target:
+    cpu, features = _host_processor()
+    name, vector_bytes, registers = width_of(features)
+    first, second, third = cache_bytes()
+    return Target("cpu", name, vector_bytes, registers, 1, first, second, third, cpu, features)
+
+
+def host_target() -> Target:
+    """This machine; its thread count is read anew, since the setting may change."""
+    return replace(_host_kind(), threads=available_threads())
+
+
+def width_of(features: str) -> tuple[str, int, int]:
+    """The kind, vector bytes and vector registers that LLVM's feature string stands for."""
+    held = set(features.split(","))
+    for name, feature, vector_bytes, registers in WIDTHS:
+        if not feature or feature in held or (name == "neon" and platform.machine() in ("arm64", "aarch64")):
+            return name, vector_bytes, registers
+    raise AssertionError("the last width needs no feature")
+
+
+def cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int, int]:
+    """Bytes of the first, second and last level data caches.
+
+    Linux says so under `root`. Elsewhere, and in containers that hide it, these are the defaults of `Target`:
+    small ones, because blocking for a cache that is not there costs more than leaving part of one unused.
+    """
+    found = {1: Target.l1_bytes, 2: Target.l2_bytes, 3: Target.l3_bytes}
+    for index in sorted(root.glob("index*")):
+        try:
+            level = int((index / "level").read_text())
+            kind = (index / "type").read_text().strip()
+            size = parse_size((index / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and level in found:
+            found[level] = size
+    return found[1], found[2], found[3]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `48K`, `2M` or `512`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if not match:
+        raise ValueError(f"not a size: {text!r}")
+    return int(match[1]) * int(KIB ** " KMG".index(match[2] or " "))

@@ -1,0 +1,130 @@
+"""What a kernel template declares; selection, explanation and documentation read this one declaration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.reasons import Claim
+from fuseplan.target import Target
+from fuseplan.tensor import TensorSpec
+
+Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
+
+NUMPY_COMPUTE: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes a kernel moves through memory: read and written, and workspace (written and read again)."""
+
+    read: int
+    written: int
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes moved."""
+        return self.read + self.written + 2 * self.workspace
+
+
+@dataclass(frozen=True)
+class Template(ABC):
+    """A way to run a kernel. A class is a search space; an instance is a choice, and its fields are knobs.
+
+    `limits` may be called with any kernel; every other method only with a kernel that `limits` lets pass.
+    """
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        """What must hold for this template to compute the kernel; the first that fails is the refusal."""
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        """Knobs worth considering, the best guess first; at least one."""
+
+    @abstractmethod
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        """Bytes read, written and kept in the workspace by one launch."""
+
+    def flops(self, kernel: Kernel) -> int:
+        """Operations that this template does; fewer than the kernel's where an algorithm saves some."""
+        return kernel.flops
+
+    @abstractmethod
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        """The cost model's estimate for one launch."""
+
+    @abstractmethod
+    def error_bound(self, kernel: Kernel) -> float:
+        """A number b such that |error| <= b * sum of |src||weight| of an output element."""
+
+    @abstractmethod
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        """The kernel's source; the same text for the same arguments, in every process."""
+
+    def pack(
+        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
+    ) -> NDArray[Any]:
+        """The operand as the kernel reads it: flat or shaped, contiguous; the caller sees to alignment.
+
+        `array` has the operand's logical shape and any strides, in the compute dtype (f16 and bf16 already
+        widened). Templates that read a weight override this and call it for the other operands: see
+        `pack_operand`. Operands per element are never packed; the kernel reads the caller's storage.
+        """
+        return pack_operand(kernel, target, operand, array)
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it: `winograd(tile=4, block=24)`."""
+        knobs = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return f"{self.name}({knobs})"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def lanes(kernel: Kernel, target: Target) -> int:
+    """Elements of the compute dtype in one vector of the target."""
+    return target.vector_bytes // NUMPY_COMPUTE[kernel.compute_dtype].itemsize
+
+
+def pack_operand(kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]) -> NDArray[Any]:
+    """An operand that is not a weight, in the compute dtype.
+
+    per channel: zeros after the last, to whole vectors. per activation: in the order in which one image of
+    the tensor it is applied to is stored, then zeros to whole vectors. shared: its one element, then zeros to
+    one vector.
+
+    Raises:
+        ValueError: the operand is a weight, or per element; its template must say how it is read.
+    """
+    if operand.per not in ("channel", "activation", "shared"):
+        raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
+    values = np.asarray(array, NUMPY_COMPUTE[kernel.compute_dtype])
+    if operand.per == "activation":
+        values = in_storage_order(values, kernel.shape_of(operand))
+    width = lanes(kernel, target)
+    padded = np.zeros(-(-values.size // width) * width, values.dtype)
+    padded[: values.size] = values.reshape(-1)
+    return padded
+
+
+def in_storage_order(image: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """One image (c and spatial axes) with its axes as `spec` stores them, outermost first."""
+    strides = spec.element_strides[1:]
+    axes = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+    return image.reshape(spec.shape[1:]).transpose(axes)
