@@ -1,0 +1,1 @@
+"""What fuseplan shows: charts of measurements, and the reference pages made from the code."""
