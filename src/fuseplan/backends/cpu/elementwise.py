@@ -68,10 +68,10 @@ class Elementwise:
         return [operand for operand in self._operands.values() if operand.per == "element"]
 
     def apply(self, x: Value, place: Place, known: dict[object, Value]) -> Value:
-        """x after all stages.
+        """The vector after all stages.
 
-        `known` keeps what depends on the channel alone; give the same dictionary for vectors written in the same stretch of
-        straight code, or begun before a loop with `prepare`.
+        `known` keeps what depends on the channel alone; give the same dictionary for vectors written in the
+        same stretch of straight code, or begun before a loop with `prepare`.
         """
         for stage in self.stages:
             self.b.comment(stage.op_text)
@@ -91,7 +91,12 @@ class Elementwise:
             self._prepare(child, place, known)
 
     def _value(
-        self, node: Scalar, x: Value | None, place: Place, known: dict[object, Value], local: dict[object, Value]
+        self,
+        node: Scalar,
+        x: Value | None,
+        place: Place,
+        known: dict[object, Value],
+        local: dict[object, Value],
     ) -> Value:
         """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
         scope = local if self._varies(node) else known
@@ -112,7 +117,9 @@ class Elementwise:
         """Whether the value differs between positions of one channel."""
         if node.fn == "leaf":
             name = str(node.args[0])
-            return name == "x" or (name in self._operands and self._operands[name].per in ("element", "activation"))
+            return name == "x" or (
+                name in self._operands and self._operands[name].per in ("element", "activation")
+            )
         return any(self._varies(child) for child in _children(node))
 
     def _leaf(self, name: str, x: Value | None, place: Place) -> Value:

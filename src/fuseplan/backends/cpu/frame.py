@@ -21,8 +21,8 @@ _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
 class Frame:
     """A kernel being written: `body` is its builder, `pointer(...)` what its slots hold.
 
-    The entry loads the pointers and passes them to a second function, whose pointer parameters are declared not to
-    alias, so LLVM may keep loads of operands out of loops that store.
+    The entry loads the pointers and passes them to a second function, whose pointer parameters are declared
+    not to alias, so LLVM may keep loads of operands out of loops that store.
     """
 
     def __init__(self, kernel: Kernel, target: Target, slots: tuple[Slot, ...], comment: str) -> None:
@@ -33,7 +33,12 @@ class Frame:
         self.comment = comment
         self._phases = 0
         self._names = [_parameter_name(slot) for slot in slots]
-        parameters = [(PTR, "args"), (I64, "thread"), (I64, "threads"), *((PTR, name) for name in self._names)]
+        parameters = [
+            (PTR, "args"),
+            (I64, "thread"),
+            (I64, "threads"),
+            *((PTR, name) for name in self._names),
+        ]
         self.body = self.builder("body", parameters)
         self.args, self.thread, self.threads = self.body.parameters[:3]
         self._pointers = dict(zip(slots, self.body.parameters[3:], strict=True))
@@ -41,7 +46,13 @@ class Frame:
     def builder(self, name: str, parameters: list[tuple[str, str]], *, noalias: bool = True) -> Builder:
         """A further function of the module, private to it."""
         return Builder(
-            self.module, name, parameters, element=self.element, lanes=self.lanes, linkage="internal", noalias=noalias
+            self.module,
+            name,
+            parameters,
+            element=self.element,
+            lanes=self.lanes,
+            linkage="internal",
+            noalias=noalias,
         )
 
     def pointer(self, kind: str, key: str = "") -> Value:
@@ -98,7 +109,7 @@ class Frame:
 
 
 def slots_of(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
-    """A kernel's usual slots: src, dst, its operands in order, its parameters and the workspace where it has any."""
+    """The usual slots: src, dst, the operands in order, parameters and workspace where there are any."""
     listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
     if kernel.parameters:
         listed.append(Slot("parameters"))

@@ -1,10 +1,11 @@
 """Writes LLVM IR as text: values with Python operators, loops as `with` blocks.
 
-A `Builder` writes one function. Its vectors have the width of the target and the type in which a plan computes
-(`float` or `double`), so a template reads the same for AVX2, AVX-512 and NEON. Index arithmetic accepts Python integers and
-folds what is known when the kernel is written.
+A `Builder` writes one function. Its vectors have the width of the target and the type in which a plan
+computes (`float` or `double`), so a template reads the same for AVX2, AVX-512 and NEON. Index arithmetic
+accepts Python integers and folds what is known when the kernel is written.
 
-Floating point keeps IEEE meaning: no fast-math flags but `contract` on a multiply and an add written as one `fma`.
+Floating point keeps IEEE meaning: no fast-math flags but `contract` on a multiply and an add written as one
+`fma`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def vector(lanes: int, element: str) -> str:
 
 def element_of(kind: str) -> str:
     """The type of one element of a vector type; a scalar type is its own."""
-    return kind[1:-1].split(" x ")[1] if kind[0] == "<" else kind
+    return kind[1:-1].partition(" x ")[2] if kind[0] == "<" else kind
 
 
 def lanes_of(kind: str) -> int:
     """How many elements a type has; 1 for a scalar."""
-    return int(kind[1:].split(" x ")[0]) if kind[0] == "<" else 1
+    return int(kind[1:].partition(" x ")[0]) if kind[0] == "<" else 1
 
 
 def is_floating(kind: str) -> bool:
@@ -117,9 +118,11 @@ class Variable:
     place: str
 
     def get(self) -> Value:
+        """What was assigned last."""
         return self.builder.op(self.type, f"load {self.type}, ptr {self.place}")
 
     def set(self, value: Operand) -> None:
+        """Assigns."""
         stored = self.builder.const(value, self.type)
         self.builder.line(f"store {self.type} {stored.name}, ptr {self.place}")
 
@@ -205,9 +208,7 @@ class Builder:
     def finish(self) -> None:
         """Ends the function and puts it into the module."""
         self.line("ret void")
-        self.module.functions.append(
-            "\n".join([self._signature, "entry:", *self._places, *self._lines, "}"])
-        )
+        self.module.functions.append("\n".join([self._signature, "entry:", *self._places, *self._lines, "}"]))
 
     # ---- constants
 
@@ -240,7 +241,9 @@ class Builder:
         if isinstance(index, int) and index == 0:
             return pointer
         where = self.const(index, I64)
-        return self.op(PTR, f"getelementptr {element or self.element}, ptr {pointer.name}, i64 {where.name}", "p")
+        return self.op(
+            PTR, f"getelementptr {element or self.element}, ptr {pointer.name}, i64 {where.name}", "p"
+        )
 
     def load(self, pointer: Value, kind: str | None = None, *, align: int | None = None) -> Value:
         """The value at an address; a vector needs only an element's alignment unless told otherwise."""
@@ -255,7 +258,7 @@ class Builder:
         self.line(f"store {value.type} {value.name}, ptr {pointer.name}, align {align}{hint}")
 
     def load_first(self, pointer: Value, count: int, kind: str) -> Value:
-        """The first `count` lanes of a vector in memory, zero in the others; what lies behind is not touched."""
+        """The first `count` lanes of a vector in memory, zero in the others; the rest is not touched."""
         if count == lanes_of(kind):
             return self.load(pointer, kind)
         align = BITS[element_of(kind)] // 8
@@ -284,7 +287,9 @@ class Builder:
     def variable(self, kind: str, initial: Operand | None = None) -> Variable:
         """A place for a value that changes."""
         place = "%" + self.fresh("var")
-        self._places.append(f"  {place} = alloca {kind}, align {max(8, BITS[element_of(kind)] * lanes_of(kind) // 8)}")
+        self._places.append(
+            f"  {place} = alloca {kind}, align {max(8, BITS[element_of(kind)] * lanes_of(kind) // 8)}"
+        )
         variable = Variable(self, kind, place)
         if initial is not None:
             variable.set(initial)
@@ -310,7 +315,7 @@ class Builder:
         return self.intrinsic("llvm.fma", kind, self.const(a, kind), self.const(b, kind), self.const(c, kind))
 
     def compare(self, how: str, a: Value, b: Operand) -> Value:
-        """A comparison as LLVM names it: `slt`, `eq`, ... for integers, `ogt`, `uno`, ... for floating point."""
+        """A comparison as LLVM names it: `slt`, `eq` and so on for integers, `ogt`, `uno` for floats."""
         right = self.const(b, a.type)
         word = "fcmp" if is_floating(a.type) else "icmp"
         kind = vector(lanes_of(a.type), I1) if a.type[0] == "<" else I1
@@ -331,7 +336,7 @@ class Builder:
         return self.select(self.compare("slt", left, right), left, right)
 
     def convert(self, word: str, value: Value, element: str) -> Value:
-        """A conversion as LLVM names it (`fpext`, `bitcast`, `zext`, ...) to vectors or scalars of `element`."""
+        """A conversion as LLVM names it (`fpext`, `bitcast`, `zext`) to vectors or scalars of `element`."""
         kind = vector(lanes_of(value.type), element) if value.type[0] == "<" else element
         return self.op(kind, f"{word} {value.type} {value.name} to {kind}")
 

@@ -27,7 +27,7 @@ def unit_roundoff(kernel: Kernel) -> float:
 
 
 def layout_claims(kernel: Kernel) -> Iterator[Claim]:
-    """What the elementwise stages assume of storage: results are dense, and so is src where a stage is per activation."""
+    """What the stages assume of storage: results are dense, and so is src where one is per activation."""
     yield claim(kernel.dst.is_dense, Reason.STRIDED_OUTPUT, got=str(kernel.dst))
     inner = [op for op in kernel.operands if op.role == "prologue" and op.per == "activation"]
     yield claim(not inner or kernel.src.is_dense, Reason.STRIDED_PROLOGUE, got=str(kernel.src))
@@ -44,7 +44,9 @@ def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:
     return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, workspace * itemsize(kernel))
 
 
-def seconds(kernel: Kernel, target: Target, *, flops: float, traffic: Traffic, efficiency: float, phases: int = 1) -> float:
+def seconds(
+    kernel: Kernel, target: Target, *, flops: float, traffic: Traffic, efficiency: float, phases: int = 1
+) -> float:
     """The longer of arithmetic and memory; data that fits the last cache moves three times as fast."""
     lanes = target.vector_bytes // itemsize(kernel)
     rate = _CYCLES_A_SECOND * _PRODUCTS_A_CYCLE * 2 * lanes * efficiency * target.threads

@@ -1,8 +1,10 @@
-"""Threads that wait inside generated code, so that starting them costs about a microsecond and never needs the GIL.
+"""Threads that wait inside generated code, so that starting them costs about a microsecond and never needs
+the GIL.
 
-A launch opens a job and takes part in it; workers that are awake enter, and the launch returns when all that entered have
-left. A worker that wakes late finds the job closed: nobody waits for it. Only one launch owns the workers at a time; a launch
-that finds them taken runs its kernel on its own thread alone, so that many Python threads may call at once.
+A launch opens a job and takes part in it; workers that are awake enter, and the launch returns when all that
+entered have left. A worker that wakes late finds the job closed: nobody waits for it. Only one launch owns
+the workers at a time; a launch that finds them taken runs its kernel on its own thread alone, so that many
+Python threads may call at once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ PHASES = 8
 # Words of the pool's state, each group on a cache line of its own.
 _GENERATION, _ENTERED, _OPEN, _SLEEPERS, _LOCK, _WORDS = 0, 8, 16, 24, 32, 40
 
-_SPINS = 20_000  # pauses before a worker sleeps: about half a millisecond, more than the gap between two layers of a model
+# Pauses before a worker sleeps: about half a millisecond, more than the gap between two layers of a model.
+_SPINS = 20_000
 
 _POOL = """
 {declarations}
@@ -184,8 +187,8 @@ class Pool:
     """Worker threads for kernels; one a process.
 
     Args:
-        native: workers sleep in the kernel's futex. Where there is none they wait for a Python semaphore, which makes
-            a launch about ten times dearer.
+        native: workers sleep in the kernel's futex. Where there is none they wait for a Python semaphore,
+            which makes a launch about ten times dearer.
     """
 
     def __init__(self, native: bool | None = None) -> None:
@@ -220,7 +223,7 @@ class Pool:
                 self._workers.append(worker)
 
     def launcher(self, function: int, threads: int) -> Callable[[int], None]:
-        """A callable that runs the kernel at address `function`; it takes the address of the argument block."""
+        """A callable that runs the kernel at address `function` on the argument block at the address given."""
         self.reserve(threads)
         launch, state = self._launch, self._state
         if self._native or threads < 2:

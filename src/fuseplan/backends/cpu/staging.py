@@ -1,8 +1,9 @@
 """Phase 0 of a contraction: src as the compute loops want it.
 
-Copies src into the workspace channels-last, in the compute type, with the padding written out and the prologue applied. The
-loops behind it then read every tap of every output position without a test or a table: at 128 channels the copy is 3 % of a
-3x3 convolution, and it is where nchw input, f16 storage and operators before the convolution are taken care of at once.
+Copies src into the workspace channels-last, in the compute type, with the padding written out and the
+prologue applied. The loops behind it then read every tap of every output position without a test or a table:
+at 128 channels the copy is 3 % of a 3x3 convolution, and it is where nchw input, f16 storage and operators
+before the convolution are taken care of at once.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class _Stager:
         self.frame.wait(plan.rows)
 
     def _source_line(self, row: Value) -> tuple[Value | None, Value]:
-        """Whether the line is in src at all (None: always), and the storage offset of its first element there."""
+        """Whether the line is in src at all (None: always), and where its first element lies there."""
         b, plan, strides = self.b, self.plan, self.kernel.src.element_strides
         rest, offset, inside = row, b.const(0, I64), None
         axes = list(range(len(plan.extents) - 1))
@@ -208,7 +209,7 @@ class _Stager:
     # ---- positions innermost
 
     def _copy_channels_first(self, begin: Value, source: Value) -> None:
-        """Squares of lanes x lanes, transposed in registers; the prologue is applied before, while lanes are positions."""
+        """Squares of lanes x lanes, transposed in registers after the prologue: there lanes are positions."""
         lanes, channels = self.frame.lanes, self.channels
         whole = channels - channels % lanes
         if whole:
@@ -248,7 +249,10 @@ class _Stager:
     def _copy_strided(self, begin: Value, source: Value) -> None:
         """One element at a time: right for any strides, and rare."""
         b, strides = self.b, self.kernel.src.element_strides
-        with b.loop(0, self.width, name="position") as position, b.loop(0, self.channels, name="channel") as channel:
+        with (
+            b.loop(0, self.width, name="position") as position,
+            b.loop(0, self.channels, name="channel") as channel,
+        ):
             offset = source + position * strides[-1] + channel * strides[1]
             x = self._read(offset, 1)
             x = self.stages.apply(x, Place(offset, channel, True, 1), {})

@@ -1,10 +1,11 @@
-"""Moves elements between memory and vectors of the compute type: f16 and bf16 are widened when read, rounded when written."""
+"""Moves elements between memory and vectors: f16 and bf16 are widened when read, rounded when written."""
 
 from __future__ import annotations
 
 from fuseplan.backends.cpu.ir import Builder, Value, element_of, lanes_of, vector
 
-# What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor lacks it.
+# What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
+# lacks it.
 STORED = {"f64": "double", "f32": "float", "f16": "half", "bf16": "i16"}
 COMPUTED = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"}
 

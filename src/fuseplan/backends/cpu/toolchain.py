@@ -1,4 +1,4 @@
-"""Compiles LLVM IR for this processor and loads it, through llvmlite. No compiler is needed on the user's machine."""
+"""Compiles LLVM IR for this processor and loads it, through llvmlite: users need no compiler."""
 
 from __future__ import annotations
 
@@ -94,9 +94,13 @@ def load_object(code: bytes, entries: Sequence[str]) -> dict[str, int]:
             engine.finalize_object()
             found = {entry: int(engine.get_function_address(entry)) for entry in entries}
         except RuntimeError as error:
-            raise BuildError(f"the kernel's object code cannot be loaded: {error}", source=None, output="") from error
+            raise BuildError(
+                f"the kernel's object code cannot be loaded: {error}", source=None, output=""
+            ) from error
         missing = [entry for entry, address in found.items() if not address]
         if missing:
-            raise BuildError(f"the kernel's object code has no function {missing[0]!r}", source=None, output="")
+            raise BuildError(
+                f"the kernel's object code has no function {missing[0]!r}", source=None, output=""
+            )
         _engines.append(engine)
         return found

@@ -1,7 +1,8 @@
 """Transposes a square of vectors in registers: L vectors of L lanes, rows in, columns out.
 
-Two levels, as the hardware has them: squares inside 128-bit lanes by interleaving, then the 128-bit lanes themselves. For 16
-floats that is 64 two-source shuffles, each one instruction on AVX-512; for 8 floats 24 on AVX2.
+Two levels, as the hardware has them: squares inside 128-bit lanes by interleaving, then the 128-bit lanes
+themselves. For 16 floats that is 64 two-source shuffles, each one instruction on AVX-512; for 8 floats 24 on
+AVX2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _square(b: Builder, rows: Sequence[Value], width: int) -> list[Value]:
     if width == 1:
         return list(rows)
     if width == 2:
-        return [_interleaved(b, *rows, 1, high, 2) for high in (False, True)]
+        return [_interleaved(b, rows[0], rows[1], 1, high, 2) for high in (False, True)]
     low01, high01 = (_interleaved(b, rows[0], rows[1], 1, high, 4) for high in (False, True))
     low23, high23 = (_interleaved(b, rows[2], rows[3], 1, high, 4) for high in (False, True))
     pairs = ((low01, low23), (high01, high23))
@@ -48,9 +49,14 @@ def _lanes(b: Builder, groups: Sequence[Value], width: int) -> list[Value]:
     if len(groups) == 2:
         return [_picked(b, groups[0], groups[1], (lane, 2 + lane), width) for lane in (0, 1)]
     halves = [
-        [_picked(b, groups[g], groups[g + 1], lanes, width) for g in (0, 2)] for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))
+        [_picked(b, groups[g], groups[g + 1], lanes, width) for g in (0, 2)]
+        for lanes in ((0, 1, 4, 5), (2, 3, 6, 7))
     ]
-    return [_picked(b, first, second, lanes, width) for first, second in halves for lanes in ((0, 2, 4, 6), (1, 3, 5, 7))]
+    return [
+        _picked(b, first, second, lanes, width)
+        for first, second in halves
+        for lanes in ((0, 2, 4, 6), (1, 3, 5, 7))
+    ]
 
 
 def _interleaved(b: Builder, first: Value, second: Value, size: int, high: bool, width: int) -> Value:
