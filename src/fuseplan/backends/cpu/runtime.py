@@ -1,5 +1,4 @@
-"""Threads that wait inside generated code, so that starting them costs about a microsecond and never needs
-the GIL.
+"""Threads that wait inside generated code: to start them costs about a microsecond and never the GIL.
 
 A launch opens a job and takes part in it; workers that are awake enter, and the launch returns when all that
 entered have left. A worker that wakes late finds the job closed: nobody waits for it. Only one launch owns
@@ -223,7 +222,7 @@ class Pool:
                 self._workers.append(worker)
 
     def launcher(self, function: int, threads: int) -> Callable[[int], None]:
-        """A callable that runs the kernel at address `function` on the argument block at the address given."""
+        """A callable that runs the kernel at address `function` on the argument block it is given."""
         self.reserve(threads)
         launch, state = self._launch, self._state
         if self._native or threads < 2:
@@ -244,7 +243,8 @@ class Pool:
         if self._native:
             self._wake(self._state, len(self._workers))
         else:
-            self._semaphore.release(len(self._workers))
+            for _ in self._workers:
+                self._semaphore.release()
         for worker in self._workers:
             worker.join(timeout=1.0)
 

@@ -107,7 +107,7 @@ def _convolution(kernel: Kernel) -> Convolution:
 
 
 def _positions(conv: Convolution, kernel: Kernel) -> int:
-    """Output positions that one sequence of tiles runs over: the batch, or an image where pixels are innermost."""
+    """Positions that one sequence of tiles runs over: the batch, or one image where pixels are innermost."""
     image = prod(conv.dst_spatial)
     return conv.batch * image if _features_innermost(kernel) else image
 
@@ -200,7 +200,7 @@ class _Writer:
         return self.frame.source(workspace=self.staged.elements * itemsize)
 
     def _block(self, sheet: Value, group: Value, first: Index, last: Index, begin: Index, end: Index) -> None:
-        """All tiles of one task: each panel of weights passes over all positions while a near cache holds it."""
+        """All tiles of one task: each panel of weights passes over the positions while a cache holds it."""
         b, whole = self.b, self.conv.features_per_group // self.panel
         left = self.conv.features_per_group - whole * self.panel
         if whole:
