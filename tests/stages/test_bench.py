@@ -1,0 +1,163 @@
+"""Suites, result lines and the tables made from them."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuseplan.bench import results, suite, table
+from fuseplan.bench.peers import peers_of
+from fuseplan.bench.results import Row
+from fuseplan.errors import ArgumentError
+from fuseplan.plan import FusionPlan
+
+LAST = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
+FIRST = "f32[1x64x56x56] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
+
+
+def row(peer: str, median: float | None, plan: str = LAST, **more: object) -> Row:
+    base = Row("2026-01-01", "s", "a", "3x3", "model", plan, peer, 2, median=median, machine={"cpu": "x"})
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", suite.names())
+def test_suites_are_canonical_and_without_doubles(name: str) -> None:
+    found = suite.load(name)
+    assert found.title
+    assert len({case.plan for case in found.cases}) == len(found.cases)
+    assert len({(case.name, case.group) for case in found.cases}) == len(found.cases)
+    for case in found.cases:
+        assert str(FusionPlan.parse(case.plan)) == case.plan
+
+
+def test_the_suites_that_the_documents_name_are_there() -> None:
+    assert {"conv_nhwc", "conv_nchw", "norm", "published", "quick", "overhead"} <= set(suite.names())
+
+
+def test_both_layouts_have_the_same_shapes() -> None:
+    last, first = suite.load("conv_nhwc"), suite.load("conv_nchw")
+    assert [case.name for case in last.cases] == [case.name for case in first.cases]
+    assert [case.plan.replace(", nhwc]", "]") for case in last.cases] == [case.plan for case in first.cases]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("title = ", "not a suite"),
+        ('title = "t"', "'case'"),
+        ('title = "t"\n[[case]]\nname = "a"', "plan"),
+        ('title = "t"\n[[case]]\nname = "a"\nplan = "f32[2] -> relu"\ngroup = "g"\nmodel = "m"', "axes"),
+    ],
+)
+def test_a_file_that_is_no_suite_says_why(text: str, told: str, tmp_path: Path) -> None:
+    place = tmp_path / "wrong.toml"
+    place.write_text(text)
+    with pytest.raises(ArgumentError, match=r"wrong\.toml is not a suite") as raised:
+        suite.load(str(place))
+    assert told in str(raised.value)
+
+
+def test_an_aim_for_no_group_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "wrong.toml"
+    case = f'[[case]]\nname = "a"\nplan = "{LAST}"\ngroup = "g"\nmodel = "m"\n'
+    place.write_text(f'title = "t"\n{case}[[target]]\ngroup = "h"\nagainst = "all"\ngeomean = 1.0\n')
+    with pytest.raises(ArgumentError, match="group 'h'"):
+        suite.load(str(place))
+
+
+def test_an_unknown_suite_names_the_nearest() -> None:
+    with pytest.raises(ArgumentError, match="conv_nhwc"):
+        suite.load("conv_nhcw")
+
+
+def test_rows_go_to_the_file_and_back(tmp_path: Path) -> None:
+    rows = [row("fuseplan", 1e-3, knobs={"tile": 6}), row("ncnn", None, refused="takes one image")]
+    place = results.append(rows[:1], "s", tmp_path / "new")
+    results.append(rows[1:], "s", tmp_path / "new")
+    assert list(results.read(place)) == rows
+    assert "median" not in json.loads(place.read_text().splitlines()[1])
+
+
+def test_a_damaged_line_is_told_by_number(tmp_path: Path) -> None:
+    place = results.append([row("fuseplan", 1e-3)], "s", tmp_path)
+    with place.open("a") as file:
+        file.write('{"run": 1')
+    with pytest.raises(ArgumentError, match=r"s\.jsonl:2"):
+        list(results.read(place))
+
+
+def test_results_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot write results"):
+        results.append([row("fuseplan", 1.0)], "s", tmp_path / "file")
+
+
+def test_latest_keeps_the_last_run_of_each_machine_and_thread_count() -> None:
+    old, new = row("fuseplan", 2.0, run="2026-01-01"), row("fuseplan", 1.0, run="2026-02-01")
+    one, other = replace(old, threads=1), replace(old, machine={"cpu": "y"})
+    assert results.latest([old, one, new, other]) == [one, new, other]
+
+
+def test_the_best_peer_is_the_fastest_that_did_the_same_job() -> None:
+    rows = [row("fuseplan", 1.0), row("torch", 3.0), row("torch:nhwc", 2.0), row("ncnn", 1.5)]
+    (line,) = table.lines(rows)
+    assert line.ratio() == 1.5
+    assert line.ratio("ncnn") == 1.5
+    assert line.ratio("others") == 2.0
+    (line,) = table.lines([replace(each, plan=FIRST) for each in rows])
+    assert line.ratio("others") == 3.0  # a peer that was given channels last did another job
+
+
+def test_our_other_forms_and_refusals_are_no_peers() -> None:
+    rows = [row("fuseplan", 1.0), row("fuseplan:unfused", 0.5), row("ncnn", None, refused="one image")]
+    (line,) = table.lines(rows)
+    assert line.ratio() is None
+    assert line.best() is None
+    assert [each.peer for each in line.refused] == ["ncnn"]
+
+
+def test_standings_hold_the_mean_and_the_least() -> None:
+    aims = (suite.Aim("3x3", "all", 1.4, 1.0), suite.Aim("3x3", "ncnn", 1.1))
+    cases = tuple(suite.Case(name, LAST, "3x3", "m") for name in "ab")
+    made = suite.Suite("s", "t", cases, aims)
+    rows = [
+        row("fuseplan", 1.0),
+        row("torch", 4.0),
+        row("fuseplan", 1.0, case="b"),
+        row("torch", 0.9, case="b"),
+    ]
+    (standing,) = table.standings(made, table.lines(rows))
+    assert standing.geomean == pytest.approx(3.6**0.5)
+    assert standing.least == 0.9
+    assert not standing.is_reached
+    assert not replace(standing, least=1.0, geomean=1.39).is_reached
+    assert replace(standing, least=1.0).is_reached
+
+
+def test_the_table_shows_losses_and_refusals() -> None:
+    made = suite.Suite("s", "t", (suite.Case("a", LAST, "3x3", "m"),), (suite.Aim("3x3", "all", 1.4, 1.0),))
+    rows = [
+        row("fuseplan", 2e-3, template="direct", error=1e-6, floor=1e-3, spread=0.01),
+        row("torch", 1e-3),
+        row("ncnn", None, refused="takes one image"),
+    ]
+    told = table.markdown(made, rows)
+    assert "| a | direct | 2.000 | 1.000 | 0.50 (torch) | 2.00 | 1.0e-06 | 1% |" in told
+    assert "| 3x3 | all | 1 | 0.50 | 1.40 | 0.50 | 1.00 | no |" in told
+    assert "- ncnn did not run a: takes one image" in told
+
+
+def test_peers_by_library() -> None:
+    assert peers_of("torch, ncnn") == ["torch", "torch:nhwc", "ncnn"]
+    assert peers_of("") == []
+    with pytest.raises(ArgumentError, match="Did you mean `onnxruntime`"):
+        peers_of("onnxruntim")
+
+
+def test_suites_are_toml_with_a_comment_that_says_what_they_are() -> None:
+    for folder in suite.FOLDERS:
+        for place in folder.glob("*.toml"):
+            assert place.read_text().startswith("# "), place
+            assert tomllib.loads(place.read_text())["title"]
