@@ -1,0 +1,215 @@
+"""Tensors of the caller: NumPy arrays and anything with DLPack, seen where they lie, never copied.
+
+bf16 has no NumPy dtype of its own: an array of ml_dtypes.bfloat16 is taken where the caller has that package,
+and an array of uint16 is always taken as the bit patterns. New NumPy outputs follow the same rule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.dlpack import view_dlpack
+from fuseplan.errors import ArgumentError, PlanError
+from fuseplan.tensor import TensorSpec, dtype_of
+
+Array = NDArray[Any]
+
+ALIGNMENT = 64
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "f64": np.dtype(np.float64),
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+}
+TORCH_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+NAMES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16"}
+WORK: Any = 10_000  # candidates NumPy may look at to tell whether two views share an element
+BITS: np.dtype[Any] = np.dtype(np.uint16)  # how bf16 is handled here: as bit patterns
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor where it lies.
+
+    Attributes:
+        address: of the element at index zero on every axis.
+        shape: logical extents.
+        dtype: `f64`, `f32`, `f16` or `bf16`.
+        strides: in elements and logical order; may be zero or negative.
+        readonly: must not be written.
+        owner: what keeps the memory alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    readonly: bool
+    owner: Any
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first byte, and the one past the last."""
+        reach = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        size = dtype_of(self.dtype).itemsize
+        low = self.address + size * sum(step for step in reach if step < 0)
+        return low, self.address + size * (1 + sum(step for step in reach if step > 0))
+
+    @property
+    def text(self) -> str:
+        """The text for messages: `f32[1x3x8x8, nhwc]`, or with strides where no layout has them."""
+        plain = f"{self.dtype}[{'x'.join(map(str, self.shape))}"
+        if _is_dense_default(self.shape, self.strides):
+            return plain + "]"
+        if 2 <= len(self.shape) <= 5 and min(self.strides) > 0 and min(self.shape) > 0:
+            try:
+                return str(TensorSpec(self.shape, self.dtype, strides=self.strides))
+            except PlanError:  # elements that share storage have no text of their own
+                pass
+        return f"{plain}, strides={':'.join(map(str, self.strides))}]"
+
+    def matches(self, spec: TensorSpec) -> bool:
+        """Whether every element lies where the spec has it."""
+        return self.shape == spec.shape and self.dtype == spec.dtype and spec.same_layout(self.strides)
+
+    def numpy(self) -> Array:
+        """The tensor as a NumPy array over the same memory; bf16 as uint16."""
+        low, end = self.bounds
+        raw: Any = (ctypes.c_char * (end - low)).from_address(low)
+        dtype: np.dtype[Any] = NUMPY_DTYPES.get(self.dtype, BITS)
+        steps = tuple(stride * dtype.itemsize for stride in self.strides)
+        array: Array = np.ndarray(self.shape, dtype, raw, self.address - low, steps)
+        return array
+
+    def widened(self) -> Array:
+        """The tensor in its compute dtype: itself for f64 and f32, an exact copy for f16 and bf16."""
+        array = self.numpy()
+        return widen(array, self.dtype)
+
+
+def widen(array: Array, dtype: str) -> Array:
+    """Stored elements (bf16 as uint16) in the compute dtype; exact."""
+    if dtype == "bf16":
+        widened: Array = (array.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return array.astype(np.float32) if dtype == "f16" else array
+
+
+def narrow(array: NDArray[np.float64], dtype: str) -> Array:
+    """Float64 elements as `dtype` stores them, rounded once, to nearest even; bf16 as uint16."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _to_bf16(array) if dtype == "bf16" else array.astype(NUMPY_DTYPES[dtype])
+
+
+def _to_bf16(array: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Rounds float64 to bf16 once: first to float32 with its last bit set where inexact, which cannot tie."""
+    near = array.astype(np.float32)
+    bits = near.view(np.uint32)
+    away = np.abs(near.astype(np.float64)) > np.abs(array)
+    odd = np.where(away, bits - 1, bits) | (near.astype(np.float64) != array)
+    rounded = (odd + 0x7FFF + ((odd >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | 0x40
+    chosen: NDArray[np.uint16] = np.where(np.isnan(near), quiet, rounded).astype(np.uint16)
+    return chosen
+
+
+def view(tensor: Any, what: str) -> Buffer:
+    """The tensor as a buffer; `what` is what messages call it.
+
+    Raises:
+        ArgumentError: it is no tensor, is not in host memory, or has a dtype or alignment that kernels do not
+            take.
+    """
+    if isinstance(tensor, np.ndarray):
+        return _view_numpy(tensor, what)
+    if hasattr(tensor, "__dlpack__"):
+        return Buffer(*view_dlpack(tensor, what), tensor)
+    raise ArgumentError(
+        f"{what} is a {type(tensor).__name__}; want a NumPy array, or a tensor with DLPack such as torch's"
+    )
+
+
+def _view_numpy(array: Array, what: str) -> Buffer:
+    dtype = array.dtype
+    name = NAMES.get(dtype.name)
+    if name is None or not dtype.isnative:
+        raise ArgumentError(
+            f"{what} has dtype {dtype!s}; want float64, float32, float16, bfloat16 (of ml_dtypes) or bf16 as "
+            "uint16, in this machine's byte order: convert it with .astype(...)"
+        )
+    if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
+        raise ArgumentError(
+            f"{what} is not aligned to its elements: copy it with numpy.ascontiguousarray(...)"
+        )
+    strides = tuple(step // dtype.itemsize for step in array.strides)
+    return Buffer(array.ctypes.data, array.shape, name, strides, not array.flags.writeable, array)
+
+
+def empty(spec: TensorSpec) -> Array:
+    """A new NumPy array with the spec's shape and strides, aligned to 64 bytes; its elements are arbitrary."""
+    dtype = _numpy_dtype(spec.dtype)
+    raw = aligned_bytes(spec.span * spec.itemsize)
+    array: Array = np.ndarray(spec.shape, dtype, raw, 0, _byte_strides(spec))
+    return array
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name != "bf16":
+        return NUMPY_DTYPES[name]
+    package = sys.modules.get("ml_dtypes")  # the caller's own bf16, where there is one
+    return BITS if package is None else np.dtype(package.bfloat16)
+
+
+def _byte_strides(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(stride * spec.itemsize for stride in spec.element_strides)
+
+
+def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """That many bytes, aligned to 64, arbitrary."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def aligned_copy(array: Array) -> Array:
+    """The array, contiguous and aligned to 64 bytes."""
+    copied: Array = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
+
+
+def empty_like(source: Any, spec: TensorSpec) -> Any:
+    """A new tensor of the spec, of the source's kind: torch's for torch's, else NumPy's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(source, torch.Tensor):
+        return empty(spec)
+    dtype = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[
+        spec.dtype
+    ]
+    return torch.empty_strided(spec.shape, spec.element_strides, dtype=dtype)
+
+
+def overlap(first: Buffer, second: Buffer) -> bool:
+    """Whether the two share an element; views too tangled to tell count as sharing."""
+    (low, end), (other_low, other_end) = first.bounds, second.bounds
+    if end <= other_low or other_end <= low:
+        return False
+    try:
+        return bool(np.shares_memory(first.numpy(), second.numpy(), max_work=WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _is_dense_default(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True

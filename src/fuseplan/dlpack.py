@@ -1,0 +1,116 @@
+"""Reads tensors of other packages through DLPack's C structures: no copy, no import of the package."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from fuseplan.errors import ArgumentError
+
+# What a capsule holds: https://dmlc.github.io/dlpack/latest/c_api.html
+CPU, PINNED = 1, 3  # device types whose memory the processor reads as its own
+DEVICES = {
+    2: "CUDA",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    10: "ROCm",
+    11: "ROCm host",
+    13: "CUDA managed",
+    14: "oneAPI",
+}
+FLOAT, BFLOAT = 2, 4
+DTYPES = {(FLOAT, 64): "f64", (FLOAT, 32): "f32", (FLOAT, 16): "f16", (BFLOAT, 16): "bf16"}
+ITEMSIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+READ_ONLY = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+View = tuple[int, tuple[int, ...], str, tuple[int, ...], bool]
+
+
+def view_dlpack(tensor: Any, what: str) -> View:
+    """Address, shape, dtype, strides (elements) and read-only flag of a tensor with `__dlpack__`.
+
+    The capsule is read and let go, which tells its maker that nobody took the tensor: the caller keeps
+    `tensor` itself.
+
+    Raises:
+        ArgumentError: it is not in host memory, its maker will not export it, or its dtype is none of ours.
+    """
+    device = int(tensor.__dlpack_device__()[0])
+    if device not in (CPU, PINNED):
+        name = DEVICES.get(device, f"DLPack device {device}")
+        raise ArgumentError(
+            f"{what} is in {name} memory; this target reads host memory: pass a copy on the CPU"
+        )
+    capsule = _capsule(tensor, what)
+    if _is_valid(capsule, b"dltensor_versioned"):
+        held = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
+        if held.major != 1:
+            raise ArgumentError(f"{what} speaks DLPack {held.major}.{held.minor}; want 1.x or 0.x")
+        return _read(held.tensor, bool(held.flags & READ_ONLY), what)
+    if _is_valid(capsule, b"dltensor"):
+        plain = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+        return _read(plain, False, what)
+    raise ArgumentError(f"{what}: {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
+
+
+def _capsule(tensor: Any, what: str) -> Any:
+    try:
+        try:
+            return tensor.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a maker of before DLPack 1.0
+            return tensor.__dlpack__()
+    except (BufferError, RuntimeError, TypeError) as error:
+        hint = "; pass tensor.detach()" if getattr(tensor, "requires_grad", False) else ""
+        raise ArgumentError(f"{what} cannot be exported by DLPack: {error}{hint}") from error
+
+
+def _read(held: _Tensor, readonly: bool, what: str) -> View:
+    dtype = DTYPES.get((held.code, held.bits)) if held.lanes == 1 else None
+    if dtype is None:
+        raise ArgumentError(
+            f"{what} has a dtype of DLPack code {held.code}, {held.bits} bits; want f64, f32, f16 or bf16"
+        )
+    shape = tuple(held.shape[axis] for axis in range(held.ndim))
+    address = (held.data or 0) + held.byte_offset
+    if address % ITEMSIZES[dtype]:
+        raise ArgumentError(f"{what} is not aligned to its elements: pass a copy")
+    if held.strides:
+        return address, shape, dtype, tuple(held.strides[axis] for axis in range(held.ndim)), readonly
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return address, shape, dtype, tuple(reversed(strides)), readonly
