@@ -22,12 +22,15 @@ class Place:
         channel: lane 0's channel.
         along_channels: the next lane is the next channel; else the next position of the same channel.
         count: lanes that exist.
+        inside: lane 0's place in an image that is stored densely; what `element` says of a batch of such images unless
+            told.
     """
 
     element: Index
     channel: Index
     along_channels: bool
     count: int
+    inside: Index | None = None
 
 
 class Elementwise:
@@ -80,15 +83,36 @@ class Elementwise:
 
     def prepare(self, place: Place, known: dict[object, Value]) -> None:
         """Evaluates what depends on the channel alone, so that a loop over positions need not."""
-        for stage in self.stages:
-            self._prepare(stage.expression, place, known)
+        for node in self.invariants():
+            self.evaluate(node, place, known)
 
-    def _prepare(self, node: Scalar, place: Place, known: dict[object, Value]) -> None:
+    def invariants(self, *, channel: bool | None = None) -> list[Scalar]:
+        """The largest parts that are the same for all positions of a channel, each once.
+
+        `channel` asks for those that differ between channels, or for those that do not.
+        """
+        found: dict[Scalar, None] = {}
+        for stage in self.stages:
+            self._collect(stage.expression, found)
+        return [node for node in found if channel is None or self._channelled(node) == channel]
+
+    def _collect(self, node: Scalar, found: dict[Scalar, None]) -> None:
         if not self._varies(node):
-            self._value(node, None, place, known, {})
+            found.setdefault(node)
             return
         for child in _children(node):
-            self._prepare(child, place, known)
+            self._collect(child, found)
+
+    def evaluate(self, node: Scalar, place: Place, known: dict[object, Value]) -> Value:
+        """The value of one of the `invariants` at a place, kept in `known`."""
+        return self._value(node, None, place, known, {})
+
+    def keep(self, node: Scalar, place: Place, value: Value, known: dict[object, Value]) -> None:
+        """Puts the value of one of the `invariants` at a place into `known`, where it was evaluated before."""
+        known[self._key(node, place)] = value
+
+    def _key(self, node: Scalar, place: Place) -> object:
+        return (node, _written(place.channel), place.along_channels) if self._channelled(node) else node
 
     def _value(
         self,
@@ -100,7 +124,7 @@ class Elementwise:
     ) -> Value:
         """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
         scope = local if self._varies(node) else known
-        key = (node, _written(place.channel), place.along_channels)
+        key = self._key(node, place)
         if key in scope:
             return scope[key]
         if node.fn == "leaf":
@@ -122,6 +146,13 @@ class Elementwise:
             )
         return any(self._varies(child) for child in _children(node))
 
+    def _channelled(self, node: Scalar) -> bool:
+        """Whether the value differs between channels."""
+        if node.fn == "leaf":
+            name = str(node.args[0])
+            return name in self._operands and self._operands[name].per == "channel"
+        return any(self._channelled(child) for child in _children(node))
+
     def _leaf(self, name: str, x: Value | None, place: Place) -> Value:
         b = self.b
         if name == "x":
@@ -135,7 +166,7 @@ class Elementwise:
             where = b.at(pointer, place.element, storage.element_type(operand.dtype))
             return storage.read(b, operand.dtype, where, self.lanes, count=place.count)
         if operand.per == "activation":
-            inside = place.element % self._image
+            inside = place.element % self._image if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside), place.count, b.vector)
         if operand.per == "shared":
             return b.broadcast(pointer)

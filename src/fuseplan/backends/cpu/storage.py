@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.ir import Builder, Value, element_of, lanes_of, vector
+from fuseplan.backends.cpu.ir import BITS, Builder, Value, element_of, lanes_of, vector
 
 # What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
 # lacks it.
@@ -37,7 +37,7 @@ def write(
     stored = narrow(b, dtype, value)
     if count is not None and count < lanes_of(value.type):
         return b.store_first(stored, pointer, count)
-    align = b.lanes * 4 if stream else None
+    align = lanes_of(stored.type) * BITS[element_of(stored.type)] // 8 if stream else None
     return b.store(stored, pointer, align=align, stream=stream)
 
 

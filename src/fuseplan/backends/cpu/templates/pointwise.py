@@ -1,0 +1,367 @@
+"""Plans without a contraction: one pass over src, all operators applied to vectors in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from fuseplan.backends.cpu import model, storage
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.ir import I64, Index, Value
+from fuseplan.backends.cpu.walk import Walk, walk
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, functions
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import Scalar
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, lanes
+
+_TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
+_STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
+
+
+@dataclass(frozen=True)
+class Pointwise(Template):
+    """Chains of elementwise operators, in any layout.
+
+    reads:  src and every operand once; what depends on the channel alone is computed once for a block of channels
+    writes: dst once
+    chosen: for every plan without a contraction
+
+    Attributes:
+        vectors: vectors in one step of the innermost loop.
+        repeat: positions in a run, where lanes are channels.
+        block_rows: runs in a task (groups of `lanes` runs, where the loop over channels goes around them).
+        block_run: elements of a run in a task.
+        stream: writes go past the caches.
+    """
+
+    name: ClassVar[str] = "pointwise"
+
+    vectors: int
+    repeat: int
+    block_rows: int
+    block_run: int
+    stream: bool
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE)
+        yield claim(kernel.dst.is_dense, Reason.STRIDED_OUTPUT, got=str(kernel.dst))
+        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        large = _moved(kernel) > target.l3_bytes
+        for stream in (True, False) if large else (False,):
+            candidate = _blocked(kernel, target, stream)
+            if candidate.stream == stream:
+                yield candidate
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return model.traffic(kernel, target)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        moved = self.traffic(kernel, target)
+        # A plain store reads its line before it writes it.
+        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
+        paid = Traffic(moved.read + fetched, moved.written)
+        return model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.25)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """One rounding a function; there is no product to sum, so the bound is relative to the functions' results."""
+        return sum(functions(stage.expression) for stage in kernel.epilogue) * model.unit_roundoff(kernel)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return self.bound(kernel)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return _Writer(self, kernel, target).source()
+
+
+def _moved(kernel: Kernel) -> int:
+    """Bytes of the tensors that are as large as dst."""
+    elements = sum(operand.nbytes for operand in kernel.operands if operand.per == "element")
+    return kernel.src.nbytes + kernel.dst.nbytes + elements
+
+
+def _repeat(path: Walk, width: int, stream: bool) -> int:
+    """Positions after which a run of channels is a whole number of vectors, if that is soon, and not too short a run."""
+    if not path.period:
+        return 1
+    wanted = 2 * _STREAMED_RUN * width if stream else 4 * width
+    times = next((times for times in range(1, width + 1) if path.period * times % width == 0), 1)
+    if path.period * times > 4 * wanted:
+        return 1
+    return times * max(1, -(-wanted // (path.period * times)))
+
+
+def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
+    """Knobs with about four tasks a thread, fewer where a task would be too small to be worth handing out."""
+    width, plain = lanes(kernel, target), walk(kernel)
+    path = plain.repeated(_repeat(plain, width, stream))
+    step = 4 * width
+    tasks = max(1, min(4 * target.threads, _moved(kernel) // _TASK_BYTES))
+    most = path.run.extent
+    if path.period:
+        most = min(most, _scratch_room(kernel, target) // step * step) if path.repeats == 1 else most
+    units = path.rows * -(-path.channels // width)
+    chunks = max(-(-path.run.extent // most), 1)
+    if units < tasks:
+        chunks = max(chunks, min(-(-tasks // units), path.run.extent // (4 * step) or 1))
+    block_run = -(-path.run.extent // chunks)
+    if chunks > 1:
+        block_run = -(-block_run // step) * step
+    chunks = -(-path.run.extent // block_run)
+    parts = max(1, min(units, tasks // chunks))
+    streams = stream and block_run >= _STREAMED_RUN * width and path.run.src == 1
+    return Pointwise(4, path.repeats, -(-units // parts), block_run, streams)
+
+
+def _scratch_room(kernel: Kernel, target: Target) -> int:
+    """Elements of a run whose channel's values fit half the first cache."""
+    values = max(1, len(kernel.epilogue))
+    return max(1024, target.l1_bytes // 2 // (values * model.itemsize(kernel)))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One run: where it begins in dst, src and an image, its channel, where the task's part of it begins, what is known."""
+
+    dst: Index
+    src: Index
+    image: Index
+    channel: Index
+    origin: Index
+    known: dict[object, Value]
+
+
+class _Writer:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: Pointwise, kernel: Kernel, target: Target) -> None:
+        self.knobs, self.kernel = knobs, kernel
+        self.path = walk(kernel).repeated(knobs.repeat)
+        slots = slots_of(kernel, workspace=False)
+        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.stages = Elementwise(self.frame, "epilogue")
+        self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
+        self.activation = any(operand.per == "activation" for operand in kernel.operands)
+        self.uniform: dict[object, Value] = {}
+
+    @cached_property
+    def hoisted(self) -> list[Scalar]:
+        """What is computed once a channel and kept in memory; an operand as it is, is in memory already."""
+        nodes = self.stages.invariants(channel=True)
+        return nodes if self.path.repeats > 1 else [node for node in nodes if node.fn != "leaf"]
+
+    @cached_property
+    def scratch(self) -> dict[Scalar, Value]:
+        """Room for each hoisted value of all channels that a task meets at once."""
+        path, along = self.path, self.path.along_channels
+        extent = self.knobs.block_run if along else self.lanes
+        return {node: self.b.buffer(extent + 2 * self.lanes) for node in self.hoisted} if along or path.channel else {}
+
+    def source(self) -> Source:
+        """The whole kernel: one phase of tasks, each some rows of a part of the run."""
+        b, knobs, path = self.b, self.knobs, self.path
+        groups = -(-path.channels // self.lanes)
+        units, extent = path.rows * groups, path.run.extent
+        chunks, blocks = -(-extent // knobs.block_run), -(-units // knobs.block_rows)
+        with self.frame.tasks(blocks * chunks) as task:
+            chunk, block = task % chunks, task // chunks
+            start: Index = chunk * knobs.block_run if chunks > 1 else 0
+            stop = b.smaller(start + knobs.block_run, extent) if chunks > 1 else extent
+            begin: Index = block * knobs.block_rows if blocks > 1 else 0
+            end = b.smaller(begin + knobs.block_rows, units) if blocks > 1 else units
+            self._share(start, stop)
+            with b.loop(begin, end, name="row") as unit:
+                self._unit(unit // groups, unit % groups, start, stop)
+            if knobs.stream:
+                b.line("fence seq_cst")  # the stores past the caches are seen before the task counts as finished
+        return self.frame.source()
+
+    def _share(self, start: Index, stop: Index) -> None:
+        """What is the same for the whole task."""
+        whole = Place(0, 0, False, self.lanes)
+        for node in self.stages.invariants(channel=False):
+            self.stages.evaluate(node, whole, self.uniform)
+        if self.path.along_channels:
+            self._fill_run(start, stop)
+        elif self.path.channel is None:
+            self.stages.prepare(whole, self.uniform)
+
+    def _unit(self, row: Index, group: Index, start: Index, stop: Index) -> None:
+        """One row: its run, or the runs of `lanes` channels."""
+        offsets, last = self._offsets(row)
+        if self.path.short:
+            stop = self.b.select(last, self.path.short, self.b.const(stop, I64)) if last is not None else stop
+        if self.path.channel is None:
+            self._run(_Line(*offsets, 0, start, self.uniform), start, stop)
+            return
+        self._channels(offsets, group, start, stop)
+
+    def _offsets(self, row: Index) -> tuple[list[Index], Value | None]:
+        """Where in dst, src and an image the row begins, and whether it is the last along `outer[-1]`."""
+        offsets: list[Index] = [0, 0, 0]
+        last = None
+        for number, axis in enumerate(reversed(self.path.outer)):
+            outermost = number == len(self.path.outer) - 1
+            index, row = (row, row) if outermost else (row % axis.extent, row // axis.extent)
+            steps = (axis.dst, axis.src, axis.image)
+            offsets = [index * step + offset if step else offset for step, offset in zip(steps, offsets, strict=True)]
+            if number == 0 and isinstance(index, Value):
+                last = self.b.compare("eq", index, axis.extent - 1)
+        return offsets, last
+
+    # ---- what depends on the channel
+
+    def _fill_run(self, start: Index, stop: Index) -> None:
+        """Lanes are channels: the values of a task's part of the run, one after the other."""
+        b, path, step = self.b, self.path, self.lanes
+        if not self.scratch:
+            return
+        period: Index = path.period if path.repeats > 1 else stop - start
+        with b.loop(0, period, step, name="fill") as i:
+            self._fill(i, start + i if path.repeats == 1 else i, self.lanes)
+        if path.repeats == 1:
+            return
+        with b.loop(1, path.repeats, name="copy") as turn, b.loop(0, path.period, step, name="fill") as i:
+            for room in self.scratch.values():
+                b.store(b.load(b.at(room, i)), b.at(room, turn * path.period + i))
+
+    def _fill(self, at: Index, channel: Index, count: int) -> None:
+        """The values of `lanes` channels; operands are padded to whole vectors, so none is read past its end."""
+        place, known = Place(0, channel, True, count), dict(self.uniform)
+        for node, room in self.scratch.items():
+            self.b.store(self.stages.evaluate(node, place, known), self.b.at(room, at))
+
+    def _channels(self, offsets: list[Index], group: Index, start: Index, stop: Index) -> None:
+        """The runs of one group of channels, each with its channel's values in all lanes."""
+        b, axis = self.b, self.path.channel
+        if axis is None:
+            raise ValueError("there is no loop over channels")
+        first = group * self.lanes
+        if self.scratch:
+            self._fill(0, first, self.lanes)
+        with b.loop(first, b.smaller(first + self.lanes, axis.extent), name="channel") as channel:
+            known, place = dict(self.uniform), Place(0, channel, False, self.lanes)
+            for node in self.stages.invariants(channel=True):
+                if node in self.scratch:
+                    spread = b.broadcast(self.scratch[node], channel - first)
+                    self.stages.keep(node, place, spread, known)
+                else:
+                    self.stages.evaluate(node, place, known)
+            steps = (axis.dst, axis.src, axis.image)
+            moved = [channel * step + offset for step, offset in zip(steps, offsets, strict=True)]
+            self._run(_Line(*moved, channel, start, known), start, stop)
+
+    # ---- a run
+
+    def _run(self, line: _Line, start: Index, stop: Index) -> None:
+        """Elements start..stop-1 of a run."""
+        if not self.knobs.stream:
+            self._plain(line, start, stop)
+            return
+        if self._shortest() >= 2 * self.lanes:
+            self._streamed(line, start, stop)
+            return
+        length = self.b.const(stop - start, I64)
+        with self.b.when(self.b.compare("sge", length, 2 * self.lanes)):
+            self._streamed(line, start, stop)
+        with self.b.when(self.b.compare("slt", length, 2 * self.lanes)):
+            self._plain(line, start, stop)
+
+    def _ends(self) -> dict[int, int]:
+        """Where the last part of a run may end, and where that part begins."""
+        ends = [self.path.run.extent, *([self.path.short] if self.path.short else [])]
+        return {end: (end - 1) // self.knobs.block_run * self.knobs.block_run for end in ends}
+
+    def _shortest(self) -> int:
+        return min(self.knobs.block_run, *(end - start for end, start in self._ends().items()))
+
+    def _plain(self, line: _Line, start: Index, stop: Index) -> None:
+        b, lanes, step = self.b, self.lanes, self.lanes * self.knobs.vectors
+        length = stop - start
+        if isinstance(length, int) and length <= 2 * step:
+            for i in range(0, length - length % lanes, lanes):
+                self._vector(line, start + i, lanes)
+        else:
+            whole, even = start + length // step * step, start + length // lanes * lanes
+            self._steps(line, start, whole)
+            if not isinstance(length, int) or whole != even:
+                with b.loop(whole, even, lanes, name="vector") as i:
+                    self._vector(line, i, lanes)
+        for end, begin in self._ends().items():
+            self._tail(line, stop, end, begin)
+
+    def _steps(self, line: _Line, start: Index, stop: Index, *, stream: bool = False) -> None:
+        """Whole steps of several vectors."""
+        with self.b.loop(start, stop, self.lanes * self.knobs.vectors, name="step") as i:
+            for vector in range(self.knobs.vectors):
+                self._vector(line, i + vector * self.lanes, self.lanes, stream=stream)
+
+    def _tail(self, line: _Line, stop: Index, end: int, begin: int) -> None:
+        """What is left of a run that ends at `end`: a vector that begins early, or a part of one."""
+        rest = end % self.lanes
+        if not rest:
+            return
+        with ExitStack() as guard:
+            if not isinstance(stop, int):
+                guard.enter_context(self.b.when(self.b.compare("eq", stop, end)))
+            if end - begin >= self.lanes:
+                self._vector(line, end - self.lanes, self.lanes)
+            else:
+                self._vector(line, end - rest, rest)
+
+    def _streamed(self, line: _Line, start: Index, stop: Index) -> None:
+        """Aligned vectors go past the caches; the ends, which share lines with other runs, do not.
+
+        Where they overlap, both write the same values.
+        """
+        b, lanes, step = self.b, self.lanes, self.lanes * self.knobs.vectors
+        dtype = self.kernel.dst.dtype
+        where = b.at(self.dst, line.dst + start, storage.element_type(dtype))
+        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
+        lead = (0 - address // self.kernel.dst.itemsize) % lanes
+        with b.when(b.compare("ne", lead, 0)):
+            self._vector(line, start, lanes)
+        first = start + lead
+        length = stop - first
+        whole, even = first + length // step * step, first + length // lanes * lanes
+        self._steps(line, first, whole, stream=True)
+        with b.loop(whole, even, lanes, name="vector") as i:
+            self._vector(line, i, lanes, stream=True)
+        with b.when(b.compare("slt", even, stop)):
+            self._vector(line, stop - lanes, lanes)
+
+    def _vector(self, line: _Line, i: Index, count: int, *, stream: bool = False) -> None:
+        """`count` elements of a run from its element i on."""
+        b, along, dtype = self.b, self.path.along_channels, self.kernel.dst.dtype
+        inside = line.image + i * self.path.run.image if self.activation else None
+        place = Place(line.dst + i, i if along else line.channel, along, count, inside)
+        known = dict(line.known)
+        for node, room in self.scratch.items() if along else ():
+            self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
+        value = self.stages.apply(self._read(line.src + i * self.path.run.src, count), place, known)
+        where = b.at(self.dst, place.element, storage.element_type(dtype))
+        storage.write(b, dtype, value, where, count=count, stream=stream)
+
+    def _read(self, offset: Index, count: int) -> Value:
+        """Elements of src, which may lie apart."""
+        b, dtype, step = self.b, self.kernel.src.dtype, self.path.run.src
+        kind = storage.element_type(dtype)
+        if step == 1 or count == 1:
+            return storage.read(b, dtype, b.at(self.src, offset, kind), self.lanes, count=count)
+        gathered = Value(b, b.vector, "zeroinitializer")
+        for lane in range(count):
+            one = storage.read_one(b, dtype, b.at(self.src, offset + lane * step, kind))
+            text = f"insertelement {b.vector} {gathered.name}, {one.type} {one.name}, i32 {lane}"
+            gathered = b.op(b.vector, text)
+        return gathered

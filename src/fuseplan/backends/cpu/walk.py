@@ -1,0 +1,140 @@
+"""The order in which a pointwise kernel goes through its elements: as few and as long loops as the strides allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+from fuseplan.kernel import Kernel
+from fuseplan.tensor import TensorSpec
+
+_SCOPES = ("dst", "src", "image", "channel")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop: how often, and how far a step goes in each tensor that is indexed.
+
+    Attributes:
+        extent: steps.
+        dst, src: elements of dst (operands per element lie as dst does) and of src.
+        image: elements of an operand per activation; 0 where there is none.
+        channel: channels; 0 where no operand is per channel.
+    """
+
+    extent: int
+    dst: int
+    src: int
+    image: int = 0
+    channel: int = 0
+
+    def holds(self, inner: Axis) -> bool:
+        """Whether a step of this axis goes as far as all steps of `inner`, so that the two are one loop."""
+        return all(getattr(self, scope) == getattr(inner, scope) * inner.extent for scope in _SCOPES)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Loops over a whole tensor, from the outside: `outer`, then `channel`, then `run`, along which lanes lie.
+
+    `channel` is None where lanes are channels (`along_channels`), or where nothing depends on the channel.
+
+    Attributes:
+        outer: outermost first.
+        channel: the loop over channels around the run.
+        run: dst lies densely along it.
+        short: elements of the run at the last step of `outer[-1]`, where it is shorter there; else 0.
+        period: channels after which the run begins anew; 0 where lanes are not channels.
+    """
+
+    outer: tuple[Axis, ...]
+    channel: Axis | None
+    run: Axis
+    short: int = 0
+    period: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many times all of `channel` and `run` are gone through."""
+        return prod(axis.extent for axis in self.outer)
+
+    @property
+    def channels(self) -> int:
+        """Steps of the loop over channels."""
+        return self.channel.extent if self.channel else 1
+
+    @property
+    def along_channels(self) -> bool:
+        """Whether neighbouring lanes belong to neighbouring channels."""
+        return self.run.channel == 1
+
+    @property
+    def repeats(self) -> int:
+        """How many positions a run of channels covers."""
+        return self.run.extent // self.period if self.period else 1
+
+    def repeated(self, times: int) -> Walk:
+        """The same walk with runs over the channels of `times` neighbouring positions, where they follow one another."""
+        if not self.along_channels or not self.outer or times < 2 or not self._follows():
+            return self
+        positions = self.outer[-1]
+        times = min(times, positions.extent)
+        long = replace(self.run, extent=self.run.extent * times)
+        rows = -(-positions.extent // times)
+        last = replace(
+            positions,
+            extent=rows,
+            dst=positions.dst * times,
+            src=positions.src * times,
+            image=positions.image * times,
+        )
+        short = positions.extent % times * self.run.extent
+        return replace(self, outer=(*self.outer[:-1], last), run=long, short=short)
+
+    def _follows(self) -> bool:
+        """Whether the run of the next position begins where this one's ends."""
+        return self.outer[-1].holds(replace(self.run, channel=0))
+
+
+def walk(kernel: Kernel) -> Walk:
+    """The walk for a kernel without a contraction whose dst is dense."""
+    uses = {operand.per for operand in kernel.operands}
+    axes = _merged(_axes(kernel, "activation" in uses, "channel" in uses))
+    if not axes or axes[-1].image not in (0, 1) or ("activation" in uses and axes[-1].image == 0):
+        axes.append(Axis(1, 1, 1))  # lanes cannot lie along the batch where an operand is the same for all of it
+    run, around = axes[-1], axes[:-1]
+    channel = next((axis for axis in around if axis.channel), None)
+    outer = tuple(axis for axis in around if axis is not channel)
+    return Walk(outer, channel, run, period=run.extent if run.channel else 0)
+
+
+def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
+    """One loop for each axis with more than one element, as dst stores them."""
+    dst, src = kernel.dst, kernel.src
+    image = _image_strides(dst) if activation else (0,) * dst.rank
+    listed = [
+        Axis(extent, dst.element_strides[i], src.element_strides[i], image[i], int(channel and i == 1))
+        for i, extent in enumerate(dst.shape)
+        if extent > 1
+    ]
+    return sorted(listed, key=lambda axis: -axis.dst)
+
+
+def _image_strides(spec: TensorSpec) -> tuple[int, ...]:
+    """Strides within one image that is stored densely in the tensor's order of axes."""
+    steps, step = [0] * spec.rank, 1
+    for axis in sorted(range(1, spec.rank), key=lambda axis: spec.element_strides[axis]):
+        steps[axis] = step
+        step *= spec.shape[axis]
+    return tuple(steps)
+
+
+def _merged(axes: Iterable[Axis]) -> list[Axis]:
+    """Neighbours that are one loop become one."""
+    merged: list[Axis] = []
+    for axis in axes:
+        if merged and merged[-1].holds(axis):
+            axis = replace(axis, extent=axis.extent * merged.pop().extent)
+        merged.append(axis)
+    return merged
