@@ -1,0 +1,168 @@
+"""Every way to be refused, and how a refusal comes about.
+
+A rule's conditions and a template's limits are flat runs of claims. The first that does not hold becomes a
+`Refusal`: data, which errors print and `explain` tells. Each reason stands in the one catalogue below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reason(Enum):
+    """The catalogue: a code as users meet it, a sentence that says what would be taken, and what to do."""
+
+    # What no rule fuses.
+    EMPTY_PLAN = (
+        "empty-plan",
+        "a kernel needs at least one operator",
+        "Add an operator: plan.add(Relu())",
+    )
+    HORIZONTAL = (
+        "horizontal",
+        "operators are fused one after the other, not side by side",
+        "Make one vertical plan for each branch",
+    )
+    NO_CONTRACTION = (
+        "no-contraction",
+        "this rule fuses around one convolution",
+        "A plan of elementwise operators alone is taken by the rule `pointwise`",
+    )
+    SEVERAL_CONTRACTIONS = (
+        "several-contractions",
+        "one kernel holds one convolution",
+        "Split the plan in front of the second convolution",
+    )
+    CONTRACTION_IN_POINTWISE = (
+        "contraction-in-pointwise",
+        "this rule fuses elementwise operators alone",
+        "A plan with one convolution is taken by the rule `contraction`",
+    )
+
+    # What no template of a backend computes.
+    STRIDED_OUTPUT = (
+        "strided-output",
+        "results are written to dense storage, channels first or channels last",
+        "Give src one of the named layouts: the result takes its order of axes",
+    )
+    STRIDED_PROLOGUE = (
+        "strided-prologue",
+        "an operator per activation before a convolution needs a dense src",
+        "Give src one of the named layouts",
+    )
+    ACCURACY = (
+        "accuracy",
+        "the error bound of this algorithm is above the one asked for",
+        "Allow a larger bound with accuracy=",
+    )
+    NOT_DEPTHWISE = (
+        "not-depthwise",
+        "this kernel convolves each channel alone",
+        "`direct` and `grouped` take other groups",
+    )
+    CHANNEL_MULTIPLIER = (
+        "channel-multiplier",
+        "this kernel makes few features from each channel",
+        "`direct` takes any number",
+    )
+    CHANNELS_FIRST = (
+        "channels-first",
+        "this kernel writes channels last",
+        "Give src a layout with its channels innermost, such as nhwc",
+    )
+    CHANNELS_LAST = (
+        "channels-last",
+        "this kernel writes channels first",
+        "Give src a layout with its pixels innermost, such as nchw",
+    )
+
+    def __init__(self, code: str, sentence: str, remedy: str) -> None:
+        self.code = code
+        self.sentence = sentence
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What has to hold and, should it not: why, what was met, what was wanted, which operator is to blame."""
+
+    holds: bool
+    reason: Reason
+    got: str | None = None
+    want: str | None = None
+    operator: int | None = None
+
+
+def claim(
+    holds: bool, reason: Reason, *, got: object = None, want: object = None, operator: int | None = None
+) -> Claim:
+    """A claim; `got` and `want` are anything that prints, `operator` is an index into the plan."""
+    return Claim(bool(holds), reason, _printed(got), _printed(want), operator)
+
+
+def _printed(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A claim that did not hold.
+
+    Attributes:
+        reason: its entry in the catalogue.
+        got: what the plan has; None where the reason's sentence says it all.
+        want: what would have been taken.
+        operator: index of the operator to blame; None for the plan as a whole.
+        tried: the rule or template that refused.
+        held: how many of its claims held before this one; of two refusals, the one with more is the nearer
+            miss.
+    """
+
+    reason: Reason
+    got: str | None = None
+    want: str | None = None
+    operator: int | None = None
+    tried: str = ""
+    held: int = 0
+
+    @property
+    def code(self) -> str:
+        """The reason's code, in kebab-case."""
+        return self.reason.code
+
+    @property
+    def sentence(self) -> str:
+        """What would be taken."""
+        return self.reason.sentence
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return self.reason.remedy
+
+    def __str__(self) -> str:
+        met = f"{self.got}; " if self.got is not None else ""
+        wanted = f"; want {self.want}" if self.want is not None else ""
+        return f"{met}{self.sentence}{wanted}"
+
+    def to_json(self) -> dict[str, object]:
+        """The refusal as JSON values."""
+        return {
+            "code": self.code,
+            "sentence": self.sentence,
+            "remedy": self.remedy,
+            "got": self.got,
+            "want": self.want,
+            "operator": self.operator,
+            "tried": self.tried,
+        }
+
+
+def first_refusal(claims: Iterable[Claim], tried: str = "") -> Refusal | None:
+    """The first claim that does not hold, or None; later ones are not asked: they may rely on the earlier."""
+    for held, made in enumerate(claims):
+        if not made.holds:
+            return Refusal(made.reason, made.got, made.want, made.operator, tried, held)
+    return None
