@@ -1,0 +1,224 @@
+"""The four kinds of error: each tells what failed, where in the plan, got against wanted, and what to do."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fuseplan.reasons import Refusal
+
+ARROW = "->"
+SHOWN_REFUSALS = 3
+SHOWN_LINES = 12
+
+Span = tuple[int, int]  # where a piece of a text begins and ends
+
+
+class FuseplanError(Exception):
+    """The base of all errors that fuseplan raises on purpose."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revived, (type(self), self.args, self.__dict__)
+
+
+def _revived(kind: type[FuseplanError], args: tuple[Any, ...], fields: dict[str, Any]) -> FuseplanError:
+    """An error that crossed a process boundary, as it was: by default, exceptions lose keyword arguments."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+class PlanError(FuseplanError):
+    """The plan cannot be: a shape, an attribute, a word or a character is wrong.
+
+    Attributes:
+        what: what failed.
+        got: what was met there.
+        want: what would have been right.
+        remedy: what to do.
+        text: the plan's text, or as much of it as there was.
+        operator: index of the operator to blame.
+        span: the piece of `text` to blame; None underlines the operator.
+        field: the operator's field to blame.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        got: object = None,
+        want: object = None,
+        remedy: str | None = None,
+        text: str | None = None,
+        operator: int | None = None,
+        span: Span | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.got = got
+        self.want = want
+        self.remedy = remedy
+        self.text = text
+        self.operator = operator
+        self.span = span
+        self.field = field
+
+    def located(self, text: str, operator: int | None = None, span: Span | None = None) -> PlanError:
+        """The same error, in `text`: at `span`, or under the operator of that index."""
+        found = copy.copy(self)
+        found.text, found.operator, found.span = text, operator, span
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.what
+        details = list(self._details())
+        if self.text is not None:
+            yield ""
+            yield from _indented(underlined(self.text, self._place()))
+        elif details:
+            yield ""
+        yield from _indented(details)
+
+    def _place(self) -> Span | None:
+        if self.span is None and self.text is not None and self.operator is not None:
+            return operator_span(self.text, self.operator)
+        return self.span
+
+    def _details(self) -> Iterator[str]:
+        met = [f"got {self.got}"] if self.got is not None else []
+        wanted = [f"want {self.want}"] if self.want is not None else []
+        if met or wanted:
+            yield "; ".join(met + wanted)
+        if self.remedy:
+            yield self.remedy
+
+
+class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an error, and the word users meet
+    """The plan could be, but nothing computes it here.
+
+    Attributes:
+        what: what failed, naming the target.
+        text: the plan's text.
+        refusals: why, by every rule or template that was tried, the nearest miss first.
+    """
+
+    def __init__(self, what: str, *, text: str, refusals: Iterable[Refusal]) -> None:
+        super().__init__(what)
+        self.text = text
+        self.refusals = tuple(sorted(refusals, key=lambda refusal: -refusal.held))
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.what
+        blamed: int | None = -1  # none yet: the plan is shown before the first refusal
+        for refusal in self.refusals[:SHOWN_REFUSALS]:
+            yield ""
+            if refusal.operator != blamed:
+                blamed = refusal.operator
+                span = None if blamed is None else operator_span(self.text, blamed)
+                yield from _indented(underlined(self.text, span))
+            yield from _indented([f"{refusal!s:<70}  [{refusal.code}]", refusal.remedy])
+        if len(self.refusals) > 1:
+            yield ""
+            yield f"{len(self.refusals)} ways were tried; `fuseplan explain '{self.text}'` lists them"
+
+
+class BuildError(FuseplanError):
+    """The toolchain failed.
+
+    Attributes:
+        what: what failed.
+        source: the generated text; None where there was none.
+        output: what the toolchain said.
+        path: the file that holds `source`; None where it was not written.
+    """
+
+    def __init__(
+        self, what: str, *, source: str | None = None, output: str = "", path: Path | None = None
+    ) -> None:
+        super().__init__(what)
+        self.source = source
+        self.output = output
+        self.path = path
+
+    def __str__(self) -> str:
+        said = self.output.rstrip().splitlines()[-SHOWN_LINES:]
+        where = [f"the source: {self.path}"] if self.path else []
+        lines = _indented([*said, *where])
+        return "\n".join([self.what, "", *lines]) if said or where else self.what
+
+
+class ArgumentError(FuseplanError):
+    """What was passed to run is not what the plan takes."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name most like `word`, or None if none is much like it."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What to do about an unknown `word`: the nearest known name, or else all of them."""
+    names = list(known)
+    near = nearest(word, names)
+    return f"Did you mean `{near}`?" if near else f"Known here: {', '.join(names) or 'none'}"
+
+
+def segments(text: str) -> list[Span]:
+    """The pieces of a plan's text between its arrows, without spaces around: the tensor, then the operators.
+
+    An arrow inside quotes does not count.
+    """
+    cuts, quote, position = [0], "", 0
+    while position < len(text):
+        character = text[position]
+        if quote:
+            position += character == "\\"
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif text.startswith(ARROW, position):
+            cuts += [position, position + len(ARROW)]
+        position += 1
+    cuts.append(len(text))
+    return [_stripped(text, begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True)]
+
+
+def _stripped(text: str, begin: int, end: int) -> Span:
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return begin, end
+
+
+def operator_span(text: str, operator: int) -> Span | None:
+    """Where the operator of that index stands in a plan's text; None if it does not."""
+    found = segments(text)
+    return found[operator + 1] if 0 <= operator < len(found) - 1 else None
+
+
+def underlined(text: str, span: Span | None) -> list[str]:
+    """`text`, and a line of carets under its piece `span`; an empty piece gets one caret."""
+    flat = text.translate({ord(control): " " for control in "\t\n\r\v\f"})
+    if span is None:
+        return [flat]
+    begin, end = span
+    return [flat, " " * begin + "^" * max(1, end - begin)]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,308 @@
+"""What an operator is: one class body that says its arithmetic and everything given to it.
+
+The fields of an operator's class are of three kinds. An operand is a tensor given at run time; a parameter is
+a number given at run time, with a default that the plan writes down; anything else is an attribute, fixed in
+the plan. Parser, printer, checks, arguments and documentation all read this one declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.scalar import NUMPY, Scalar, fold, leaf
+from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
+
+Array = NDArray[np.float64]
+Shape = tuple[int, ...]
+Per = str | Callable[[Any, TensorSpec], str | Shape]  # a word of PER, or a function of (op, src)
+
+PER: dict[str, Callable[[TensorSpec], Shape]] = {
+    "channel": lambda src: (src.channels,),
+    "activation": lambda src: src.shape[1:],
+    "element": lambda src: src.shape,
+    "shared": lambda src: (1,),
+}
+IN_SRC_DTYPE = ("weight", "element")  # the other operands are few, and kept in the compute dtype
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operator is given at run time, for a known src.
+
+    Attributes:
+        name: what arguments call it.
+        shape: logical extents.
+        dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
+            too, and widened.
+        per: `channel`, `activation`, `element`, `shared`, or `weight` for any other shape.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    per: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that an operator is given at run time, and the value the plan has for it."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class OperandField:
+    """The declaration of an operand: what it is per, and which operators of the class have it."""
+
+    per: Per
+    when: Callable[[Any], bool]
+
+
+def _always(_: object) -> bool:
+    return True
+
+
+def operand(per: Per, *, when: Callable[[Any], bool] = _always) -> Any:
+    """Declares a tensor given at run time.
+
+    Args:
+        per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
+            `shared` (one element), or a function of (op, src) that gives one of these words or a shape.
+        when: whether the operator has it.
+    """
+    return OperandField(per, when)
+
+
+def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _always) -> Any:
+    """Declares a number given at run time; without a default, the plan has to say it."""
+    marks = {"parameter": when}
+    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+
+
+class Op(ABC):
+    """A step of a plan: what it needs, what it gives, and its meaning in float64.
+
+    Attributes:
+        name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
+        kind: `contraction` or `elementwise`.
+        onnx: ONNX's name of the operator; None where ONNX has none.
+        torch: PyTorch's, in torch.nn.functional or torch.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    onnx: ClassVar[str | None] = None
+    torch: ClassVar[str | None] = None
+    operand_fields: ClassVar[Mapping[str, OperandField]] = {}
+
+    def __post_init__(self) -> None:
+        for declared in dataclasses.fields(cast(Any, self)):
+            when = declared.metadata.get("parameter")
+            if when is not None:
+                self._check_parameter(declared, applies=when(self))
+
+    def _check_parameter(self, declared: dataclasses.Field[Any], applies: bool) -> None:
+        value = getattr(self, declared.name)
+        self._set(declared.name, real(self.name, declared.name, value))
+        if not applies and value != declared.default:
+            raise refused(self.name, declared.name, "has no meaning here", got=value)
+
+    def _set(self, name: str, value: object) -> None:
+        """Sets a field to its canonical form, as only construction may."""
+        object.__setattr__(self, name, value)
+
+    def operands(self, src: TensorSpec) -> tuple[Operand, ...]:
+        """The tensors it takes besides `src`, in the order of their declaration."""
+        declared = self.operand_fields.items()
+        return tuple(self._operand(name, made, src) for name, made in declared if made.when(self))
+
+    def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
+        per = declared.per(self, src) if callable(declared.per) else declared.per
+        shape, word = (PER[per](src), per) if isinstance(per, str) else (per, "weight")
+        dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
+        if prod(shape) * dtype_of(dtype).itemsize > MAX_BYTES:
+            raise PlanError(
+                f"{self.name}: its {name} is larger than memory can be",
+                got=f"{'x'.join(map(str, shape))} elements of {dtype}",
+                want="at most 2^63 - 1 bytes",
+            )
+        return Operand(name, shape, dtype, word)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The numbers it takes at run time, with the plan's values."""
+        return tuple(
+            Parameter(declared.name, getattr(self, declared.name))
+            for declared in dataclasses.fields(cast(Any, self))
+            if declared.metadata.get("parameter", lambda _: False)(self)
+        )
+
+    def attributes(self) -> dict[str, object]:
+        """What is fixed in the plan, in the order of declaration."""
+        declared = dataclasses.fields(cast(Any, self))
+        return {each.name: getattr(self, each.name) for each in declared if "parameter" not in each.metadata}
+
+    def written(self) -> Iterator[tuple[str, object, bool]]:
+        """Name, value and whether that is the default, of each field a plan's text may write.
+
+        They come as declared: attributes, then parameters. The first may stand without its name.
+        """
+        for each in dataclasses.fields(cast(Any, self)):
+            value = getattr(self, each.name)
+            yield each.name, value, value == each.default
+
+    @abstractmethod
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The tensor it makes of `src`.
+
+        Raises:
+            PlanError: it makes none.
+        """
+
+    @abstractmethod
+    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+        """The meaning in float64, all arrays in logical order.
+
+        Args:
+            src: of the plan's shape.
+            operands: by the operand's name, of the operand's shape.
+            parameters: by name; the plan's values stand for those left out.
+        """
+
+    @classmethod
+    @abstractmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Tensors, as text, and operators that take them: tests and documentation are made from these."""
+
+
+class Elementwise(Op):
+    """An operator that makes each element of its output from the same element of src.
+
+    A class has the method `apply(self, x, **leaves) -> Scalar`: the formula of one element. Its arguments
+    after `x` are its operands and parameters, by name.
+    """
+
+    kind = "elementwise"
+    apply: ClassVar[Callable[..., Scalar]]
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The tensor as it is: elements change, their places do not."""
+        return src
+
+    def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
+        """The formula over `x`, its operands and its parameters, called what `keys` says or by name."""
+        names = [name for name, declared in self.operand_fields.items() if declared.when(self)]
+        names += [each.name for each in self.parameters()]
+        renamed = keys or {}
+        return type(self).apply(self, leaf("x"), **{name: leaf(renamed.get(name, name)) for name in names})
+
+    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+        """The formula in float64; operands are broadcast over src."""
+        leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
+        leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
+        leaves |= {name: broadcast(value, src.ndim) for name, value in operands.items()}
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            return np.broadcast_to(fold(self.formula(), leaves, NUMPY), src.shape).copy()
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """One operator with its defaults, on a tensor of each rank; odd sizes, both orders of the axes."""
+        for text in ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]"):
+            yield text, cls()
+
+
+def broadcast(value: Array, rank: int) -> Array:
+    """An operand's array in float64, lined up with src: (c,) becomes (c, 1, ...)."""
+    wide = np.asarray(value, np.float64)
+    return wide.reshape(wide.shape + (1,) * (rank - 2)) if wide.ndim == 1 else wide
+
+
+def refused(operator: str, field: str, problem: str, **details: Any) -> PlanError:
+    """The error about one field of an operator; `details` are PlanError's own."""
+    return PlanError(f"{operator}: {field} {problem}", field=field, **details)
+
+
+def real(operator: str, field: str, value: object) -> float:
+    """The value of an operator's field as a float.
+
+    Raises:
+        PlanError: it is no number, or NaN, or too large for a float.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise refused(operator, field, "is a number", got=repr(value))
+    try:
+        number = float(value) + 0.0  # negative zero prints as zero, so it is zero
+    except OverflowError:
+        raise refused(operator, field, "is a number that fits in a float", want="at most 1.8e308") from None
+    if math.isnan(number):
+        raise refused(operator, field, "is a number", got="nan", want="a number or an infinity")
+    return number
+
+
+def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> None:
+    """Checks that the value of an operator's field is one of the known words.
+
+    Raises:
+        PlanError: it is not.
+    """
+    names = list(known)
+    if value not in names:
+        near = did_you_mean(str(value), names)
+        raise refused(operator, field, f"is not {value!r}", want=" or ".join(names), remedy=near)
+
+
+def true_or_false(operator: str, field: str, value: object) -> None:
+    """Checks that the value of an operator's field is True or False.
+
+    Raises:
+        PlanError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise refused(operator, field, "is True or False", got=repr(value))
+
+
+OpClass = TypeVar("OpClass", bound=type[Op])
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(parameter,))
+def operator(cls: OpClass) -> OpClass:
+    """Makes an operator of a class: frozen, compared by value, named after the class, its operands gathered.
+
+    Raises:
+        TypeError: the class has no docstring, or its `apply` takes something else than it declares.
+    """
+    if not (cls.__dict__.get("__doc__") or "").strip():
+        raise TypeError(f"{cls.__name__} has no docstring: its first line is the operator's formula")
+    if "name" not in vars(cls):
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    inherited = dict(cls.operand_fields)
+    own = {name: value for name, value in vars(cls).items() if isinstance(value, OperandField)}
+    cls.operand_fields = inherited | own
+    for name in own:
+        delattr(cls, name)
+    made = cast(OpClass, dataclass(frozen=True)(cls))
+    if issubclass(made, Elementwise):
+        _check_apply(made)
+    return made
+
+
+def _check_apply(cls: type[Elementwise]) -> None:
+    declared = set(cls.operand_fields)
+    declared |= {each.name for each in dataclasses.fields(cast(Any, cls)) if "parameter" in each.metadata}
+    taken = inspect.signature(cls.apply).parameters.values()
+    named = {each.name for each in list(taken)[2:] if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken)
+    if named - declared or (declared - named and not is_open):
+        raise TypeError(f"{cls.__name__}.apply takes x and {sorted(named)}; declared are {sorted(declared)}")

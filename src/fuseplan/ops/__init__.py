@@ -1,0 +1,15 @@
+"""Operators: what a plan is made of.
+
+To add one, write its class in a module here and name it in that module's tuple.
+"""
+
+from __future__ import annotations
+
+from fuseplan.op import Op
+from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.ops.affine import AFFINE
+from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.expression import Expression
+
+OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, *AFFINE, *ACTIVATIONS, Expression)
+BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}

@@ -1,0 +1,165 @@
+"""Sums and products with operands: bias, scale, residual, frozen batch normalisation, learnt slope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.op import Elementwise, Op, one_of, operand, operator, parameter, true_or_false
+from fuseplan.scalar import Scalar, sqrt, where
+from fuseplan.tensor import TensorSpec
+
+MODES = {"spatial": "channel", "per_activation": "activation"}  # of batch_norm: what statistics are per
+
+
+@operator
+class Bias(Elementwise):
+    """x + bias
+
+    bias: (c,), one element a channel.
+    """
+
+    bias = operand("channel")
+
+    def apply(self, x: Scalar, bias: Scalar) -> Scalar:
+        """The formula."""
+        return x + bias
+
+
+@operator
+class Scale(Elementwise):
+    """x * scale
+
+    scale: (c,), one element a channel.
+    """
+
+    scale = operand("channel")
+
+    def apply(self, x: Scalar, scale: Scalar) -> Scalar:
+        """The formula."""
+        return x * scale
+
+
+@operator
+class Add(Elementwise):
+    """alpha1 * x + alpha2 * other
+
+    other: the shape of src: a residual. MIOpen: TensorScaleAdd, with alpha1 and alpha2 of
+    miopenConvolutionBiasActivationForward.
+    """
+
+    onnx = "Add"
+    torch = "add"
+
+    other = operand("element")
+    alpha1: float = parameter(default=1.0)
+    alpha2: float = parameter(default=1.0)
+
+    def apply(self, x: Scalar, other: Scalar, alpha1: Scalar, alpha2: Scalar) -> Scalar:
+        """The formula."""
+        return alpha1 * x + alpha2 * other
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """A plain residual and a weighted one."""
+        yield from super().samples()
+        yield "f32[2x5x3x7]", cls(alpha1=0.5, alpha2=-2)
+
+
+def _statistics(op: BatchNorm, src: TensorSpec) -> str:
+    return MODES[op.mode]
+
+
+def _is_inverse(op: BatchNorm) -> bool:
+    return op.inverse
+
+
+def _is_plain(op: BatchNorm) -> bool:
+    return not op.inverse
+
+
+@operator
+class BatchNorm(Elementwise):
+    """(x - mean)/sqrt(variance + epsilon) * scale + shift
+
+    Normalises by statistics frozen at training time. `inverse` takes inverse_variance, which is
+    1/sqrt(variance + epsilon), MIOpen's saved form, in the place of variance; there is no epsilon then.
+
+    mean, variance or inverse_variance, scale, shift: (c,) with mode `spatial`; (c, *spatial) with
+    `per_activation`.
+    """
+
+    onnx = "BatchNormalization"
+    torch = "batch_norm"
+
+    mean = operand(_statistics)
+    variance = operand(_statistics, when=_is_plain)
+    inverse_variance = operand(_statistics, when=_is_inverse)
+    scale = operand(_statistics)
+    shift = operand(_statistics)
+    mode: str = "spatial"
+    inverse: bool = False
+    epsilon: float = parameter(default=1e-5, when=_is_plain)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "mode", self.mode, MODES)
+        true_or_false(self.name, "inverse", self.inverse)
+
+    def apply(
+        self,
+        x: Scalar,
+        mean: Scalar,
+        scale: Scalar,
+        shift: Scalar,
+        variance: Scalar | None = None,
+        inverse_variance: Scalar | None = None,
+        epsilon: Scalar | None = None,
+    ) -> Scalar:
+        """The formula; what depends on the operands alone is bracketed, so that it can be computed once."""
+        if variance is not None and epsilon is not None:
+            return (x - mean) * (scale / sqrt(variance + epsilon)) + shift
+        assert inverse_variance is not None  # by the declarations above
+        return (x - mean) * (scale * inverse_variance) + shift
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each mode, with either form of the variance."""
+        yield from super().samples()
+        for mode in MODES:
+            yield "f32[2x5x3x7, nhwc]", cls(mode, inverse=True)
+        yield "f32[2x5x3x7]", cls("per_activation", epsilon=1e-3)
+
+
+def _slopes(op: Prelu, src: TensorSpec) -> str:
+    return "shared" if op.shared else "channel"
+
+
+@operator
+class Prelu(Elementwise):
+    """x where x > 0, else slope * x
+
+    slope: (c,); with `shared` one element for all.
+    """
+
+    onnx = "PRelu"
+    torch = "prelu"
+
+    slope = operand(_slopes)
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "shared", self.shared)
+
+    def apply(self, x: Scalar, slope: Scalar) -> Scalar:
+        """The formula."""
+        return where(x > 0, x, slope * x)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """A slope a channel, and one for all."""
+        yield from super().samples()
+        yield "f32[2x5x3x7, nhwc]", cls(shared=True)
+
+
+AFFINE = (Bias, Scale, Add, BatchNorm, Prelu)

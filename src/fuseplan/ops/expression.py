@@ -1,0 +1,103 @@
+"""A user's own formula of one element."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable, Iterator
+
+from fuseplan.errors import PlanError
+from fuseplan.formula import parse_expression
+from fuseplan.op import Elementwise, Op, Parameter, operator, real, refused
+from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
+from fuseplan.syntax import python_expression
+
+# Words that mean something already: in a formula, or where a plan is run.
+TAKEN = ("x", "inf", "expression", "self", "src", "dst", "out", *FUNCTIONS, *DERIVED)
+
+
+@operator
+class Expression(Elementwise):
+    """expression(x): `elementwise("x * sigmoid(k * x)", k=1.702)`
+
+    `expression` is a text, or a Python function of Scalars, which is traced and kept as text: its arguments
+    are x and the parameters, by name. A text is kept as Python writes it, so that spacing makes no
+    difference.
+    """
+
+    name = "elementwise"
+
+    expression: str
+    values: tuple[tuple[str, float], ...]
+
+    def __init__(self, expression: str | Callable[..., Scalar | float], **parameters: float) -> None:
+        values = {name: real(self.name, name, value) for name, value in sorted(parameters.items())}
+        for name in values:
+            _check_name(name)
+        source = _traced(expression, tuple(values)) if callable(expression) else expression
+        if not isinstance(source, str):
+            raise refused(
+                self.name, "expression", "is a formula", got=repr(source), want="a text or a function"
+            )
+        try:
+            _check_formula(parse_expression(source, ("x", *values)), source, tuple(values))
+        except PlanError as error:
+            error.field = "expression"
+            raise
+        self._set("expression", ast.unparse(python_expression(source, "an expression", "x")))
+        self._set("values", tuple(values.items()))
+
+    def apply(self, x: Scalar, **leaves: Scalar) -> Scalar:
+        """The formula."""
+        made = parse_expression(self.expression, ("x", *leaves))
+        return fold(made, {"x": x, **leaves}, REBUILD)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The numbers that the formula names, by name."""
+        return tuple(Parameter(name, value) for name, value in self.values)
+
+    def attributes(self) -> dict[str, object]:
+        """The formula."""
+        return {"expression": self.expression}
+
+    def written(self) -> Iterator[tuple[str, object, bool]]:
+        """The formula and each parameter: there are no defaults."""
+        yield "expression", self.expression, False
+        yield from ((name, value, False) for name, value in self.values)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """A text, and a function with two parameters."""
+        yield "f32[2x5x3x7, nhwc]", cls("x * sigmoid(k * x)", k=1.702)
+        yield "f32[3x5]", cls(lambda x, low, high: (x - low) / (high - low), low=-1, high=3)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name) or name in TAKEN:
+        raise PlanError(
+            f"no parameter of elementwise can be named {name!r}",
+            want="letters, digits and _, and no word that has a meaning already",
+            field=name,
+        )
+
+
+def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> None:
+    unused = [name for name in ("x", *parameters) if name not in leaves_of(made)]
+    if unused:
+        raise PlanError(
+            "the formula of elementwise does not use all that it is given",
+            got=f"{source!r}, which is without {' '.join(unused)}",
+            want="x and each of its parameters",
+        )
+    if made.is_condition:
+        raise PlanError(
+            "the formula of elementwise is a comparison, not a number",
+            got=repr(source),
+            want=f"such as where({source}, 1, 0)",
+        )
+
+
+def _traced(function: Callable[..., Scalar | float], parameters: tuple[str, ...]) -> str:
+    """The text of the expression that the function builds of its arguments."""
+    return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))

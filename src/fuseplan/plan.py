@@ -1,0 +1,292 @@
+"""The fusion plan: an input and the operators applied to it, in order.
+
+A plan is a value: it prints, parses, compares, and has a meaning in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fuseplan.errors import ArgumentError, PlanError, Unsupported, did_you_mean
+from fuseplan.op import Array, Elementwise, Op, Operand, Parameter
+from fuseplan.reasons import Reason, Refusal
+from fuseplan.scalar import Scalar
+from fuseplan.tensor import TensorSpec
+from fuseplan.text import parse_json, parse_plan, plan_json, plan_text
+
+DIRECTIONS = ("vertical", "horizontal")
+
+
+@dataclass(frozen=True)
+class PlanOperand:
+    """An operand in its plan: `key` is its own name where it is the first of that name, else `name_2`, ..."""
+
+    key: str
+    step: int
+    operand: Operand
+
+
+@dataclass(frozen=True)
+class PlanParameter:
+    """A parameter in its plan; keys are made as operands' are, and no operand has the same."""
+
+    key: str
+    step: int
+    parameter: Parameter
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator at its place in a plan: the handle that arguments are set by."""
+
+    index: int
+    op: Op
+    src: TensorSpec
+    dst: TensorSpec
+    operands: tuple[PlanOperand, ...]
+    parameters: tuple[PlanParameter, ...]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What the plan calls each operand and parameter, by the operator's own name of it."""
+        named = {each.operand.name: each.key for each in self.operands}
+        return named | {each.parameter.name: each.key for each in self.parameters}
+
+    @property
+    def formula(self) -> Scalar:
+        """The formula of one element over `x` and the plan's keys.
+
+        Raises:
+            TypeError: the operator is not elementwise.
+        """
+        if not isinstance(self.op, Elementwise):
+            raise TypeError(f"{self.op.name} has no formula of one element")
+        return self.op.formula(self.keys)
+
+
+class FusionPlan:
+    """An input and the operators applied to it, in order.
+
+    Args:
+        src: the input, or its text.
+        *ops: the first operators; `add` appends more.
+        direction: `vertical`: each operator takes the result of the one before.
+
+    Raises:
+        PlanError: an operator cannot take what it is given.
+        Unsupported: `direction` is `horizontal`.
+
+    A plan is compared by its value. Once it was hashed or compiled it is frozen, since a value that is a
+    key must not change.
+    """
+
+    def __init__(self, src: TensorSpec | str, *ops: Op, direction: str = "vertical") -> None:
+        self._src = TensorSpec.parse(src) if isinstance(src, str) else src
+        if not isinstance(self._src, TensorSpec):
+            raise PlanError("a plan begins with a TensorSpec or its text", got=repr(src))
+        _check_direction(direction, str(self._src))
+        self._steps: list[Step] = []
+        self._is_frozen = False
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: Op) -> Step:
+        """Appends an operator and returns its place in the plan.
+
+        Raises:
+            PlanError: the plan is frozen, this is no operator, or it cannot take what comes before it.
+        """
+        if self._is_frozen:
+            raise PlanError(
+                "the plan is frozen: it was compiled, or used as a key",
+                text=str(self),
+                remedy="Make a new one: FusionPlan(plan.src, *plan.ops, Relu())",
+            )
+        if not isinstance(op, Op):
+            remedy = f"Write {op.__name__}(...)" if isinstance(op, type) and issubclass(op, Op) else None
+            raise PlanError("this is not an operator", got=repr(op), text=str(self), remedy=remedy)
+        src, index = self.output, len(self)
+        try:
+            dst, operands = op.output(src), op.operands(src)
+        except PlanError as error:
+            raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
+        taken = {"x"} | {key for step in self._steps for key in step.keys.values()}
+        self._steps.append(
+            Step(
+                index,
+                op,
+                src,
+                dst,
+                tuple(PlanOperand(_key(each.name, taken), index, each) for each in operands),
+                tuple(PlanParameter(_key(each.name, taken), index, each) for each in op.parameters()),
+            )
+        )
+        return self._steps[-1]
+
+    @property
+    def src(self) -> TensorSpec:
+        """The input."""
+        return self._src
+
+    @property
+    def output(self) -> TensorSpec:
+        """The result of the last operator; the input while there is none."""
+        return self._steps[-1].dst if self._steps else self._src
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The operators at their places."""
+        return tuple(self._steps)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The operators."""
+        return tuple(step.op for step in self._steps)
+
+    @property
+    def operands(self) -> tuple[PlanOperand, ...]:
+        """All tensors given at run time besides the input, in the plan's order."""
+        return tuple(operand for step in self._steps for operand in step.operands)
+
+    @property
+    def parameters(self) -> tuple[PlanParameter, ...]:
+        """All numbers given at run time, in the plan's order."""
+        return tuple(parameter for step in self._steps for parameter in step.parameters)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `add` is refused."""
+        return self._is_frozen
+
+    def freeze(self) -> None:
+        """Lets no operator be added any more."""
+        self._is_frozen = True
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __getitem__(self, index: int) -> Step:
+        try:
+            return self._steps[index]
+        except IndexError:
+            raise IndexError(
+                f"the plan has {len(self)} operators; there is no plan[{index}]: {self}"
+            ) from None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FusionPlan):
+            return NotImplemented
+        return self._src == other._src and self.ops == other.ops
+
+    def __hash__(self) -> int:
+        self.freeze()
+        return hash((self._src, self.ops))
+
+    def __str__(self) -> str:
+        return plan_text(self._src, self.ops)
+
+    def __repr__(self) -> str:
+        return f"FusionPlan.parse({str(self)!r})"
+
+    @classmethod
+    def parse(cls, text: str) -> FusionPlan:
+        """The plan that a text writes: `f16[64x256x55x55, nhwc] -> conv2d(64, kernel=1) -> bias -> relu`.
+
+        Raises:
+            PlanError: it writes none; carets stand under the piece to blame.
+        """
+        src, ops = parse_plan(text)
+        try:
+            return cls(src, *ops)
+        except PlanError as error:
+            raise error.located(text, error.operator) from None
+
+    def to_json(self) -> str:
+        """The plan as JSON: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
+        return plan_json(self._src, self.ops)
+
+    @classmethod
+    def from_json(cls, text: str) -> FusionPlan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the JSON is broken or is no plan's; the message says where.
+        """
+        src, ops = parse_json(text)
+        return cls(src, *ops)
+
+    def reference(
+        self, src: ArrayLike, operands: Mapping[str, ArrayLike], parameters: Mapping[str, float] | None = None
+    ) -> Array:
+        """The meaning of the plan in float64, operator by operator, nothing rounded between them.
+
+        Args:
+            src: an array of `plan.src.shape`, logical order; any dtype.
+            operands: the arrays, by the keys of `plan.operands`.
+            parameters: numbers in the place of the plan's own, by the keys of `plan.parameters`.
+
+        Returns:
+            float64, of `plan.output.shape`.
+
+        Raises:
+            ArgumentError: an array is missing, unknown or of another shape.
+        """
+        given = parameters or {}
+        shapes = {each.key: each.operand.shape for each in self.operands}
+        _check_keys("operand", operands, shapes, required=True)
+        _check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
+        arrays = {key: _wide(key, operands[key], shape) for key, shape in shapes.items()}
+        result = _wide("src", src, self._src.shape)
+        for step in self._steps:
+            result = step.op.reference(
+                result,
+                {each.operand.name: arrays[each.key] for each in step.operands},
+                {each.parameter.name: given.get(each.key, each.parameter.value) for each in step.parameters},
+            )
+        return result
+
+
+def _check_direction(direction: str, text: str) -> None:
+    if direction not in DIRECTIONS:
+        raise PlanError(
+            f"there is no direction {direction!r}",
+            want=" or ".join(DIRECTIONS),
+            remedy=did_you_mean(str(direction), DIRECTIONS),
+        )
+    if direction == "horizontal":
+        refusal = Refusal(Reason.HORIZONTAL, got="direction=horizontal", want="direction=vertical")
+        raise Unsupported("no plan is fused horizontally", text=text, refusals=[refusal])
+
+
+def _key(name: str, taken: set[str]) -> str:
+    """The first of `name`, `name_2`, `name_3`, ... that is not taken; it is taken then."""
+    key, count = name, 1
+    while key in taken:
+        count += 1
+        key = f"{name}_{count}"
+    taken.add(key)
+    return key
+
+
+def _check_keys(what: str, given: Collection[str], known: Collection[str], *, required: bool) -> None:
+    for key in given:
+        if key not in known:
+            raise ArgumentError(f"the plan has no {what} {key!r}. {did_you_mean(str(key), known)}")
+    missing = [key for key in known if key not in given]
+    if required and missing:
+        raise ArgumentError(f"the plan's {what}s {', '.join(missing)} are missing")
+
+
+def _wide(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """The array in float64."""
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise ArgumentError(f"{name} has shape {array.shape}; want {shape}")
+    return array.astype(np.float64)

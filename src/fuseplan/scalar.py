@@ -1,0 +1,340 @@
+"""The arithmetic of one element, written once.
+
+A `Scalar` is an expression: a tree of functions over leaves and constants. Folding it through a table gives
+it a meaning: NumPy's functions make it the float64 reference, a backend's make it machine code. The functions
+are the nineteen of `FUNCTIONS`; every other one is a composition of them, in `DERIVED`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fuseplan.errors import PlanError
+
+T = TypeVar("T")
+
+# Each function and the number of its arguments.
+FUNCTIONS = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "maximum": 2, "minimum": 2, "pow": 2,
+    "exp": 1, "expm1": 1, "log": 1, "log1p": 1, "sqrt": 1, "tanh": 1, "erf": 1,
+    "where": 3, "gt": 2, "ge": 2,
+}  # fmt: skip
+COMPARISONS = ("gt", "ge")
+SPLIT = "Give it as several operators"
+DEEPEST, LARGEST = 200, 10_000  # nodes of one expression, a shared part counted each time it is written
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One node: a function's name and its arguments; `leaf` holds a name, `const` a float.
+
+    Python's operators build further nodes. `size` is the number of nodes as the expression is written,
+    `depth` the longest way down. Comparisons are conditions: they stand in `where` and nowhere else. `==`
+    compares expressions, not elements.
+    """
+
+    fn: str
+    args: tuple[Any, ...]
+    depth: int = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        below = [arg for arg in self.args if isinstance(arg, Scalar)]
+        object.__setattr__(self, "depth", 1 + max((arg.depth for arg in below), default=0))
+        object.__setattr__(self, "size", 1 + sum(arg.size for arg in below))
+        # Kept, because a tree without it would be walked again and again.
+        object.__setattr__(self, "_hash", hash((self.fn, self.args)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Scalar, (self.fn, self.args)  # hashes of texts differ between processes
+
+    @property
+    def is_condition(self) -> bool:
+        """A comparison, not a number."""
+        return self.fn in COMPARISONS
+
+    def __add__(self, other: Scalar | float) -> Scalar:
+        return call("add", self, other)
+
+    def __radd__(self, other: float) -> Scalar:
+        return call("add", other, self)
+
+    def __sub__(self, other: Scalar | float) -> Scalar:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: float) -> Scalar:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Scalar | float) -> Scalar:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: float) -> Scalar:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Scalar | float) -> Scalar:
+        return call("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Scalar:
+        return call("div", other, self)
+
+    def __pow__(self, other: Scalar | float) -> Scalar:
+        return call("pow", self, other)
+
+    def __rpow__(self, other: float) -> Scalar:
+        return call("pow", other, self)
+
+    def __neg__(self) -> Scalar:
+        return neg(self)
+
+    def __pos__(self) -> Scalar:
+        return self
+
+    def __abs__(self) -> Scalar:
+        return call("abs", self)
+
+    def __gt__(self, other: Scalar | float) -> Scalar:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Scalar | float) -> Scalar:
+        return call("ge", self, other)
+
+    def __lt__(self, other: Scalar | float) -> Scalar:
+        return call("gt", other, self)
+
+    def __le__(self, other: Scalar | float) -> Scalar:
+        return call("ge", other, self)
+
+    def __bool__(self) -> bool:
+        raise PlanError(
+            "an expression is not true or false: its element is not known yet",
+            got="a Scalar in `if`, `and`, `or`, `not`, `min` or `max`",
+            remedy="Choose with where(condition, a, b), minimum(a, b) or maximum(a, b)",
+        )
+
+
+def leaf(name: str) -> Scalar:
+    """A value given when the expression is folded."""
+    return Scalar("leaf", (name,))
+
+
+def const(value: float) -> Scalar:
+    """A number. Negative zero becomes the negation of zero, so that equal constants are the same number."""
+    number = float(value)
+    if math.isnan(number):
+        raise PlanError("a constant of an expression is a number", got="nan", want="a number or an infinity")
+    if number == 0 and math.copysign(1, number) < 0:
+        return Scalar("neg", (Scalar("const", (0.0,)),))
+    return Scalar("const", (number,))
+
+
+def scalar(value: Scalar | float) -> Scalar:
+    """The value as an expression: numbers become constants.
+
+    Raises:
+        PlanError: it is no number and no expression.
+    """
+    if isinstance(value, Scalar):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise PlanError("an expression is made of numbers and expressions", got=repr(value))
+    return const(float(value))
+
+
+def call(fn: str, *values: Scalar | float) -> Scalar:
+    """The function `fn` of FUNCTIONS applied to `values`.
+
+    Raises:
+        PlanError: a value is no number and no expression; a comparison stands where a number belongs; or
+            the whole is larger than DEEPEST and LARGEST allow.
+    """
+    args = tuple(map(scalar, values))
+    if any(arg.is_condition for arg in (args[1:] if fn == "where" else args)):
+        raise PlanError(
+            "a comparison is a condition, not a number",
+            got=f"a comparison in `{fn}`",
+            want="a comparison as the first argument of `where`",
+        )
+    node = Scalar(fn, args)
+    if node.depth > DEEPEST or node.size > LARGEST:
+        raise PlanError(
+            "the expression is too large for one element",
+            got=f"{node.size} functions, {node.depth} deep",
+            want=f"at most {LARGEST}, {DEEPEST} deep",
+            remedy=SPLIT,
+        )
+    return node
+
+
+def neg(x: Scalar | float) -> Scalar:
+    """-x; of a constant, the negative constant."""
+    inner = scalar(x)
+    return const(-inner.args[0]) if inner.fn == "const" else call("neg", inner)
+
+
+def maximum(a: Scalar | float, b: Scalar | float) -> Scalar:
+    """The larger; NaN if either is."""
+    return call("maximum", a, b)
+
+
+def minimum(a: Scalar | float, b: Scalar | float) -> Scalar:
+    """The smaller; NaN if either is."""
+    return call("minimum", a, b)
+
+
+def exp(x: Scalar | float) -> Scalar:
+    """The exponential."""
+    return call("exp", x)
+
+
+def expm1(x: Scalar | float) -> Scalar:
+    """exp(x) - 1, accurate near 0."""
+    return call("expm1", x)
+
+
+def log(x: Scalar | float) -> Scalar:
+    """The natural logarithm."""
+    return call("log", x)
+
+
+def log1p(x: Scalar | float) -> Scalar:
+    """log(1 + x), accurate near 0."""
+    return call("log1p", x)
+
+
+def sqrt(x: Scalar | float) -> Scalar:
+    """The square root."""
+    return call("sqrt", x)
+
+
+def tanh(x: Scalar | float) -> Scalar:
+    """The hyperbolic tangent."""
+    return call("tanh", x)
+
+
+def erf(x: Scalar | float) -> Scalar:
+    """The error function, 2/sqrt(pi) * integral of exp(-t*t) from 0 to x."""
+    return call("erf", x)
+
+
+def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
+    """The element of a where the condition holds, else b."""
+    if not isinstance(condition, Scalar) or not condition.is_condition:
+        raise PlanError("`where` begins with a comparison", got=_shown(condition), want="where(x > 0, a, b)")
+    return call("where", condition, a, b)
+
+
+def _shown(value: object) -> str:
+    return text(value) if isinstance(value, Scalar) else repr(value)
+
+
+def relu(x: Scalar | float) -> Scalar:
+    """The larger of x and 0."""
+    return maximum(x, 0)
+
+
+def sigmoid(x: Scalar | float) -> Scalar:
+    """1/(1 + exp(-x)), by the exponential that cannot overflow."""
+    decay = exp(-abs(scalar(x)))
+    return where(scalar(x) >= 0, 1, decay) / (1 + decay)
+
+
+def softplus(x: Scalar | float) -> Scalar:
+    """log(1 + exp(x)), by the exponential that cannot overflow."""
+    return maximum(x, 0) + log1p(exp(-abs(scalar(x))))
+
+
+# Functions that an expression may use besides FUNCTIONS: compositions of them.
+DERIVED: dict[str, Callable[..., Scalar]] = {
+    "relu": relu,
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+}
+
+
+def fold(root: Scalar, leaves: Mapping[str, T], table: Mapping[str, Callable[..., T]]) -> T:
+    """The meaning of `root`: each leaf means what `leaves` says, each function what `table` says.
+
+    `table` has an entry for each of FUNCTIONS, and `const`, which is given a float. Equal parts are computed
+    once.
+    """
+    known: dict[Scalar, T] = {}
+
+    def meaning(node: Scalar) -> T:
+        if node.fn == "leaf":
+            return leaves[node.args[0]]
+        if node not in known:
+            args = node.args if node.fn == "const" else [meaning(arg) for arg in node.args]
+            known[node] = table[node.fn](*args)
+        return known[node]
+
+    return meaning(root)
+
+
+# The meaning of each function as itself: folding through it puts other expressions in the place of leaves.
+REBUILD: dict[str, Callable[..., Scalar]] = {"const": const} | {fn: partial(call, fn) for fn in FUNCTIONS}
+
+# The float64 meaning of each function. NumPy has no erf; the C library's is right to the last place or so.
+NUMPY: dict[str, Callable[..., Any]] = {
+    "const": np.float64,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "abs": np.abs, "maximum": np.maximum, "minimum": np.minimum, "pow": np.float_power,
+    "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "sqrt": np.sqrt, "tanh": np.tanh,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "where": np.where, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+
+
+def leaves_of(root: Scalar) -> frozenset[str]:
+    """Names of the leaves."""
+    if root.fn in ("leaf", "const"):
+        return frozenset(root.args if root.fn == "leaf" else ())
+    return frozenset().union(*map(leaves_of, root.args))
+
+
+# How infix functions print: the sign, how tightly it binds, and how tightly its sides must bind.
+_INFIX = {
+    "gt": (" > ", 1, 2, 2), "ge": (" >= ", 1, 2, 2),
+    "add": (" + ", 2, 2, 3), "sub": (" - ", 2, 2, 3),
+    "mul": (" * ", 3, 3, 4), "div": (" / ", 3, 3, 4),
+    "pow": ("**", 5, 6, 4),
+}  # fmt: skip
+_UNARY, _ATOM = 4, 6
+
+
+def text(root: Scalar) -> str:
+    """The expression as Python writes it, with the fewest parentheses; `parse_expression` reads it back."""
+    return _printed(root)[0]
+
+
+def _printed(node: Scalar) -> tuple[str, int]:
+    """The text, and how tightly it binds."""
+    if node.fn == "leaf":
+        return str(node.args[0]), _ATOM
+    if node.fn == "const":
+        return number(node.args[0]), _UNARY if node.args[0] < 0 else _ATOM
+    if node.fn == "neg":
+        return "-" + _within(node.args[0], _UNARY), _UNARY
+    if node.fn in _INFIX:
+        sign, binds, left, right = _INFIX[node.fn]
+        return _within(node.args[0], left) + sign + _within(node.args[1], right), binds
+    return f"{node.fn}({', '.join(text(arg) for arg in node.args)})", _ATOM
+
+
+def _within(node: Scalar, needed: int) -> str:
+    printed, binds = _printed(node)
+    return printed if binds >= needed else f"({printed})"
+
+
+def number(value: float) -> str:
+    """The shortest text that reads back as this number."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)

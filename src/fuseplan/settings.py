@@ -1,0 +1,107 @@
+"""Every environment variable that fuseplan reads, in one table; nothing else reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuseplan.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    Attributes:
+        cache_dir: folder of the disk cache.
+        disable_cache: neither read nor write the disk cache.
+        threads: threads a launch uses unless told otherwise; None for as many as there are processors.
+    """
+
+    cache_dir: Path
+    disable_cache: bool
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: the field of `Settings` it sets, how its text is read, and what it means."""
+
+    name: str
+    field: str
+    read: Callable[[str], object]
+    default: Callable[[], object]
+    meaning: str
+
+
+def _flag(text: str) -> bool:
+    known = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+    if text.lower() not in known:
+        raise ValueError("1 or 0")
+    return known[text.lower()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("a positive whole number")
+    return int(text)
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "fuseplan"
+
+
+VARIABLES = (
+    Variable(
+        "FUSEPLAN_CACHE_DIR",
+        "cache_dir",
+        _folder,
+        _default_cache_dir,
+        "folder of the disk cache; unset: fuseplan in XDG_CACHE_HOME, or else in ~/.cache",
+    ),
+    Variable(
+        "FUSEPLAN_DISABLE_CACHE",
+        "disable_cache",
+        _flag,
+        lambda: False,
+        "1: keep compiled kernels in memory only",
+    ),
+    Variable(
+        "FUSEPLAN_THREADS",
+        "threads",
+        _count,
+        lambda: None,
+        "threads a launch uses unless told otherwise; unset: one a processor",
+    ),
+)
+
+
+def settings() -> Settings:
+    """The settings as the environment is now.
+
+    Raises:
+        ArgumentError: a variable's text cannot be read.
+    """
+    return Settings(**{variable.field: _value(variable) for variable in VARIABLES})  # type: ignore[arg-type]
+
+
+def _value(variable: Variable) -> object:
+    text = os.environ.get(variable.name)
+    if not text:  # set to nothing is how a shell unsets for one command
+        return variable.default()
+    try:
+        return variable.read(text)
+    except ValueError as error:
+        raise ArgumentError(f"{variable.name}={text}; want {error}: {variable.meaning}") from error
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment as it is now with some variables set: what a child process is started with."""
+    return {**os.environ, **changes}

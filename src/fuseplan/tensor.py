@@ -1,0 +1,322 @@
+"""What a tensor looks like: its shape in logical order, its dtype, and where its elements lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fuseplan.errors import PlanError, Span, did_you_mean
+
+MAX_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class DType:
+    """How an element is stored: bytes, and the distance from 1 to the next number."""
+
+    name: str
+    itemsize: int
+    epsilon: float
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DType("f64", 8, 2.0**-52),
+        DType("f32", 4, 2.0**-23),
+        DType("f16", 2, 2.0**-10),
+        DType("bf16", 2, 2.0**-7),
+    )
+}
+
+# The named layouts of each rank; the first is the default, which is not printed.
+LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
+CHANNELS_LAST = ("nc", "nwc", "nhwc", "ndhwc")
+
+
+def dtype_of(name: str) -> DType:
+    """The dtype of that name.
+
+    Raises:
+        PlanError: there is none.
+    """
+    if name not in DTYPES:
+        raise PlanError(
+            f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=did_you_mean(str(name), DTYPES)
+        )
+    return DTYPES[name]
+
+
+@dataclass(frozen=True, init=False)
+class TensorSpec:
+    """A tensor: `shape` is logical (n, c, then the spatial axes), rank 2 to 5.
+
+    Attributes:
+        shape: extents in logical order.
+        dtype: `f64`, `f32`, `f16` or `bf16`.
+        layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` say it.
+        strides: distance between neighbours along each axis, in elements and logical order; None where
+            `layout` says it. Strides that a named layout has become that layout.
+
+    Raises:
+        PlanError: a rank, extent, dtype, layout or stride that cannot be; elements that share storage; or
+            more than 2^63 - 1 bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str | None
+    strides: tuple[int, ...] | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        layout: str | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> None:
+        extents = _positive("an extent", shape)
+        if len(extents) not in LAYOUTS:
+            raise PlanError(
+                "a tensor has 2 to 5 axes: n, c, and up to three spatial ones",
+                got=f"{len(extents)} axes",
+                want="nxc, nxcxw, nxcxhxw or nxcxdxhxw",
+            )
+        if strides is not None and layout is not None:
+            raise PlanError("a tensor has a layout or strides, not both", got=f"{layout} and {strides}")
+        if strides is None:
+            layout = _known_layout(layout, extents)
+            steps = None
+        else:
+            steps = _checked_strides(strides, extents)
+            layout = _layout_with(steps, extents)
+            steps = steps if layout is None else None
+        for field, value in (("shape", extents), ("dtype", dtype), ("layout", layout), ("strides", steps)):
+            object.__setattr__(self, field, value)
+        if self.span * dtype_of(dtype).itemsize > MAX_BYTES:
+            raise PlanError(
+                "the tensor is larger than memory can be",
+                got=f"{'x'.join(map(str, extents))} elements of {dtype}",
+                want="at most 2^63 - 1 bytes",
+            )
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def batch(self) -> int:
+        """Extent of axis n."""
+        return self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Extent of axis c."""
+        return self.shape[1]
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """Extents of the spatial axes."""
+        return self.shape[2:]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return dtype_of(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, gaps between them not counted."""
+        return self.size * self.itemsize
+
+    @property
+    def compute_dtype(self) -> str:
+        """What is computed and accumulated in: f64 for f64, else f32."""
+        return "f64" if self.dtype == "f64" else "f32"
+
+    @cached_property
+    def element_strides(self) -> tuple[int, ...]:
+        """Strides in elements and logical order, whether they were given or follow from the layout."""
+        return self.strides or _dense(self.shape, _order(self.layout or LAYOUTS[self.rank][0]))
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last, gaps counted."""
+        steps = zip(self.shape, self.element_strides, strict=True)
+        return 1 + sum((extent - 1) * stride for extent, stride in steps)
+
+    @property
+    def is_dense(self) -> bool:
+        """No gaps between the elements."""
+        return self.span == self.size
+
+    @property
+    def is_channels_last(self) -> bool:
+        """A named layout whose innermost axis is c: `nc`, `nwc`, `nhwc`, `ndhwc`."""
+        return self.layout in CHANNELS_LAST
+
+    def with_shape(self, shape: Sequence[int]) -> TensorSpec:
+        """Another shape of the same rank, with the axes in the same order and dense."""
+        if self.layout is not None:
+            return TensorSpec(shape, self.dtype, self.layout)
+        outermost_first = sorted(range(self.rank), key=lambda axis: -self.element_strides[axis])
+        return TensorSpec(shape, self.dtype, strides=_dense(_positive("an extent", shape), outermost_first))
+
+    def same_layout(self, strides: Sequence[int]) -> bool:
+        """Whether `strides` (elements, logical order) put every element where this tensor has it.
+
+        Axes of size 1 are not compared: there is nothing to step to.
+        """
+        return len(strides) == self.rank and _same_strides(self.shape, self.element_strides, strides)
+
+    def __str__(self) -> str:
+        parts = ["x".join(map(str, self.shape))]
+        if self.strides is not None:
+            parts.append("strides=" + ":".join(map(str, self.strides)))
+        elif self.layout != LAYOUTS[self.rank][0]:
+            parts.append(str(self.layout))
+        return f"{self.dtype}[{', '.join(parts)}]"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """The tensor that `text` describes: `f16[64x256x55x55, nhwc]`, `f32[2x3x4x5, strides=60:1:15:3]`.
+
+        Raises:
+            PlanError: it describes none; carets stand under the piece to blame.
+        """
+        return _parse(text)
+
+
+def is_integer(value: object) -> bool:
+    """A whole number, NumPy's included; True and False are none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_)
+
+
+def _positive(what: str, values: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise PlanError(f"{what} is given for each axis", got=repr(values), want="a sequence of integers")
+    listed = tuple(values)
+    if not all(is_integer(value) and value >= 1 for value in listed):
+        raise PlanError(f"{what} is a positive integer", got=listed, want="1 or more everywhere")
+    return tuple(int(value) for value in listed)
+
+
+def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
+    names = LAYOUTS[len(shape)]
+    if layout is None:
+        return names[0]
+    if layout in names:
+        return layout
+    raise PlanError(
+        f"no layout of {len(shape)} axes is named {layout!r}",
+        got=layout,
+        want=" or ".join(names),
+        remedy="Other orders of the axes are given as strides",
+    )
+
+
+def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps = _positive("a stride", strides)
+    if len(steps) != len(shape):
+        raise PlanError("strides are given for each axis", got=f"{len(steps)} strides", want=f"{len(shape)}")
+    reach = 0  # the furthest element along the axes seen so far, which have the smaller strides
+    for stride, extent in sorted(zip(steps, shape, strict=True)):
+        if extent > 1 and stride <= reach:
+            raise PlanError(
+                "elements of a tensor do not share storage",
+                got=f"strides {steps} for shape {shape}",
+                want=f"a stride over {reach} where {stride} stands",
+            )
+        reach += (extent - 1) * stride
+    return steps
+
+
+def _order(layout: str) -> list[int]:
+    """The logical axes, outermost first."""
+    logical = "nc" + "dhw"[5 - len(layout) :]
+    return [logical.index(axis) for axis in layout]
+
+
+def _dense(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(outermost_first):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def _same_strides(shape: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    return all(a == b or extent == 1 for extent, a, b in zip(shape, ours, theirs, strict=True))
+
+
+def _layout_with(strides: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+    """The named layout that has these strides; None if none has."""
+    for name in LAYOUTS[len(shape)]:
+        if _same_strides(shape, strides, _dense(shape, _order(name))):
+            return name
+    return None
+
+
+_TENSOR = re.compile(r"\s*(\w+)\s*\[\s*([^\],]*?)\s*(?:,\s*([^\]]*?)\s*)?\]\s*")
+
+
+def _parse(text: str) -> TensorSpec:
+    match = _TENSOR.fullmatch(text)
+    if match is None:
+        raise PlanError(
+            "this is not a tensor", want="such as f16[64x256x55x55, nhwc]", text=text, span=(0, len(text))
+        )
+    if match[1] not in DTYPES:
+        raise PlanError(
+            f"there is no dtype {match[1]!r}",
+            want=" ".join(DTYPES),
+            remedy=did_you_mean(match[1], DTYPES),
+            text=text,
+            span=match.span(1),
+        )
+    shape = _numbers(text, match.span(2), "x")
+    plain = _blaming(text, match.span(2), shape, match[1])
+    order = match[3]
+    if order is None:
+        return plain
+    strides = re.match(r"strides\s*=", order)
+    if strides is None:
+        return _blaming(text, match.span(3), shape, match[1], order)
+    steps = _numbers(text, (match.start(3) + strides.end(), match.end(3)), ":")
+    return _blaming(text, match.span(3), shape, match[1], None, steps)
+
+
+def _blaming(text: str, span: Span, *fields: Any) -> TensorSpec:
+    """`TensorSpec(*fields)`; what is wrong with it is wrong at `span`."""
+    try:
+        return TensorSpec(*fields)
+    except PlanError as error:
+        raise error.located(text, span=span) from None
+
+
+def _numbers(text: str, span: Span, separator: str) -> list[int]:
+    begin, end = span
+    found = []
+    for piece in text[begin:end].split(separator):
+        if not re.fullmatch(r"\s*[0-9]{1,40}\s*", piece):
+            raise PlanError(
+                f"{piece.strip()!r} is not a size",
+                want=f"positive integers with {separator!r} between them",
+                text=text,
+                span=(begin, begin + len(piece)),
+            )
+        found.append(int(piece))
+        begin += len(piece) + len(separator)
+    return found

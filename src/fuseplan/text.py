@@ -1,0 +1,283 @@
+"""The text and JSON forms of a plan: `f16[64x256x55x55, nhwc] -> conv2d(64, kernel=1) -> bias -> relu`.
+
+An operator is written as a call of its word. Its first field may stand without its name, what has its default
+is not written, and a string that is a word needs no quotes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import keyword
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from fuseplan.errors import PlanError, Span, did_you_mean, segments
+from fuseplan.op import Op
+from fuseplan.ops import BY_NAME
+from fuseplan.scalar import number
+from fuseplan.syntax import python_expression, span_of
+from fuseplan.tensor import TensorSpec
+
+CALL = "such as conv2d(64, kernel=3, padding=same), or bias"
+JSON_KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}
+
+
+def plan_text(src: TensorSpec, ops: Iterable[Op]) -> str:
+    """The text of a plan."""
+    return " -> ".join([str(src), *map(operator_text, ops)])
+
+
+def operator_text(op: Op, *, parameters: bool = True) -> str:
+    """The text of an operator; without `parameters`, of what is fixed in it."""
+    given = {each.name for each in op.parameters()}
+    fields = []
+    for position, (name, value, is_default) in enumerate(op.written()):
+        if is_default or (name in given and not parameters):
+            continue
+        bare = position == 0 and not isinstance(value, bool)
+        fields.append(value_text(value) if bare else f"{name}={value_text(value)}")
+    return f"{op.name}({', '.join(fields)})" if fields else op.name
+
+
+def value_text(value: object) -> str:
+    """The text of a field's value."""
+    if isinstance(value, str):
+        is_word = value.isidentifier() and not keyword.iskeyword(value) and value != "inf"
+        return value if is_word else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(value_text, value))}{',' * (len(value) == 1)})"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
+    """The src and the operators that a plan's text names; whether they go together is not asked.
+
+    Raises:
+        PlanError: a piece cannot be read; carets stand under it.
+    """
+    pieces = segments(text)
+    src = _read(TensorSpec.parse, text, pieces[0], None)
+    return src, [_read(parse_operator, text, piece, index) for index, piece in enumerate(pieces[1:])]
+
+
+def _read(parse: Any, text: str, piece: Span, operator: int | None) -> Any:
+    """`parse` of one piece of the text; an error says where in the whole."""
+    begin, end = piece
+    try:
+        return parse(text[begin:end])
+    except PlanError as error:
+        inner = error.span or (0, end - begin)
+        raise error.located(text, operator, (begin + inner[0], begin + inner[1])) from None
+
+
+def parse_operator(text: str) -> Op:
+    """The operator that a text names.
+
+    Raises:
+        PlanError: it names none; carets stand under the piece to blame.
+    """
+    if not text:
+        raise PlanError("an operator is missing here", want=CALL, text=text, span=(0, 0))
+    tree = python_expression(text, "an operator", CALL)
+    call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
+    if not isinstance(call.func, ast.Name):
+        raise PlanError("this is not an operator", want=CALL, text=text, span=span_of(text, tree))
+    kind = _kind(text, call.func)
+    nodes = _fields(text, call, kind)
+    values = {name: _value(text, node) for name, node in nodes.items()}
+    try:
+        return kind(**values)
+    except PlanError as error:
+        raise error.located(text, span=_blamed(text, tree, nodes, error)) from None
+
+
+def _kind(text: str, word: ast.Name) -> type[Op]:
+    if word.id in BY_NAME:
+        return BY_NAME[word.id]
+    raise PlanError(
+        f"there is no operator {word.id!r}",
+        remedy=did_you_mean(word.id, BY_NAME),
+        text=text,
+        span=span_of(text, word),
+    )
+
+
+def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
+    """The node of each field that the call writes."""
+    names, required, is_open = fields_of(kind)
+    found: dict[str, ast.expr] = {}
+    for position, node in enumerate(call.args):
+        if position >= 1 or not names:
+            raise PlanError(
+                "only the first field stands without its name" if names else f"{kind.name} has no fields",
+                want=f"{names[1]}=..." if names[1:] else None,
+                text=text,
+                span=span_of(text, node),
+            )
+        found[names[0]] = node
+    for given in call.keywords:
+        name = given.arg or "**"
+        if name in found or not (name in names or (is_open and given.arg)):
+            problem = f"{name} is given twice" if name in found else f"{kind.name} has no field {name!r}"
+            remedy = None if name in found else did_you_mean(name, names)
+            raise PlanError(problem, remedy=remedy, text=text, span=span_of(text, given))
+        found[name] = given.value
+    missing = [name for name in required if name not in found]
+    if missing:
+        raise PlanError(
+            f"{kind.name} needs {' and '.join(missing)}", want=CALL, text=text, span=span_of(text, call.func)
+        )
+    return found
+
+
+def fields_of(kind: type[Op]) -> tuple[list[str], list[str], bool]:
+    """The fields that may be written, those of them that must be, and whether other names are taken too."""
+    taken = inspect.signature(kind).parameters.values()
+    named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    required = [each.name for each in named if each.default is inspect.Parameter.empty]
+    return [each.name for each in named], required, len(named) < len(taken)
+
+
+def _value(text: str, node: ast.expr) -> Any:
+    """A number, a truth value, a word or a quoted string, or a tuple of them."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.Name(id=word):
+            return math.inf if word == "inf" else word
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            return tuple(_value(text, element) for element in elements)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            inner = _value(text, operand)
+            if isinstance(inner, int | float) and not isinstance(inner, bool):
+                return -inner if isinstance(sign, ast.USub) else inner
+    raise PlanError(
+        "this is not a value",
+        want="a number, a word, a quoted text or a tuple",
+        text=text,
+        span=span_of(text, node),
+    )
+
+
+def _blamed(text: str, call: ast.expr, nodes: dict[str, ast.expr], error: PlanError) -> Span:
+    """Where to put the carets: under a piece of a quoted text, under a field, or under the whole operator."""
+    node = nodes.get(error.field or "")
+    if node is None:
+        return span_of(text, call)
+    begin, end = span_of(text, node)
+    if error.span is not None and text[begin + 1 : end - 1] == error.text:
+        return begin + 1 + error.span[0], begin + 1 + error.span[1]
+    return begin, end
+
+
+def plan_json(src: TensorSpec, ops: Iterable[Op]) -> str:
+    """The JSON of a plan: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
+    tensor: dict[str, object] = {"shape": src.shape, "dtype": src.dtype}
+    tensor |= {"strides": src.strides} if src.strides else {"layout": src.layout}
+    operators = [{"name": op.name, "fields": _written_fields(op)} for op in ops]
+    return json.dumps({"src": tensor, "operators": operators}, allow_nan=False)
+
+
+def _written_fields(op: Op) -> dict[str, object]:
+    """The fields that are not at their default; JSON has no infinities, so they are words there."""
+    written = {name: value for name, value, is_default in op.written() if not is_default}
+    return {
+        name: number(value) if value in (math.inf, -math.inf) else value for name, value in written.items()
+    }
+
+
+def parse_json(text: str) -> tuple[TensorSpec, list[Op]]:
+    """The src and the operators of a plan's JSON; whether they go together is not asked.
+
+    Raises:
+        PlanError: it is broken, or says something else; the message says where.
+    """
+    whole = _loaded(text)
+    _check_members("the plan", whole, {"src": dict, "operators": list}, ())
+    return _json_tensor(whole["src"]), [
+        _json_operator(f"operators[{index}]", each) for index, each in enumerate(whole["operators"])
+    ]
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        line = error.doc.splitlines()[error.lineno - 1] if error.doc.strip() else ""
+        column = error.colno - 1
+        problem = f"this is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
+        raise PlanError(problem, text=line, span=(column, column)) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(f"this is not a plan's JSON: {error}") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members; a name given twice is refused, where JSON would quietly take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f'{word} is no number in JSON; write the word "inf" for an infinity')
+
+
+def _check_members(where: str, value: Any, needed: dict[str, type], optional: Collection[str]) -> None:
+    """Checks that a JSON value is an object with these members."""
+    if not isinstance(value, dict):
+        raise PlanError(f"{where} is an object in a plan's JSON", got=_shown(value))
+    for name in value:
+        if name not in needed and name not in optional:
+            remedy = did_you_mean(name, [*needed, *optional])
+            raise PlanError(f"{where} has no member {name!r} in a plan's JSON", remedy=remedy)
+    for name, kind in needed.items():
+        if not isinstance(value.get(name), kind):
+            got = _shown(value[name]) if name in value else "nothing"
+            raise PlanError(f"{where} needs {name!r} in a plan's JSON", got=got, want=JSON_KINDS[kind])
+
+
+def _shown(value: Any) -> str:
+    printed = json.dumps(value)
+    return printed if len(printed) <= 60 else f"{printed[:57]}..."
+
+
+def _json_tensor(member: dict[str, Any]) -> TensorSpec:
+    _check_members("src", member, {"shape": list, "dtype": str}, ("layout", "strides"))
+    try:
+        return TensorSpec(**member)
+    except PlanError as error:
+        error.what = f"src: {error.what}"
+        raise
+
+
+def _json_operator(where: str, member: Any) -> Op:
+    _check_members(where, member, {"name": str, "fields": dict}, ())
+    kind = BY_NAME.get(member["name"])
+    if kind is None:
+        remedy = did_you_mean(member["name"], BY_NAME)
+        raise PlanError(f"{where}: there is no operator {member['name']!r}", remedy=remedy)
+    names, required, is_open = fields_of(kind)
+    fields = {name: _json_value(value) for name, value in member["fields"].items()}
+    for name in fields:
+        if name not in names and not is_open:
+            raise PlanError(f"{where}: {kind.name} has no field {name!r}", remedy=did_you_mean(name, names))
+    missing = [name for name in required if name not in fields]
+    if missing:
+        raise PlanError(f"{where}: {kind.name} needs {' and '.join(missing)}")
+    try:
+        return kind(**fields)
+    except PlanError as error:
+        error.what = f"{where}: {error.what}"
+        raise
+
+
+def _json_value(value: Any) -> Any:
+    """A field's value: JSON's lists are tuples, and its words `inf` and `-inf` are numbers."""
+    if isinstance(value, list):
+        return tuple(map(_json_value, value))
+    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
