@@ -138,7 +138,11 @@ class _Measured:
                 parse_target("cpu").l3_bytes, self._plan.src.nbytes + self._plan.output.nbytes
             )
         answer = process.ask(
-            do="prepare", plan=str(self._plan), seed=self._setting.seed, copies=copies, result=str(place)
+            do="prepare",
+            plan=str(self._plan),
+            data={"seed": self._setting.seed},
+            copies=copies,
+            result=str(place),
         )
         if "refused" in answer:
             return answer

@@ -4,8 +4,9 @@ It reads one JSON object a line from its input and answers each with one line. L
 not
 answers: an answer begins with `@`.
 
-    {"do": "prepare", "plan": "...", "seed": 1, "copies": 1, "result": "/path.npy"}
-        -> {"setup": seconds, "facts": {...}}   and the output, logical order, in that file
+    {"do": "prepare", "plan": "...", "data": {"seed": 1}, "copies": 1, "result": "/path.npy"}
+        -> {"setup": seconds, "facts": {...}}   and the output, logical order, in that file;
+           "data" is what `random_arrays` takes; "src": "/path.npy" gives the input itself
     {"do": "block", "seconds": 0.04}
         -> {"samples": [seconds a call, ...], "busy": seconds of processor time the block took}
     {"do": "release"}  -> {}
@@ -27,7 +28,7 @@ from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import CannotRunError, Peer, Prepared
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
-from fuseplan.measure.data import random_arrays
+from fuseplan.measure.data import random_arrays, stored
 from fuseplan.plan import FusionPlan
 
 MARK = "@"
@@ -46,7 +47,9 @@ class Worker:
         """Makes a plan ready, runs it once, stores its output."""
         self.release({})
         plan = FusionPlan.parse(request["plan"])
-        copies = [random_arrays(plan, request["seed"]) for _ in range(request["copies"])]
+        copies = [random_arrays(plan, **request["data"]) for _ in range(request["copies"])]
+        if "src" in request:
+            copies = [{**arrays, "src": stored(plan.src, np.load(request["src"]))} for arrays in copies]
         begin = time.perf_counter()
         prepared = self._peer.prepare(plan, copies)
         output = prepared.result()

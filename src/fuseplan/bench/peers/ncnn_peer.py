@@ -125,21 +125,21 @@ class _Model:
         self._lines.append(f"{kind} {self._last} {len(inputs)} 1 {joined} {self._last} {options}".rstrip())
 
     def _convolution(self, pending: Sequence[Layer]) -> int:
-        shape = convolution_of(pending[0])
+        op, shape = convolution_of(pending[0])
         following = [layer.name for layer in pending[1:3]]
         has_bias = following[:1] == ["bias"]
         has_relu = has_bias and following[1:2] == ["relu"]
         weight = self._arrays[pending[0].keys["weight"]]
         (top, bottom), (left, right) = shape.padding
         options = {
-            0: shape.features, 1: shape.kernel[1], 11: shape.kernel[0],
+            0: op.features, 1: shape.kernel[1], 11: shape.kernel[0],
             2: shape.dilation[1], 12: shape.dilation[0],
             3: shape.stride[1], 13: shape.stride[0], 4: left, 14: top, 15: right, 16: bottom,
             5: int(has_bias), 6: weight.size, 9: int(has_relu),
         }  # fmt: skip
-        if shape.groups > 1:
-            options[7] = shape.groups
-        kind = "ConvolutionDepthWise" if shape.groups > 1 else "Convolution"
+        if op.groups > 1:
+            options[7] = op.groups
+        kind = "ConvolutionDepthWise" if op.groups > 1 else "Convolution"
         self._layer(kind, [self._last], " ".join(f"{key}={value}" for key, value in options.items()))
         self._weights += [struct.pack("<I", 0), _bytes(weight)]  # 0: what follows is f32
         if has_bias:
@@ -148,7 +148,9 @@ class _Model:
         return 1 + has_bias + has_relu
 
     def _batch_norm(self, layer: Layer) -> None:
-        ordered = [self._arrays[layer.keys[name]] for name in ("weight", "mean", "variance", "bias")]
+        if "variance" not in layer.keys:
+            raise CannotRunError("ncnn's BatchNorm takes the variance, not its inverse")
+        ordered = [self._arrays[layer.keys[name]] for name in ("scale", "mean", "variance", "shift")]
         if any(array.ndim != 1 for array in ordered):
             raise CannotRunError("ncnn's BatchNorm has statistics per channel only")
         epsilon = layer.parameters["epsilon"]

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import Array, Arrays, CannotRunError, Layer, convolution_of, layers, running
+from fuseplan.bench.peers.peer import (
+    Array,
+    Arrays,
+    CannotRunError,
+    Layer,
+    convolution_of,
+    is_plain,
+    layers,
+    running,
+)
 from fuseplan.plan import FusionPlan
 
 OPSET = 20
@@ -60,7 +69,7 @@ class _Writer:
             self._convolution(layer)
         elif layer.name in self._special:
             self._special[layer.name](layer)
-        elif layer.name in NODES and not layer.keys and not layer.attributes:
+        elif layer.name in NODES and not layer.keys and is_plain(layer):
             kind, words = NODES[layer.name]
             self._node(kind, [self._last], **{words[key]: value for key, value in layer.parameters.items()})
         else:
@@ -92,7 +101,7 @@ class _Writer:
         return name
 
     def _convolution(self, layer: Layer) -> None:
-        shape = convolution_of(layer)
+        op, shape = convolution_of(layer)
         self._node(
             "Conv",
             [self._last, self._store(layer.keys["weight"], self._arrays[layer.keys["weight"]])],
@@ -100,7 +109,7 @@ class _Writer:
             strides=list(shape.stride),
             dilations=list(shape.dilation),
             pads=[low for low, _ in shape.padding] + [high for _, high in shape.padding],
-            group=shape.groups,
+            group=op.groups,
         )
 
     def _channels(self, kind: str, layer: Layer, name: str) -> None:
@@ -115,7 +124,9 @@ class _Writer:
         self._node("Add", [self._last, key])
 
     def _batch_norm(self, layer: Layer) -> None:
-        ordered = [layer.keys[name] for name in ("weight", "bias", "mean", "variance")]
+        if "variance" not in layer.keys:
+            raise CannotRunError("ONNX's BatchNormalization takes the variance, not its inverse")
+        ordered = [layer.keys[name] for name in ("scale", "shift", "mean", "variance")]
         if any(self._arrays[key].ndim != 1 for key in ordered):
             raise CannotRunError("ONNX's BatchNormalization has statistics per channel only")
         stored = [self._store(key, self._arrays[key]) for key in ordered]

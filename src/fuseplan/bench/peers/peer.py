@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.kernel import Convolution
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.ops.conv import Conv, Window
 from fuseplan.plan import FusionPlan, Step
 
 Array = NDArray[Any]
@@ -88,16 +86,22 @@ def layers(plan: FusionPlan) -> list[Layer]:
     ]
 
 
-def convolution_of(layer: Layer) -> Convolution:
-    """The convolution of a layer with every size spelled out, padding as pairs.
+def is_plain(layer: Layer) -> bool:
+    """Whether every attribute has its default: the form that other libraries have too."""
+    names = layer.attributes.keys()
+    return all(is_default for name, _, is_default in layer.step.op.written() if name in names)
+
+
+def convolution_of(layer: Layer) -> tuple[Conv, Window]:
+    """The convolution of a layer, and how its kernel moves: every size an axis, padding as pairs.
 
     Raises:
         CannotRunError: the layer is none.
     """
-    kernel = lower(match(FusionPlan(layer.step.src, layer.step.op)))
-    if kernel.convolution is None:
+    op = layer.step.op
+    if not isinstance(op, Conv):
         raise CannotRunError(f"{layer.name!r} is no convolution")
-    return kernel.convolution
+    return op, op.window(layer.step.src)
 
 
 def running(plan: FusionPlan) -> list[str]:

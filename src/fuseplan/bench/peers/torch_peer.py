@@ -14,6 +14,7 @@ from fuseplan.bench.peers.peer import (
     Layer,
     Prepared,
     convolution_of,
+    is_plain,
     layers,
     only_f32,
     refuse,
@@ -89,7 +90,7 @@ class Torch:
 
     def _stage(self, layer: Layer) -> Stage:
         functional = self._torch.nn.functional
-        if layer.name in FUNCTIONS and not layer.attributes:
+        if layer.name in FUNCTIONS and is_plain(layer):
             word, names = FUNCTIONS[layer.name]
             function = getattr(functional, word)
             options = {names[key]: value for key, value in layer.parameters.items()}
@@ -148,7 +149,7 @@ def _module(torch: Any, stages: Sequence[Stage], constant: Mapping[str, Any], ke
 
 
 def _convolution(functional: Any, layer: Layer) -> Stage:
-    shape = convolution_of(layer)
+    op, shape = convolution_of(layer)
     if any(low != high for low, high in shape.padding):
         raise CannotRunError("torch's convolution pads both sides alike")
     function = getattr(functional, f"conv{len(shape.kernel)}d")
@@ -156,7 +157,7 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
     padding = tuple(low for low, _ in shape.padding)
 
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
-        return function(x, stored[key], None, shape.stride, padding, shape.dilation, shape.groups)
+        return function(x, stored[key], None, shape.stride, padding, shape.dilation, op.groups)
 
     return stage
 
@@ -183,7 +184,9 @@ def _add(_: Any, layer: Layer) -> Stage:
 
 
 def _batch_norm(functional: Any, layer: Layer) -> Stage:
-    weight, bias, mean, variance = (layer.keys[name] for name in ("weight", "bias", "mean", "variance"))
+    if "variance" not in layer.keys or layer.attributes["mode"] != "spatial":
+        raise CannotRunError("torch's batch_norm takes the variance of each channel")
+    weight, bias, mean, variance = (layer.keys[name] for name in ("scale", "shift", "mean", "variance"))
     epsilon = layer.parameters["epsilon"]
 
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:

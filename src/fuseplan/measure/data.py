@@ -1,0 +1,126 @@
+"""Fresh random arrays for a plan, what it makes of them in float64, and how far a result is from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.arrays import empty, narrow, widen
+from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.op import Operand
+from fuseplan.plan import FusionPlan
+from fuseplan.tensor import TensorSpec
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+
+STATISTICS_OF_SQUARES = ("variance", "inverse_variance")
+HALF = 0.5  # the least of them
+
+
+def _normal(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
+    return generator.standard_normal(shape)
+
+
+def _after_relu(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
+    return np.maximum(generator.standard_normal(shape), 0)
+
+
+def _large_mean(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
+    return generator.standard_normal(shape) + 100.0
+
+
+def _large_range(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
+    spread: Float64 = np.exp(generator.uniform(-8, 8, shape))
+    return generator.standard_normal(shape) * spread
+
+
+# What `src` may look like; the words are what tables and commands call it.
+INPUTS = {
+    "normal": _normal,
+    "after relu": _after_relu,
+    "large mean": _large_mean,
+    "large range": _large_range,
+}
+
+
+def random_arrays(
+    plan: FusionPlan, seed: int | None = None, *, inputs: str = "normal", gain: float = 1.0
+) -> dict[str, Array]:
+    """`src` and every operand of a plan, by key, in the dtypes the plan has them in.
+
+    Args:
+        plan: whose arrays.
+        seed: the same seed gives the same arrays in every process; None gives others each time.
+        gain: a factor on the weights.
+        inputs: what `src` looks like, one of `INPUTS`: `normal` (mean 0, variance 1), `after relu` (its
+        negative
+            half is 0), `large mean` (100), `large range` (over seven orders of magnitude). Weights are normal
+            and scaled so that a sum of normal data has variance 1 again.
+
+    Returns:
+        Arrays of logical shape; `src` and operands per element lie in memory as the plan says. bf16 is
+        uint16.
+
+    Raises:
+        ArgumentError: there is no such kind of input.
+    """
+    if inputs not in INPUTS:
+        raise ArgumentError(f"no kind of input is named {inputs!r}. {did_you_mean(inputs, INPUTS)}")
+    generator = np.random.default_rng(seed)
+    arrays = {"src": stored(plan.src, INPUTS[inputs](generator, plan.src.shape))}
+    for step in plan.steps:
+        for held in step.operands:
+            values = _values(generator, held.operand, gain)
+            if held.operand.per == "element":
+                arrays[held.key] = stored(step.src, values)
+            else:
+                arrays[held.key] = narrow(values, held.operand.dtype)
+    return arrays
+
+
+def _values(generator: np.random.Generator, operand: Operand, gain: float) -> Float64:
+    values = generator.standard_normal(operand.shape)
+    if operand.per == "weight":
+        return values * (gain / sqrt(prod(operand.shape[1:])))
+    return np.abs(values) + HALF if operand.name in STATISTICS_OF_SQUARES else values
+
+
+def stored(spec: TensorSpec, values: Float64) -> Array:
+    """A new array that holds float64 values as the spec has them in memory, rounded once."""
+    array = empty(spec)
+    bits = array.view(np.uint16) if spec.dtype == "bf16" else array
+    bits[...] = narrow(values, spec.dtype)
+    return array
+
+
+def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:
+    """What the plan makes of the arrays `random_arrays` gave, in float64 and logical order."""
+    exact = {key: _float64(array) for key, array in arrays.items()}
+    return plan.reference(exact.pop("src"), exact)
+
+
+def _float64(array: Array) -> Float64:
+    plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    exact: Float64 = widen(plain, "bf16" if plain.dtype == np.uint16 else "f64").astype(np.float64)
+    return exact
+
+
+def deviation(got: Array, want: Float64) -> float:
+    """The largest |got - want| over the largest |want|; infinite where only one of them is finite.
+
+    Args:
+        got: a result, logical order; bf16 as uint16 or of ml_dtypes.
+        want: the same in float64.
+    """
+    exact = _float64(got)
+    if exact.shape != want.shape or not np.array_equal(np.isfinite(exact), np.isfinite(want)):
+        return float("inf")
+    finite = np.isfinite(want)
+    largest = float(np.max(np.abs(want[finite]), initial=0.0))
+    furthest = float(np.max(np.abs(exact[finite] - want[finite]), initial=0.0))
+    return furthest / largest if largest else furthest
