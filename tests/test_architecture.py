@@ -23,8 +23,8 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("errors", "reasons", "settings"),
-    ("tensor", "scalar"),
+    ("errors", "reasons", "settings", "syntax"),
+    ("tensor", "scalar", "formula"),
     ("op",),
     ("ops",),
     ("text", "plan"),
