@@ -1,0 +1,64 @@
+"""The functions of `fuseplan.scalar` as LLVM IR, for vectors that are in registers.
+
+Every function keeps IEEE meaning: a NaN stays one, infinities and signed zeros have their limits, denormal numbers are
+computed. Errors, in units of the last place, are stated and held by `tests/numeric/test_dialect.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.math_exponential import erf, exp, expm1, tanh
+from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
+from fuseplan.backends.cpu.math_logarithm import log, log1p
+from fuseplan.backends.cpu.math_power import constant_power, power
+
+
+def table(builder: Builder) -> dict[str, Callable[..., Value]]:
+    """The meaning of each scalar function where `builder` writes.
+
+    Values are vectors of `float` or `double`, of any number of lanes; those of `gt` and `ge` are conditions, the first
+    argument of `where`. `const` takes a number.
+    """
+    b = builder
+    numbers: dict[str, float] = {}  # of the constants made here, by how the text writes them
+
+    def const(value: float) -> Value:
+        number = rounded(value, b.element)
+        written = b.number(number)
+        numbers[written.name] = number
+        return written
+
+    def pow_(x: Value, y: Value) -> Value:
+        return constant_power(b, x, numbers[y.name]) if y.name in numbers else power(b, x, y)
+
+    def bounded(bound: Callable[[Builder, Value, Value], Value], x: Value, y: Value) -> Value:
+        if x.name in numbers:
+            return bound(b, y, x)
+        chosen = bound(b, x, y)
+        return chosen if y.name in numbers else b.select(b.compare("uno", y, y), y, chosen)
+
+    return {
+        "const": const,
+        "add": lambda x, y: x + y,
+        "sub": lambda x, y: x - y,
+        "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y,
+        "neg": lambda x: -x,
+        "abs": partial(absolute, b),
+        "maximum": partial(bounded, at_least),
+        "minimum": partial(bounded, at_most),
+        "pow": pow_,
+        "exp": partial(exp, b),
+        "expm1": partial(expm1, b),
+        "log": partial(log, b),
+        "log1p": partial(log1p, b),
+        "sqrt": lambda x: b.intrinsic("llvm.sqrt", x.type, x),
+        "tanh": partial(tanh, b),
+        "erf": partial(erf, b),
+        "where": b.select,
+        "gt": partial(b.compare, "ogt"),
+        "ge": partial(b.compare, "oge"),
+    }
