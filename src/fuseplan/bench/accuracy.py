@@ -1,4 +1,4 @@
-"""How far results are from float64: ours beside each peer's, on several kinds of input and through a stack."""
+"""How far results are from float64: ours beside each peer's, on several kinds of input and in a stack."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from fuseplan.bench.peers.ncnn_peer import Ncnn
-from fuseplan.bench.peers.ours import Fuseplan, FuseplanAgain, FuseplanUnfused
+from fuseplan.bench.peers.ours import Fuseplan, FuseplanAgain, FuseplanStrict, FuseplanUnfused
 from fuseplan.bench.peers.peer import Peer
 from fuseplan.bench.peers.runtimes import OnnxRuntime, OpenVino
 from fuseplan.bench.peers.torch_peer import (
@@ -24,6 +24,7 @@ from fuseplan.errors import ArgumentError, did_you_mean
 PEERS: tuple[type[Peer], ...] = (
     Fuseplan,
     FuseplanAgain,
+    FuseplanStrict,
     FuseplanUnfused,
     OnnxRuntime,
     Torch,

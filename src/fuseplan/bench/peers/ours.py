@@ -1,0 +1,80 @@
+"""fuseplan through its public functions, in the forms that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from fuseplan.arrays import empty
+from fuseplan.bench.peers.peer import Array, Arrays, Prepared
+from fuseplan.bench.unfused import OneAtATime
+from fuseplan.compile import compile as compile_plan
+from fuseplan.measure.clock import rotating
+from fuseplan.plan import FusionPlan
+from fuseplan.template import Accuracy
+
+
+class Fuseplan:
+    """The plan as one kernel, bound to its arrays."""
+
+    name: ClassVar[str] = "fuseplan"
+    packages: ClassVar[tuple[str, ...]] = ()
+    accuracy: ClassVar[Accuracy] = "default"
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Compiles once and binds each copy of the arrays."""
+        compiled = compile_plan(plan, "cpu", threads=self._threads, accuracy=self.accuracy)
+        outputs = [empty(plan.output) for _ in copies]
+        calls = [compiled.bind(out=out, **arrays) for arrays, out in zip(copies, outputs, strict=True)]
+
+        def result() -> Array:
+            calls[0]()
+            return np.array(outputs[0])
+
+        template = compiled.choice.template
+        facts = {
+            "template": template.name,
+            "knobs": template.knobs,
+            "target": str(compiled.target),
+            "nbytes": compiled.traffic.total,
+            "flops": template.flops(compiled.kernel),
+        }
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)
+
+
+class FuseplanAgain(Fuseplan):
+    """The same once more, in a process of its own: how far apart two measurements of one thing are."""
+
+    name = "fuseplan:again"
+
+
+class FuseplanStrict(Fuseplan):
+    """Without the faster and less accurate form of Winograd."""
+
+    name = "fuseplan:strict"
+    accuracy = "strict"
+
+
+class FuseplanUnfused:
+    """The plan's operators one at a time, each a kernel of its own: what fusing saves."""
+
+    name: ClassVar[str] = "fuseplan:unfused"
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Compiles and binds every operator, for each copy of the arrays."""
+        calls = [OneAtATime(plan, arrays, self._threads) for arrays in copies]
+
+        def result() -> Array:
+            return np.array(calls[0]())
+
+        facts = {"target": "cpu", "nbytes": calls[0].nbytes}
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)

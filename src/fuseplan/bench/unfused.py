@@ -1,0 +1,51 @@
+"""The operators of a plan one at a time, each compiled and bound by itself: what fusing is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fuseplan.arrays import empty
+from fuseplan.compile import CompiledPlan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.plan import FusionPlan
+
+
+class OneAtATime:
+    """A kernel an operator; calling it runs them in order and gives the last one's output.
+
+    Args:
+        plan: the plan.
+        arrays: `src` and operands by the plan's keys.
+        threads: as for the fused plan.
+    """
+
+    def __init__(
+        self, plan: FusionPlan, arrays: Mapping[str, NDArray[Any]], threads: int | None = None
+    ) -> None:
+        self.compiled: list[CompiledPlan] = []
+        self._bound: list[Callable[[], object]] = []
+        src = arrays["src"]
+        for step in plan.steps:
+            alone = FusionPlan(step.src, step.op)
+            compiled = compile_plan(alone, "cpu", threads=threads)
+            pairs = zip(alone.operands, step.operands, strict=True)
+            given = {own.key: arrays[ours.key] for own, ours in pairs}
+            out = empty(step.dst)
+            self._bound.append(compiled.bind(src=src, out=out, **given))
+            self.compiled.append(compiled)
+            src = out
+        self._result = src
+
+    def __call__(self) -> NDArray[Any]:
+        """Runs them all."""
+        for call in self._bound:
+            call()
+        return self._result
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes they read and write, all together."""
+        return sum(compiled.traffic.total for compiled in self.compiled)

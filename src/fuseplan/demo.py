@@ -1,0 +1,209 @@
+"""The main job in one command: fused plans at MIOpen's published shapes, beside the operators one at a time.
+
+Thirteen convolutions with bias and relu, eight batch normalizations with relu. MIOpen measured batches of 64
+on a GPU; the batch here is what keeps the whole under two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fuseplan.arrays import empty
+from fuseplan.bench.unfused import OneAtATime
+from fuseplan.compile import compile as compile_plan
+from fuseplan.measure.clock import Protocol, interleave
+from fuseplan.measure.data import deviation, random_arrays, reference
+from fuseplan.measure.machine import machine
+from fuseplan.measure.stats import geomean
+from fuseplan.plan import FusionPlan
+from fuseplan.report.chart import Bar, Panel, speedups
+
+WIDE = 128  # columns of a terminal on which an outcome fits one line
+HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
+PROTOCOL = Protocol(rounds=5, block_seconds=0.05)
+CONVOLUTION_BATCH = 2
+NORMALIZATION_BATCH = 8  # as large as a batch must be for the data to leave the caches of most machines
+CONVOLUTIONS, NORMALIZATIONS = "Convolution, bias, relu", "Batch normalization, relu"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published shape: what MIOpen's figures call it, the plan, and the speedup they report."""
+
+    label: str
+    group: str
+    plan: str
+    published: float
+
+
+def _convolution(channels: int, size: int, features: int, kernel: int, published: float) -> Shape:
+    label = f"{channels}-{size}-{size}-{features}-{kernel}x{kernel}"
+    src = f"f32[{CONVOLUTION_BATCH}x{channels}x{size}x{size}, nhwc]"
+    padding = ", padding=1" if kernel == 3 else ""
+    plan = f"{src} -> conv2d({features}, kernel={kernel}{padding}) -> bias -> relu"
+    return Shape(label, CONVOLUTIONS, plan, published)
+
+
+def _normalization(channels: int, size: int, published: float) -> Shape:
+    src = f"f32[{NORMALIZATION_BATCH}x{channels}x{size}x{size}, nhwc]"
+    return Shape(f"{channels}-{size}-{size}", NORMALIZATIONS, f"{src} -> batch_norm -> relu", published)
+
+
+# Kernel-time speedups: of the convolutions from the table of MIOpen's Fusion API page of 2018, of the
+# normalizations read off its graph na.png, to 0.03.
+SHAPES = (
+    _convolution(1024, 14, 256, 1, 1.218),
+    _convolution(128, 28, 128, 3, 1.287),
+    _convolution(128, 28, 512, 1, 1.991),
+    _convolution(2048, 7, 512, 1, 1.010),
+    _convolution(256, 14, 1024, 1, 1.371),
+    _convolution(256, 14, 256, 3, 1.173),
+    _convolution(256, 55, 64, 1, 1.653),
+    _convolution(512, 28, 128, 1, 1.276),
+    _convolution(512, 7, 2048, 1, 1.152),
+    _convolution(512, 7, 512, 3, 1.089),
+    _convolution(64, 55, 256, 1, 2.698),
+    _convolution(64, 55, 64, 1, 2.683),
+    _convolution(64, 55, 64, 3, 1.550),
+    _normalization(512, 7, 1.18),
+    _normalization(2048, 7, 1.34),
+    _normalization(256, 14, 1.18),
+    _normalization(1024, 14, 1.94),
+    _normalization(128, 28, 2.65),
+    _normalization(512, 28, 3.0),
+    _normalization(64, 55, 2.04),
+    _normalization(256, 55, 1.97),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What fusing one plan gave.
+
+    Attributes:
+        label, group, plan: which.
+        kernels: launches of the fused plan.
+        operators: launches of the operators one at a time.
+        fused, unfused: seconds a run, medians of interleaved blocks.
+        bytes_saved: bytes that the operators one at a time move and the fused kernel does not.
+        error: the fused result's largest deviation from float64, over the largest output.
+        published: the speedup that MIOpen published for the shape.
+    """
+
+    label: str
+    group: str
+    plan: str
+    kernels: int
+    operators: int
+    fused: float
+    unfused: float
+    bytes_saved: int
+    error: float
+    published: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster fused is."""
+        return self.unfused / self.fused
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values."""
+        return asdict(self) | {"speedup": self.speedup}
+
+
+def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTOCOL) -> Outcome:
+    """Compiles a shape both ways, checks the results against float64, and times them interleaved."""
+    plan = FusionPlan.parse(shape.plan)
+    arrays = random_arrays(plan, seed=1)
+    compiled = compile_plan(plan, "cpu", threads=threads)
+    out = empty(plan.output)
+    fused = compiled.bind(out=out, **arrays)
+    unfused = OneAtATime(plan, arrays, threads)
+    fused()
+    error = deviation(np.array(out), reference(plan, arrays))
+    timed = interleave({"fused": fused, "unfused": unfused}, protocol)
+    return Outcome(
+        label=shape.label,
+        group=shape.group,
+        plan=shape.plan,
+        kernels=compiled.kernels,
+        operators=sum(each.kernels for each in unfused.compiled),
+        fused=timed["fused"].median,
+        unfused=timed["unfused"].median,
+        bytes_saved=unfused.nbytes - compiled.traffic.total,
+        error=error,
+        published=shape.published,
+    )
+
+
+def outcomes(threads: int | None = None, shapes: Sequence[Shape] = SHAPES) -> Iterator[Outcome]:
+    """Each shape's outcome, as it is measured."""
+    for shape in shapes:
+        yield measure(shape, threads)
+
+
+def draw(found: Sequence[Outcome], threads: int, place: Path) -> Path:
+    """Writes the bar chart of what was found."""
+    bars: dict[str, list[Bar]] = {}
+    for each in found:
+        bars.setdefault(each.group, []).append(Bar(each.label, each.speedup, each.published))
+    panels = [Panel(group, tuple(listed)) for group, listed in bars.items()]
+    note = f"{machine().cpu}, {threads} threads, {time.strftime('%Y-%m-%d')}; medians"
+    return speedups(panels, "One fused kernel beside the operators one at a time", note, place)
+
+
+def line(outcome: Outcome) -> str:
+    """An outcome's figures, under HEAD."""
+    return (
+        f"{outcome.kernels:>2} for {outcome.operators}"
+        f"{outcome.fused * 1e3:>10.3f}"
+        f"{outcome.unfused * 1e3:>18.3f}"
+        f"{outcome.speedup:>9.2f}"
+        f"{outcome.bytes_saved / 1e6:>10.2f}"
+        f"{outcome.error:>9.1e}"
+    )
+
+
+def main(
+    threads: int | None = None, chart: Path = Path("demo.svg"), *, as_json: bool = False
+) -> list[Outcome]:
+    """Measures all shapes, prints a line for each as it is done, and writes the chart.
+
+    Args:
+        threads: of every kernel; all that this process may use unless told.
+        chart: where the bar chart goes; .svg or .png.
+        as_json: print the outcomes as JSON in place of the lines.
+
+    Returns:
+        The outcomes.
+    """
+    count = threads or machine().cores
+    console = Console(soft_wrap=True, highlight=False, stderr=as_json)
+    is_wide = console.width >= WIDE or not console.is_terminal
+    width = max(len(shape.plan) for shape in SHAPES)
+    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {count} threads")
+    console.print(f"{'plan':<{width}}  {HEAD}" if is_wide else f"plan\n    {HEAD}", style="bold")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    found = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(SHAPES))
+        for outcome in outcomes(threads):
+            progress.advance(task)
+            found.append(outcome)
+            gap = f"{outcome.plan:<{width}}  " if is_wide else f"{outcome.plan}\n    "
+            console.print(gap + line(outcome), markup=False)
+    for group in dict.fromkeys(each.group for each in found):
+        mean = geomean(each.speedup for each in found if each.group == group)
+        console.print(f"{group}: fused is {mean:.2f} times as fast (geometric mean)")
+    console.print(f"chart: {draw(found, count, chart)}")
+    if as_json:
+        print(json.dumps([each.to_json() for each in found], indent=1))
+    return found
