@@ -22,8 +22,8 @@ class Place:
         channel: lane 0's channel.
         along_channels: the next lane is the next channel; else the next position of the same channel.
         count: lanes that exist.
-        inside: lane 0's place in an image that is stored densely; what `element` says of a batch of such images unless
-            told.
+        inside: lane 0's place in its image, as an operand per activation is stored; unless told, what remains
+            of `element`.
     """
 
     element: Index
@@ -108,7 +108,7 @@ class Elementwise:
         return self._value(node, None, place, known, {})
 
     def keep(self, node: Scalar, place: Place, value: Value, known: dict[object, Value]) -> None:
-        """Puts the value of one of the `invariants` at a place into `known`, where it was evaluated before."""
+        """Puts the value of one of the `invariants`, evaluated elsewhere, into `known`."""
         known[self._key(node, place)] = value
 
     def _key(self, node: Scalar, place: Place) -> object:

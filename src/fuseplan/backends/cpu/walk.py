@@ -1,4 +1,4 @@
-"""The order in which a pointwise kernel goes through its elements: as few and as long loops as the strides allow."""
+"""The order in which a pointwise kernel visits its elements: loops as few and as long as strides allow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Walk:
-    """Loops over a whole tensor, from the outside: `outer`, then `channel`, then `run`, along which lanes lie.
+    """Loops over a whole tensor, from the outside: `outer`, `channel`, then `run`, along which lanes lie.
 
     `channel` is None where lanes are channels (`along_channels`), or where nothing depends on the channel.
 
@@ -75,7 +75,7 @@ class Walk:
         return self.run.extent // self.period if self.period else 1
 
     def repeated(self, times: int) -> Walk:
-        """The same walk with runs over the channels of `times` neighbouring positions, where they follow one another."""
+        """The same walk with runs over the channels of `times` positions, where these follow one another."""
         if not self.along_channels or not self.outer or times < 2 or not self._follows():
             return self
         positions = self.outer[-1]
@@ -102,7 +102,8 @@ def walk(kernel: Kernel) -> Walk:
     uses = {operand.per for operand in kernel.operands}
     axes = _merged(_axes(kernel, "activation" in uses, "channel" in uses))
     if not axes or axes[-1].image not in (0, 1) or ("activation" in uses and axes[-1].image == 0):
-        axes.append(Axis(1, 1, 1))  # lanes cannot lie along the batch where an operand is the same for all of it
+        # Lanes cannot lie along the batch where an operand is the same for all of it.
+        axes.append(Axis(1, 1, 1))
     run, around = axes[-1], axes[:-1]
     channel = next((axis for axis in around if axis.channel), None)
     outer = tuple(axis for axis in around if axis is not channel)
@@ -134,7 +135,6 @@ def _merged(axes: Iterable[Axis]) -> list[Axis]:
     """Neighbours that are one loop become one."""
     merged: list[Axis] = []
     for axis in axes:
-        if merged and merged[-1].holds(axis):
-            axis = replace(axis, extent=axis.extent * merged.pop().extent)
-        merged.append(axis)
+        around = merged.pop().extent if merged and merged[-1].holds(axis) else 1
+        merged.append(replace(axis, extent=axis.extent * around))
     return merged

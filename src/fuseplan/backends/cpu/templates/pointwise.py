@@ -28,7 +28,7 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 class Pointwise(Template):
     """Chains of elementwise operators, in any layout.
 
-    reads:  src and every operand once; what depends on the channel alone is computed once for a block of channels
+    reads:  src and every operand once; what depends on the channel alone is computed once a block
     writes: dst once
     chosen: for every plan without a contraction
 
@@ -74,7 +74,7 @@ class Pointwise(Template):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """One rounding a function; there is no product to sum, so the bound is relative to the functions' results."""
+        """One rounding a function, relative to the function's result: there is no sum of products."""
         return sum(functions(stage.expression) for stage in kernel.epilogue) * model.unit_roundoff(kernel)
 
     def error_bound(self, kernel: Kernel) -> float:
@@ -91,7 +91,7 @@ def _moved(kernel: Kernel) -> int:
 
 
 def _repeat(path: Walk, width: int, stream: bool) -> int:
-    """Positions after which a run of channels is a whole number of vectors, if that is soon, and not too short a run."""
+    """Positions after which a run of channels is whole vectors, if that is soon, and long enough."""
     if not path.period:
         return 1
     wanted = 2 * _STREAMED_RUN * width if stream else 4 * width
@@ -131,7 +131,7 @@ def _scratch_room(kernel: Kernel, target: Target) -> int:
 
 @dataclass(frozen=True)
 class _Line:
-    """One run: where it begins in dst, src and an image, its channel, where the task's part of it begins, what is known."""
+    """One run: where it begins in dst, src and an image, its channel, where the task enters, what is known."""
 
     dst: Index
     src: Index
@@ -164,9 +164,10 @@ class _Writer:
     @cached_property
     def scratch(self) -> dict[Scalar, Value]:
         """Room for each hoisted value of all channels that a task meets at once."""
-        path, along = self.path, self.path.along_channels
-        extent = self.knobs.block_run if along else self.lanes
-        return {node: self.b.buffer(extent + 2 * self.lanes) for node in self.hoisted} if along or path.channel else {}
+        if not self.path.along_channels and self.path.channel is None:
+            return {}
+        extent = self.knobs.block_run if self.path.along_channels else self.lanes
+        return {node: self.b.buffer(extent + 2 * self.lanes) for node in self.hoisted}
 
     def source(self) -> Source:
         """The whole kernel: one phase of tasks, each some rows of a part of the run."""
@@ -184,7 +185,8 @@ class _Writer:
             with b.loop(begin, end, name="row") as unit:
                 self._unit(unit // groups, unit % groups, start, stop)
             if knobs.stream:
-                b.line("fence seq_cst")  # the stores past the caches are seen before the task counts as finished
+                # Stores past the caches are seen before the task counts as finished.
+                b.line("fence seq_cst")
         return self.frame.source()
 
     def _share(self, start: Index, stop: Index) -> None:
@@ -207,18 +209,20 @@ class _Writer:
             return
         self._channels(offsets, group, start, stop)
 
-    def _offsets(self, row: Index) -> tuple[list[Index], Value | None]:
+    def _offsets(self, row: Index) -> tuple[tuple[Index, Index, Index], Value | None]:
         """Where in dst, src and an image the row begins, and whether it is the last along `outer[-1]`."""
-        offsets: list[Index] = [0, 0, 0]
+        dst: Index = 0
+        src: Index = 0
+        image: Index = 0
         last = None
         for number, axis in enumerate(reversed(self.path.outer)):
             outermost = number == len(self.path.outer) - 1
             index, row = (row, row) if outermost else (row % axis.extent, row // axis.extent)
-            steps = (axis.dst, axis.src, axis.image)
-            offsets = [index * step + offset if step else offset for step, offset in zip(steps, offsets, strict=True)]
+            dst, src = index * axis.dst + dst, index * axis.src + src
+            image = index * axis.image + image if axis.image else image
             if number == 0 and isinstance(index, Value):
                 last = self.b.compare("eq", index, axis.extent - 1)
-        return offsets, last
+        return (dst, src, image), last
 
     # ---- what depends on the channel
 
@@ -237,12 +241,12 @@ class _Writer:
                 b.store(b.load(b.at(room, i)), b.at(room, turn * path.period + i))
 
     def _fill(self, at: Index, channel: Index, count: int) -> None:
-        """The values of `lanes` channels; operands are padded to whole vectors, so none is read past its end."""
+        """The values of `lanes` channels; operands are padded to whole vectors, so all may be read."""
         place, known = Place(0, channel, True, count), dict(self.uniform)
         for node, room in self.scratch.items():
             self.b.store(self.stages.evaluate(node, place, known), self.b.at(room, at))
 
-    def _channels(self, offsets: list[Index], group: Index, start: Index, stop: Index) -> None:
+    def _channels(self, offsets: tuple[Index, Index, Index], group: Index, start: Index, stop: Index) -> None:
         """The runs of one group of channels, each with its channel's values in all lanes."""
         b, axis = self.b, self.path.channel
         if axis is None:
@@ -258,9 +262,10 @@ class _Writer:
                     self.stages.keep(node, place, spread, known)
                 else:
                     self.stages.evaluate(node, place, known)
-            steps = (axis.dst, axis.src, axis.image)
-            moved = [channel * step + offset for step, offset in zip(steps, offsets, strict=True)]
-            self._run(_Line(*moved, channel, start, known), start, stop)
+            dst, src, image = offsets
+            dst, src = channel * axis.dst + dst, channel * axis.src + src
+            image = channel * axis.image + image if axis.image else image
+            self._run(_Line(dst, src, image, channel, start, known), start, stop)
 
     # ---- a run
 
@@ -290,8 +295,8 @@ class _Writer:
         b, lanes, step = self.b, self.lanes, self.lanes * self.knobs.vectors
         length = stop - start
         if isinstance(length, int) and length <= 2 * step:
-            for i in range(0, length - length % lanes, lanes):
-                self._vector(line, start + i, lanes)
+            for done in range(0, length - length % lanes, lanes):
+                self._vector(line, start + done, lanes)
         else:
             whole, even = start + length // step * step, start + length // lanes * lanes
             self._steps(line, start, whole)
@@ -347,7 +352,8 @@ class _Writer:
         inside = line.image + i * self.path.run.image if self.activation else None
         place = Place(line.dst + i, i if along else line.channel, along, count, inside)
         known = dict(line.known)
-        for node, room in self.scratch.items() if along else ():
+        rooms = self.scratch if along else {}
+        for node, room in rooms.items():
             self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
         value = self.stages.apply(self._read(line.src + i * self.path.run.src, count), place, known)
         where = b.at(self.dst, place.element, storage.element_type(dtype))
@@ -361,7 +367,8 @@ class _Writer:
             return storage.read(b, dtype, b.at(self.src, offset, kind), self.lanes, count=count)
         gathered = Value(b, b.vector, "zeroinitializer")
         for lane in range(count):
-            one = storage.read_one(b, dtype, b.at(self.src, offset + lane * step, kind))
+            apart: Index = offset + lane * step
+            one = storage.read_one(b, dtype, b.at(self.src, apart, kind))
             text = f"insertelement {b.vector} {gathered.name}, {one.type} {one.name}, i32 {lane}"
             gathered = b.op(b.vector, text)
         return gathered
