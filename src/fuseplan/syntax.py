@@ -18,16 +18,19 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
     if len(text) > LONGEST:
         raise PlanError(f"{what} has at most {LONGEST} characters", got=f"{len(text)} characters")
     flat = text.translate({ord(control): " " for control in "\t\n\r\v\f"})
-    body = flat.lstrip()
+    body = flat.strip()
     try:
-        tree = ast.parse(body, mode="eval").body
+        # Without the line's end, what is missing at the end would be blamed on the beginning.
+        return ast.parse(body + "\n", mode="eval").body
     except SyntaxError as error:
-        begin = min(len(text) - len(body) + max(0, (error.offset or 1) - 1), len(text))
+        skipped = len(flat) - len(flat.lstrip())
+        begin, end = (
+            min(skipped + max(1, offset or 1) - 1, len(text)) for offset in (error.offset, error.end_offset)
+        )
         problem = f"this is not {what}: {error.msg}"
-        raise PlanError(problem, want=want, text=text, span=(begin, begin)) from None
+        raise PlanError(problem, want=want, text=text, span=(begin, max(begin, end))) from None
     except (ValueError, MemoryError, RecursionError) as error:
         raise PlanError(f"this is not {what}: {error}", want=want, text=text, span=(0, len(text))) from None
-    return tree
 
 
 def span_of(text: str, node: ast.AST) -> Span:

@@ -46,7 +46,7 @@ def dtype_of(name: str) -> DType:
     Raises:
         PlanError: there is none.
     """
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise PlanError(
             f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=did_you_mean(str(name), DTYPES)
         )

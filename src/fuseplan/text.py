@@ -58,6 +58,8 @@ def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
     Raises:
         PlanError: a piece cannot be read; carets stand under it.
     """
+    if not isinstance(text, str):
+        raise PlanError("a plan is read from its text", got=repr(text))
     pieces = segments(text)
     src = _read(TensorSpec.parse, text, pieces[0], None)
     return src, [_read(parse_operator, text, piece, index) for index, piece in enumerate(pieces[1:])]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carets import above_carets
+from fuseplan.errors import FuseplanError, PlanError
+from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec, dtype_of
+from strategies import tensors
+
+
+def test_an_image_in_either_layout() -> None:
+    plain = TensorSpec((2, 3, 4, 5))
+    assert (plain.layout, plain.element_strides, plain.is_channels_last) == ("nchw", (60, 20, 5, 1), False)
+    last = TensorSpec((2, 3, 4, 5), "f16", "nhwc")
+    assert (last.strides, last.element_strides, last.is_channels_last) == (None, (60, 1, 15, 3), True)
+    assert (last.rank, last.batch, last.channels, last.spatial) == (4, 2, 3, (4, 5))
+    assert (last.size, last.itemsize, last.nbytes, last.compute_dtype) == (120, 2, 240, "f32")
+    assert TensorSpec((2, 3), "f64").compute_dtype == "f64"
+
+
+@pytest.mark.parametrize("layout", list(itertools.chain(*LAYOUTS.values())))
+def test_strides_of_a_named_layout_become_it(layout: str) -> None:
+    shape = (2, 3, 4, 5, 6)[: len(layout)]
+    named = TensorSpec(shape, layout=layout)
+    assert TensorSpec(shape, strides=named.element_strides) == named
+    assert named.is_dense
+
+
+@pytest.mark.parametrize("layout", list(itertools.chain(*LAYOUTS.values())))
+def test_strides_are_numpys(layout: str) -> None:
+    logical = "nc" + "dhw"[5 - len(layout) :]
+    shape = (2, 3, 4, 5, 6)[: len(layout)]
+    stored = np.zeros([shape[logical.index(axis)] for axis in layout], np.int8)
+    viewed = stored.transpose([layout.index(axis) for axis in logical])
+    assert TensorSpec(shape, layout=layout).element_strides == viewed.strides
+
+
+def test_axes_of_size_one_take_any_stride() -> None:
+    spec = TensorSpec((1, 3, 4, 1), layout="nhwc")
+    assert spec.same_layout((99, 1, 3, 77))
+    assert not spec.same_layout((99, 4, 1, 77))
+    assert not spec.same_layout((1, 3))
+    assert TensorSpec((1, 3, 4, 5), strides=(7, 20, 5, 1)).layout == "nchw"
+
+
+def test_gaps_make_a_tensor_sparse_and_another_shape_of_it_dense() -> None:
+    gaps = TensorSpec((2, 3, 4, 5), strides=(200, 1, 40, 8))
+    assert (gaps.layout, gaps.is_dense, gaps.span, gaps.nbytes) == (None, False, 355, 480)
+    assert str(gaps.with_shape((2, 6, 2, 2))) == "f32[2x6x2x2, nhwc]"
+    turned = TensorSpec((2, 3, 4, 5), strides=(1, 2, 6, 24))
+    assert turned.is_dense
+    assert turned.with_shape((3, 2, 2, 2)).element_strides == (1, 3, 6, 12)
+
+
+@given(tensors())
+def test_text_goes_both_ways(spec: TensorSpec) -> None:
+    assert TensorSpec.parse(str(spec)) == spec
+    assert hash(TensorSpec.parse(str(spec))) == hash(spec)
+
+
+@given(tensors())
+def test_elements_have_places_of_their_own(spec: TensorSpec) -> None:
+    indices = np.indices(spec.shape).reshape(spec.rank, -1)
+    places = np.tensordot(spec.element_strides, indices, axes=1)
+    assert len(set(places.tolist())) == spec.size
+    assert places.max() + 1 == spec.span
+    assert spec.is_dense == (spec.span == spec.size)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("f32[2x3x4x5, nchw]", "f32[2x3x4x5]"),
+        ("  bf16 [ 2x 3 x4 ,nwc ] ", "bf16[2x3x4, nwc]"),
+        ("f32[2x3x4x5, strides=60:1:15:3]", "f32[2x3x4x5, nhwc]"),
+        ("f64[2x3, strides = 1 : 2]", "f64[2x3, strides=1:2]"),
+    ],
+)
+def test_other_spellings(text: str, canonical: str) -> None:
+    assert str(TensorSpec.parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "carets", "says"),
+    [
+        ("f17[2x3]", "f17", "Did you mean `f16`?"),
+        ("f32[2]", "2", "2 to 5 axes"),
+        ("f32[1x2x3x4x5x6]", "1x2x3x4x5x6", "2 to 5 axes"),
+        ("f32[2x0]", "2x0", "positive integer"),
+        ("f32[2x0x4x5, nhwc]", "2x0x4x5", "positive integer"),
+        ("f32[2x-3]", "-3", "'-3' is not a size"),
+        ("f32[2x3x]", "]", "'' is not a size"),
+        ("f32[2x٣]", "٣", "is not a size"),
+        ("f32[2x3x4x5, nwc]", "nwc", "want nchw or nhwc"),
+        ("f32[2x3, strides=1:1]", "strides=1:1", "do not share storage"),
+        ("f32[2x3, strides=0:1]", "strides=0:1", "positive integer"),
+        ("f32[2x3, strides=3:k]", "k", "'k' is not a size"),
+        ("f32[2x3, strides=1]", "strides=1", "1 strides; want 2"),
+        ("f32[2x3", "f32[2x3", "this is not a tensor"),
+        ("", "", "this is not a tensor"),
+        ("f32[4294967296x4294967296]", "4294967296x4294967296", "larger than memory"),
+        ("f32[2x3, strides=9999999999999999999:1]", "strides=9999999999999999999:1", "larger than memory"),
+        (f"f32[2x{'9' * 5000}]", "9" * 5000, "is not a size"),
+    ],
+)
+def test_texts_that_are_no_tensor(text: str, carets: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        TensorSpec.parse(text)
+    assert says in str(caught.value)
+    assert above_carets(caught.value) == carets
+
+
+@given(st.text(alphabet="f3216b[]x, nchw=:strde0159\n-", max_size=40))
+def test_any_text_is_a_tensor_or_a_plan_error(text: str) -> None:
+    try:
+        spec = TensorSpec.parse(text)
+    except PlanError:
+        return
+    assert TensorSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shape": (2, True)},
+        {"shape": (2, 3.0)},
+        {"shape": "23"},
+        {"shape": 4},
+        {"shape": None},
+        {"shape": (2, None)},
+        {"shape": (2, 3), "dtype": "f8"},
+        {"shape": (2, 3), "dtype": ["f32"]},
+        {"shape": (2, 3), "layout": "nchw"},
+        {"shape": (2, 3), "layout": 5},
+        {"shape": (2, 3), "layout": "nc", "strides": (3, 1)},
+        {"shape": (2, 3), "strides": (-3, 1)},
+        {"shape": (2, 3), "strides": (1, 1)},
+        {"shape": (2, 3), "strides": 3},
+        {"shape": (2**31, 2**31), "dtype": "bf16"},
+    ],
+)
+def test_what_no_tensor_can_have_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(FuseplanError):
+        TensorSpec(**arguments)
+
+
+def test_the_largest_tensor_fits_exactly() -> None:
+    assert TensorSpec((2**31 - 1, 2**31), "bf16").nbytes < 2**63
+
+
+def test_numpys_integers_are_integers() -> None:
+    shape: Any = (np.int64(2), np.int32(3))
+    assert repr(TensorSpec(shape).shape) == "(2, 3)"
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_are_what_other_libraries_have(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    known = torch.finfo(
+        {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[name]
+    )
+    assert (dtype_of(name).itemsize * 8, dtype_of(name).epsilon) == (known.bits, known.eps)

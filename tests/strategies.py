@@ -1,0 +1,133 @@
+"""Hypothesis strategies: tensors, operators that take a given tensor, plans, expressions; data for a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fuseplan.op import Op
+from fuseplan.ops.activation import ACTIVATIONS, Clamp, Gelu
+from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
+from fuseplan.ops.conv import CONVOLUTIONS, Conv
+from fuseplan.ops.expression import Expression
+from fuseplan.plan import FusionPlan
+from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
+from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+
+RANKS = tuple(LAYOUTS)
+MODERATE = st.floats(-4, 4, allow_nan=False).map(lambda value: round(value, 3))
+ANY_NUMBER = st.floats(allow_nan=False)
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn, ranks: Sequence[int] = RANKS, dtypes: Sequence[str] = tuple(DTYPES), strided: bool = True
+) -> TensorSpec:
+    """Small tensors of every layout; with `strided`, also any order of the axes and gaps between them."""
+    rank = draw(st.sampled_from(ranks))
+    shape = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    dtype = draw(st.sampled_from(dtypes))
+    if not strided or draw(st.booleans()):
+        return TensorSpec(shape, dtype, draw(st.sampled_from(LAYOUTS[rank])))
+    strides, step = [0] * rank, draw(st.integers(1, 2))
+    for axis in draw(st.permutations(range(rank))):
+        strides[axis] = step
+        step = step * shape[axis] + draw(st.integers(0, 2))
+    return TensorSpec(shape, dtype, strides=strides)
+
+
+def activations(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
+    """Every activation, with any parameters."""
+    plain: list[Any] = [kind for kind in ACTIVATIONS if kind not in (Clamp, Gelu)]
+    made = [st.builds(kind, **{each.name: number for each in kind().parameters()}) for kind in plain]
+    return st.one_of(
+        *made, st.builds(Clamp, min=number, max=number), st.builds(Gelu, st.sampled_from(["none", "tanh"]))
+    )
+
+
+def elementwise(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
+    """Every elementwise operator."""
+    return st.one_of(
+        activations(number),
+        st.builds(Bias),
+        st.builds(Scale),
+        st.builds(Add, alpha1=number, alpha2=number),
+        st.builds(BatchNorm, st.sampled_from(list(MODES)), epsilon=number.map(abs)),
+        st.builds(BatchNorm, st.sampled_from(list(MODES)), inverse=st.just(True)),
+        st.builds(Prelu, shared=st.booleans()),
+        st.builds(Expression, st.just("x / (1 + k * x**2)"), k=number.map(abs)),
+        st.builds(Expression, st.just("where(x > low, sigmoid(x), x * x)"), low=number),
+    )
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, src: TensorSpec) -> Conv:
+    """Convolutions that take `src`, of rank 3 to 5: any kernel, stride, dilation, groups and padding."""
+    axes = src.rank - 2
+    groups = draw(st.sampled_from([divisor for divisor in range(1, 10) if src.channels % divisor == 0]))
+    sizes = st.one_of(st.integers(1, 3), st.tuples(*[st.integers(1, 3)] * axes))
+    made = {"kernel": draw(sizes), "stride": draw(sizes), "dilation": draw(sizes)}
+    pair = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    padding = draw(st.one_of(st.integers(0, 2), st.just("same"), st.just("valid"), st.tuples(*[pair] * axes)))
+    op = CONVOLUTIONS[axes - 1](groups * draw(st.integers(1, 3)), padding=padding, groups=groups, **made)
+    if min(op.window(src).dst) >= 1:
+        return op
+    return CONVOLUTIONS[axes - 1](groups, padding="same", groups=groups, **made)
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    src: st.SearchStrategy[TensorSpec] | None = None,
+    number: st.SearchStrategy[float] = MODERATE,
+    max_ops: int = 5,
+    max_convolutions: int = 2,
+) -> FusionPlan:
+    """Plans of up to `max_ops` operators in any legal order."""
+    plan = FusionPlan(draw(src or tensors()))
+    for _ in range(draw(st.integers(0, max_ops))):
+        convolved = sum(isinstance(step.op, Conv) for step in plan)
+        takes_more = plan.src.rank > 2 and convolved < max_convolutions
+        if takes_more and draw(st.integers(0, 2)) == 0:
+            plan.add(draw(convolutions(plan.output)))
+        else:
+            plan.add(draw(elementwise(number)))
+    return plan
+
+
+def _calls(parts: st.SearchStrategy[Scalar]) -> st.SearchStrategy[Scalar]:
+    numbers = [name for name in FUNCTIONS if name not in ("where", "gt", "ge", "neg")]
+    made = [st.builds(call, st.just(name), *[parts] * FUNCTIONS[name]) for name in numbers]
+    chosen = st.builds(
+        lambda comparison, a, b, c, d: call("where", call(comparison, a, b), c, d),
+        st.sampled_from(["gt", "ge"]),
+        *[parts] * 4,
+    )
+    return st.one_of(*made, st.builds(neg, parts), chosen)
+
+
+def scalars(names: Sequence[str] = ("x", "k")) -> st.SearchStrategy[Scalar]:
+    """Expressions over leaves of these names."""
+    leaves = st.one_of(st.sampled_from(names).map(leaf), ANY_NUMBER.map(const))
+    return st.recursive(leaves, _calls, max_leaves=12)
+
+
+def random_src(plan: FusionPlan, rng: np.random.Generator) -> NDArray[np.float64]:
+    """An input for the plan: normal, logical order."""
+    return rng.standard_normal(plan.src.shape)
+
+
+def random_operands(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+    """Operands for the plan, by key: normal, weights scaled to keep results near 1, variances positive."""
+    made: dict[str, NDArray[np.float64]] = {}
+    for each in plan.operands:
+        values = rng.standard_normal(each.operand.shape)
+        if each.operand.per == "weight":
+            values /= math.sqrt(max(1, math.prod(each.operand.shape[1:])))
+        made[each.key] = np.abs(values) + 0.5 if "variance" in each.operand.name else values
+    return made
