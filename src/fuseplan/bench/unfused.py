@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,6 +12,11 @@ from fuseplan.arrays import empty
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.plan import FusionPlan
+
+
+def bytes_moved(compiled: CompiledPlan) -> int:
+    """Bytes that one launch reads and writes, its workspace included."""
+    return compiled.choice.template.traffic(compiled.kernel, compiled.target).total
 
 
 class OneAtATime:
@@ -34,7 +40,7 @@ class OneAtATime:
             pairs = zip(alone.operands, step.operands, strict=True)
             given = {own.key: arrays[ours.key] for own, ours in pairs}
             out = empty(step.dst)
-            self._bound.append(compiled.bind(src=src, out=out, **given))
+            self._bound.append(partial(compiled.bind(**given), src, out))
             self.compiled.append(compiled)
             src = out
         self._result = src
@@ -48,4 +54,4 @@ class OneAtATime:
     @property
     def nbytes(self) -> int:
         """Bytes they read and write, all together."""
-        return sum(compiled.traffic.total for compiled in self.compiled)
+        return sum(bytes_moved(compiled) for compiled in self.compiled)

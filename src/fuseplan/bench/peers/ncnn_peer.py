@@ -50,10 +50,7 @@ class Ncnn:
             raise CannotRunError(f"ncnn is measured on images; the rank is {plan.src.rank}")
         keys = running(plan)
         network = self._network(_Model(plan, copies[0]))
-        matrices = [
-            {key: self._ncnn.Mat(np.ascontiguousarray(arrays[key][0])).clone() for key in keys}
-            for arrays in copies
-        ]
+        matrices = [{key: self._matrix(arrays[key]) for key in keys} for arrays in copies]
 
         def run(given: dict[str, Any]) -> Any:
             extractor = network.create_extractor()
@@ -66,6 +63,10 @@ class Ncnn:
 
         calls = [lambda given=given: run(given) for given in matrices]
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+
+    def _matrix(self, array: Array) -> Any:
+        image = np.ascontiguousarray(array[0])  # a Mat does not keep it alive: hence the name, and the clone
+        return self._ncnn.Mat(image).clone()
 
     def _network(self, model: _Model) -> Any:
         network = self._ncnn.Net()
@@ -126,9 +127,8 @@ class _Model:
 
     def _convolution(self, pending: Sequence[Layer]) -> int:
         op, shape = convolution_of(pending[0])
-        following = [layer.name for layer in pending[1:3]]
-        has_bias = following[:1] == ["bias"]
-        has_relu = has_bias and following[1:2] == ["relu"]
+        has_bias = "bias" in pending[0].keys
+        has_relu = [layer.name for layer in pending[1:2]] == ["relu"]
         weight = self._arrays[pending[0].keys["weight"]]
         (top, bottom), (left, right) = shape.padding
         options = {
@@ -143,9 +143,8 @@ class _Model:
         self._layer(kind, [self._last], " ".join(f"{key}={value}" for key, value in options.items()))
         self._weights += [struct.pack("<I", 0), _bytes(weight)]  # 0: what follows is f32
         if has_bias:
-            (key,) = pending[1].keys.values()
-            self._weights.append(_bytes(self._arrays[key]))
-        return 1 + has_bias + has_relu
+            self._weights.append(_bytes(self._arrays[pending[0].keys["bias"]]))
+        return 1 + has_relu
 
     def _batch_norm(self, layer: Layer) -> None:
         if "variance" not in layer.keys:

@@ -104,7 +104,7 @@ class _Writer:
         op, shape = convolution_of(layer)
         self._node(
             "Conv",
-            [self._last, self._store(layer.keys["weight"], self._arrays[layer.keys["weight"]])],
+            [self._last, *(self._store(key, self._arrays[key]) for key in layer.keys.values())],
             kernel_shape=list(shape.kernel),
             strides=list(shape.stride),
             dilations=list(shape.dilation),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from fuseplan.arrays import empty
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared
-from fuseplan.bench.unfused import OneAtATime
+from fuseplan.bench.unfused import OneAtATime, bytes_moved
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import rotating
 from fuseplan.plan import FusionPlan
@@ -30,7 +31,10 @@ class Fuseplan:
         """Compiles once and binds each copy of the arrays."""
         compiled = compile_plan(plan, "cpu", threads=self._threads, accuracy=self.accuracy)
         outputs = [empty(plan.output) for _ in copies]
-        calls = [compiled.bind(out=out, **arrays) for arrays, out in zip(copies, outputs, strict=True)]
+        calls = []
+        for arrays, out in zip(copies, outputs, strict=True):
+            operands = {key: array for key, array in arrays.items() if key != "src"}
+            calls.append(partial(compiled.bind(**operands), arrays["src"], out))
 
         def result() -> Array:
             calls[0]()
@@ -41,7 +45,7 @@ class Fuseplan:
             "template": template.name,
             "knobs": template.knobs,
             "target": str(compiled.target),
-            "nbytes": compiled.traffic.total,
+            "nbytes": bytes_moved(compiled),
             "flops": template.flops(compiled.kernel),
         }
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -73,7 +73,18 @@ class Layer:
 
 
 def layers(plan: FusionPlan) -> list[Layer]:
-    """The plan's operators as peers need them."""
+    """The plan's operators as peers need them; a bias right after a convolution is an operand of that."""
+    folded: list[Layer] = []
+    for layer in _plain_layers(plan):
+        before = folded[-1] if folded else None
+        if layer.name == "bias" and before and isinstance(before.step.op, Conv) and "bias" not in before.keys:
+            folded[-1] = replace(before, keys={**before.keys, **layer.keys})
+        else:
+            folded.append(layer)
+    return folded
+
+
+def _plain_layers(plan: FusionPlan) -> list[Layer]:
     return [
         Layer(
             name=step.op.name,

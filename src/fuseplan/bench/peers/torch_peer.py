@@ -153,11 +153,12 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
     if any(low != high for low, high in shape.padding):
         raise CannotRunError("torch's convolution pads both sides alike")
     function = getattr(functional, f"conv{len(shape.kernel)}d")
-    key = layer.keys["weight"]
+    weight, bias = layer.keys["weight"], layer.keys.get("bias")
     padding = tuple(low for low, _ in shape.padding)
 
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
-        return function(x, stored[key], None, shape.stride, padding, shape.dilation, op.groups)
+        given = stored[weight], stored[bias] if bias else None
+        return function(x, *given, shape.stride, padding, shape.dilation, op.groups)
 
     return stage
 
