@@ -7,7 +7,7 @@ for one plan in one run; a peer that refused or was wrong has a line too, which 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,17 @@ def append(rows: Iterable[Row], name: str, folder: Path = FOLDER) -> Path:
     Raises:
         ArgumentError: the folder cannot be written.
     """
+    return append_json((row.to_json() for row in rows), name, folder)
+
+
+def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path = FOLDER) -> Path:
+    """Adds JSON objects as lines, as `append` does rows.
+
+    Raises:
+        ArgumentError: the folder cannot be written.
+    """
     place = folder / f"{name}.jsonl"
-    lines = "".join(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with place.open("a", encoding="utf-8") as file:

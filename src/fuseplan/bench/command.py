@@ -1,0 +1,203 @@
+"""What `fuseplan bench` runs: shows progress, prints tables, appends results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fuseplan.bench import accuracy as accuracies
+from fuseplan.bench import results, runner, table
+from fuseplan.bench.compile_time import compile_times
+from fuseplan.bench.footprint import footprint
+from fuseplan.bench.peers import BY_NAME, peers_of
+from fuseplan.bench.results import Row
+from fuseplan.bench.suite import Suite, load
+from fuseplan.errors import ArgumentError
+from fuseplan.measure.clock import Protocol
+from fuseplan.measure.machine import commit, machine, versions
+
+LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"
+OURS, AGAIN, UNFUSED, STRICT = "fuseplan", "fuseplan:again", "fuseplan:unfused", "fuseplan:strict"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all benchmarks take.
+
+    Attributes:
+        threads: thread counts, each a run of its own.
+        libraries: peers, comma-separated; those that are not installed say so in their rows.
+        rounds, block_ms: blocks a variant gets, and how long one lasts.
+        is_cold: rotate buffers past the last cache.
+        is_twice: measure ourselves twice, to see the noise.
+        is_unfused: also run our operators one at a time.
+        patience: seconds to wait, in all, for other programs to rest.
+        folder: where results are appended; None appends none.
+        as_json: print JSON in place of tables.
+        only: cases whose name or group contains it.
+    """
+
+    threads: Sequence[int] = (1,)
+    libraries: str = LIBRARIES
+    rounds: int = 7
+    block_ms: float = 40.0
+    is_cold: bool = False
+    is_twice: bool = False
+    is_unfused: bool = False
+    patience: float = 0.0
+    folder: Path | None = results.FOLDER
+    as_json: bool = False
+    only: str = ""
+
+
+def bench(name: str, options: Options) -> list[Row]:
+    """Measures a suite beside its peers, prints its tables, and appends its rows as they come.
+
+    Raises:
+        ArgumentError: there is no such suite or peer, no case of that name, or results cannot be written.
+    """
+    suite = _chosen(load(name), options.only)
+    extra = [AGAIN] * options.is_twice + [UNFUSED] * options.is_unfused
+    peers = [OURS, *extra, *peers_of(options.libraries)]
+    console = Console(stderr=options.as_json)
+    rows: list[Row] = []
+    for threads in options.threads:
+        protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
+        setting = runner.Setting(threads, peers, protocol, options.is_cold, options.patience)
+        console.print(f"{suite.title}: {machine().cpu}, {threads} threads", highlight=False)
+        done = _run(suite, setting, options, console)
+        if not options.as_json:
+            console.print(Markdown(table.markdown(suite, done)))
+        rows += done
+    if options.as_json:
+        print(json.dumps([row.to_json() for row in rows], indent=1))
+    return rows
+
+
+def _chosen(suite: Suite, only: str) -> Suite:
+    cases = tuple(case for case in suite.cases if only in case.name or only in case.group)
+    if not cases:
+        raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
+    return Suite(suite.name, suite.title, cases, suite.aims)
+
+
+def _run(suite: Suite, setting: runner.Setting, options: Options, console: Console) -> list[Row]:
+    rows: list[Row] = []
+    with _progress(console, len(suite.cases) * runner.steps(setting)) as step:
+        for done in runner.run(suite, setting, step):
+            if options.folder is not None:
+                results.append(done, suite.name, options.folder)
+            rows += done
+    return rows
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[str], object]]:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=total)
+
+        def step(what: str) -> None:
+            shown.update(task, advance=1, description=what)
+
+        yield step
+
+
+def bench_compile(name: str, options: Options) -> dict[str, Any]:
+    """Cold and cached compile times over a suite."""
+    suite = _chosen(load(name), options.only)
+    console = Console(stderr=options.as_json)
+    with _progress(console, 2) as step:
+        found = compile_times(suite, step)
+    lines = [["shape", "cold ms", "cached ms"], ["---"] * 3]
+    for row in found.rows:
+        lines.append([row.case, _ms(row.cold), _ms(row.cached)])
+    lines.append(["median", _ms(found.cold), _ms(found.cached)])
+    _show(console, options, lines, f"The first compile of a process takes {_ms(found.first)} ms more.")
+    return _told(f"compile-{name}", found.to_json(), options)
+
+
+def bench_overhead(options: Options) -> list[Row]:
+    """What calling a bound plan costs, in microseconds, beside the same plan in the peers."""
+    suite = load("overhead")
+    peers = [OURS, *peers_of(options.libraries)]
+    console = Console(stderr=options.as_json)
+    rows: list[Row] = []
+    for threads in options.threads:
+        protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
+        rows += _run(suite, runner.Setting(threads, peers, protocol), options, console)
+    lines = [["plan", "threads", "peer", "us a call, median", "least"], ["---"] * 5]
+    for row in rows:
+        times = [_us(row.median), _us(row.minimum)] if row.median else [row.refused or "", ""]
+        lines.append([row.case, str(row.threads), row.peer, *times])
+    _show(console, options, lines)
+    if options.as_json:
+        print(json.dumps([row.to_json() for row in rows], indent=1))
+    return rows
+
+
+def bench_footprint(options: Options) -> dict[str, Any]:
+    """Seconds to import fuseplan, and bytes of what it needs."""
+    console = Console(stderr=options.as_json)
+    with console.status("starting processes"):
+        found = footprint()
+    lines = [["what", "is"], ["---"] * 2]
+    lines.append(["import numpy", f"{_ms(found.numpy_import)} ms"])
+    lines.append(["import fuseplan after it", f"{_ms(found.own_import)} ms"])
+    lines.append(["heavy packages it brings along", ", ".join(found.brought) or "none"])
+    for package, nbytes in found.installed.items():
+        lines.append([f"{package}, installed", f"{nbytes / 1e6:.1f} MB"])
+    lines.append(["all of it", f"{found.total / 1e6:.1f} MB"])
+    _show(console, options, lines)
+    return _told("footprint", found.to_json(), options)
+
+
+def bench_accuracy(options: Options) -> list[dict[str, Any]]:
+    """How far results are from float64, ours beside each peer's."""
+    suite = load("accuracy")
+    # torch.compile computes what torch does: it would add minutes and no row that differs.
+    libraries = ",".join(word for word in options.libraries.split(",") if word != "torch.compile")
+    peers = [OURS, STRICT, *peers_of(libraries)]
+    console = Console(stderr=options.as_json)
+    with _progress(console, accuracies.steps(suite)) as step:
+        found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
+    _print(console, options, accuracies.markdown(found))
+    return [_told("accuracy", each.to_json(), options, shown=False) for each in found]
+
+
+def _told(name: str, found: dict[str, Any], options: Options, *, shown: bool = True) -> dict[str, Any]:
+    """The finding with its stamp, appended to the results."""
+    packages = [package for peer in BY_NAME.values() for package in peer.packages]
+    stamp = {"machine": machine().to_json(), "versions": versions(*packages), "commit": commit()}
+    stamped = {"benchmark": name, **found, **stamp}
+    if options.folder is not None:
+        results.append_json([stamped], name, options.folder)
+    if options.as_json and shown:
+        print(json.dumps(stamped, indent=1))
+    return stamped
+
+
+def _show(console: Console, options: Options, lines: Sequence[Sequence[str]], note: str = "") -> None:
+    written = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    _print(console, options, written + (f"\n{note}\n" if note else ""))
+
+
+def _print(console: Console, options: Options, markdown: str) -> None:
+    if not options.as_json:
+        console.print(Markdown(markdown))
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.2f}"
