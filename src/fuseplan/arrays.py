@@ -152,7 +152,7 @@ def _view_numpy(array: Array, what: str) -> Buffer:
 
 
 def empty(spec: TensorSpec) -> Array:
-    """A new NumPy array with the spec's shape and strides, aligned to 64 bytes; its elements are arbitrary."""
+    """A new NumPy array with the spec's shape and strides, aligned to 64 bytes, its elements arbitrary."""
     dtype = _numpy_dtype(spec.dtype)
     raw = aligned_bytes(spec.span * spec.itemsize)
     array: Array = np.ndarray(spec.shape, dtype, raw, 0, _byte_strides(spec))
@@ -213,3 +213,74 @@ def _is_dense_default(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         step *= extent
     return True
+
+
+# An array's data pointer is the first word behind CPython's object head: NumPy's C interface has promised so
+# since its first version. Reading it there takes 0.1 us, `array.ctypes.data` 1.2 us; where the probe fails,
+# the latter.
+_HEAD = object.__basicsize__
+
+
+def _data_word(array: Array) -> int:
+    return ctypes.c_void_p.from_address(id(array) + _HEAD).value or 0
+
+
+def _probe() -> bool:
+    probes = (np.zeros(3), np.zeros((2, 5), np.float32)[1:], np.zeros(1, np.uint16))
+    return all(_data_word(probe) == probe.ctypes.data for probe in probes)
+
+
+_reads_word = sys.implementation.name == "cpython" and _probe()
+
+
+class NumpyForm:
+    """What a NumPy array that was accepted looks like: others that look the same need no further check."""
+
+    __slots__ = ("dtype", "shape", "strides")
+
+    def __init__(self, array: Array) -> None:
+        self.dtype, self.shape, self.strides = array.dtype, array.shape, array.strides
+
+    def address(self, tensor: Any, *, writes: bool = False) -> int:
+        """Where the array begins; 0 if it looks different."""
+        if (
+            type(tensor) is not np.ndarray
+            or tensor.shape != self.shape
+            or tensor.strides != self.strides
+            or tensor.dtype != self.dtype
+        ):
+            return 0
+        flags = tensor.flags
+        if not flags.aligned or (writes and not flags.writeable):
+            return 0
+        return _data_word(tensor) if _reads_word else int(tensor.ctypes.data)
+
+
+class TorchForm:
+    """What a torch tensor that was accepted looks like."""
+
+    __slots__ = ("dtype", "kind", "layout", "shape", "strides")
+
+    def __init__(self, tensor: Any) -> None:
+        self.kind, self.dtype, self.layout = type(tensor), tensor.dtype, tensor.layout
+        self.shape, self.strides = tensor.shape, tensor.stride()
+
+    def address(self, tensor: Any, *, writes: bool = False) -> int:
+        """Where the tensor begins; 0 if it looks different, or writing it would escape autograd."""
+        if type(tensor) is not self.kind or tensor.dtype is not self.dtype:
+            return 0
+        if not tensor.is_cpu or tensor.layout is not self.layout or tensor.requires_grad or tensor.is_neg():
+            return 0
+        same = tensor.shape == self.shape and tensor.stride() == self.strides
+        return int(tensor.data_ptr()) if same else 0
+
+
+Form = NumpyForm | TorchForm
+
+
+def form_of(tensor: Any) -> Form | None:
+    """The form of an accepted tensor; None for kinds that are checked anew each time."""
+    if type(tensor) is np.ndarray:
+        return NumpyForm(tensor)
+    torch = sys.modules.get("torch")
+    return TorchForm(tensor) if torch is not None and type(tensor) is torch.Tensor else None

@@ -129,8 +129,11 @@ def _sources(top: str) -> Iterator[str]:
                 yield from _sources(entry.path)
 
 
-def read(key: bytes) -> bytes | None:
-    """The payload stored under a key; None where there is none, or none that checks out."""
+def read(key: bytes, *, counts_miss: bool = True) -> bytes | None:
+    """The payload stored under a key; None where there is none, or none that checks out.
+
+    A second look, after waiting for another process, is told not to count what it misses.
+    """
     where = folder()
     if where is None:
         return None
@@ -142,9 +145,12 @@ def read(key: bytes) -> bytes | None:
         _report(where, error)
         data = None
     payload = None if data is None else _payload(key, data)
-    if data is not None and payload is None:
-        _tally.count("corrupt")
-    _tally.count("misses" if payload is None else "hits")
+    if payload is not None:
+        _tally.count("hits")
+    elif counts_miss:
+        _tally.count("misses")
+        if data is not None:
+            _tally.count("corrupt")
     return payload
 
 

@@ -45,9 +45,9 @@ class Target:
         return f"{self.backend}:{self.name}" if self.name else self.backend
 
     @property
-    def key(self) -> str:
-        """What code depends on: cache sizes and threads steer the choice, which keys name apart."""
-        return f"{self} {self.cpu} {self.features} {self.vector_bytes}x{self.vector_registers}"
+    def is_host(self) -> bool:
+        """Whether it was made by looking at this machine."""
+        return self.backend == "cpu" and _host_kind.cache_info().currsize > 0 and self.cpu == _host_kind().cpu
 
 
 # Any machine of a kind. Caches are the smallest usual ones: a kernel blocked for them runs well on the rest.

@@ -1,0 +1,186 @@
+"""What a plan is given at run time, checked before anything is launched."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fuseplan.arrays import Buffer, overlap, view
+from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlined
+from fuseplan.op import Operand
+from fuseplan.plan import FusionPlan, PlanOperand, Step
+
+
+class Arguments:
+    """Operands and parameters of a plan, for any number of calls; what is set again is overwritten.
+
+    Args:
+        plan: the plan; its equals take the arguments too.
+        **values: operands and parameters by the plan's keys.
+
+    Raises:
+        ArgumentError: as `set` does.
+    """
+
+    def __init__(self, plan: FusionPlan, **values: Any) -> None:
+        self.plan = plan
+        self._values: dict[str, Any] = {}
+        self.set(**values)
+
+    def set(self, step: Step | None = None, /, **values: Any) -> Arguments:
+        """Sets operands and parameters: a step's by the operator's names; without a step by the plan's keys.
+
+        Tensors are kept, not copied: a kernel reads what they hold when it is launched or bound.
+
+        Args:
+            step: what `plan.add` or `plan[i]` returned.
+            **values: NumPy arrays or tensors with DLPack for operands, numbers for parameters.
+
+        Returns:
+            The arguments themselves.
+
+        Raises:
+            ArgumentError: the step is of another plan, a name is unknown, or a value has the wrong shape or
+            type.
+                Nothing is set then.
+        """
+        keys = self._keys_of(step)
+        checked = {}
+        for name, value in values.items():
+            if name not in keys:
+                raise ArgumentError(self._unknown(step, name, keys))
+            check_value(self.plan, keys[name], value)
+            checked[keys[name]] = value
+        self._values |= checked
+        return self
+
+    def _keys_of(self, step: Step | None) -> dict[str, str]:
+        if step is None:
+            return {key: key for key in keys_of(self.plan)}
+        if not isinstance(step, Step):
+            raise ArgumentError(f"{step!r} is no step of a plan; want what plan.add(...) or plan[i] gives")
+        mine = self.plan.steps
+        if not (step.index < len(mine) and mine[step.index] == step):
+            raise ArgumentError(
+                f"operator {step.index} ({step.op.name}) is a step of another plan; these arguments are for\n"
+                f"  {self.plan}"
+            )
+        return step.keys
+
+    def _unknown(self, step: Step | None, name: str, keys: Mapping[str, str]) -> str:
+        whose = "the plan" if step is None else f"operator {step.index} ({step.op.name})"
+        return f"{whose} has no operand or parameter `{name}`; {did_you_mean(name, keys)}\n  {self.plan}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is set, by the plan's keys."""
+        return dict(self._values)
+
+    def __repr__(self) -> str:
+        return f"Arguments({self.plan!r}, {', '.join(self._values) or 'nothing set'})"
+
+
+def keys_of(plan: FusionPlan) -> tuple[str, ...]:
+    """All names by which a plan's operands and parameters are given."""
+    return (*(each.key for each in plan.operands), *(each.key for each in plan.parameters))
+
+
+def check_keys(plan: FusionPlan, given: Mapping[str, Any]) -> None:
+    """Refuses a name that the plan does not have.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    known = keys_of(plan)
+    for name in given:
+        if name not in known:
+            raise ArgumentError(
+                f"the plan has no operand or parameter `{name}`; {did_you_mean(name, known)}\n  {plan}"
+            )
+
+
+def check_value(plan: FusionPlan, key: str, value: Any) -> None:
+    """Refuses a value that the operand or parameter of that key cannot have.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    for each in plan.operands:
+        if each.key == key:
+            operand_buffer(plan, each, value)
+            return
+    parameter_value(plan, key, value)
+
+
+def operand_buffer(plan: FusionPlan, operand: PlanOperand, value: Any) -> Buffer:
+    """The tensor given for an operand.
+
+    Raises:
+        ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
+    """
+    buffer = view(value, f"operand `{operand.key}`")
+    wanted = operand.operand
+    src = plan[operand.step].src
+    if buffer.shape != wanted.shape:
+        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))
+    if buffer.dtype not in dtypes_taken(wanted, src.dtype):
+        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
+    if wanted.per == "element" and not src.same_layout(buffer.strides):
+        remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
+        raise _refused(plan, operand, "has the wrong layout", buffer, str(src), remedy)
+    return buffer
+
+
+def dtypes_taken(operand: Operand, src_dtype: str) -> tuple[str, ...]:
+    """Its own dtype; where that is the compute dtype, also src's, which is widened."""
+    return (operand.dtype,) if operand.per in ("weight", "element") else (operand.dtype, src_dtype)
+
+
+def want_text(operand: Operand, src_dtype: str | None = None) -> str:
+    """What an operand has to be: `f32[64]`, or `f32[64] or f16[64]`."""
+    names = dict.fromkeys(dtypes_taken(operand, src_dtype) if src_dtype else (operand.dtype,))
+    return " or ".join(f"{name}[{'x'.join(map(str, operand.shape))}]" for name in names)
+
+
+def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
+    """The number given for a parameter; NaN and infinities are numbers.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    is_number = isinstance(value, numbers.Real | np.floating | np.integer)
+    if isinstance(value, bool | np.bool_) or not is_number:
+        step = next(each.step for each in plan.parameters if each.key == key)
+        raise ArgumentError(
+            f"parameter `{key}` of operator {step} ({plan[step].op.name}) is a number; got {value!r}"
+        )
+    return float(value)
+
+
+def check_apart(out: Buffer, others: Mapping[str, Buffer]) -> None:
+    """Refuses an output that shares memory with anything the kernel reads.
+
+    Raises:
+        ArgumentError: it does.
+    """
+    for name, other in others.items():
+        if overlap(out, other):
+            raise ArgumentError(
+                f"`out` overlaps {name}, which the kernel still reads while it writes: pass another array"
+            )
+
+
+def _refused(
+    plan: FusionPlan, operand: PlanOperand, what: str, got: Buffer, want: str, remedy: str | None = None
+) -> ArgumentError:
+    text = str(plan)
+    lines = [
+        f"operand `{operand.key}` of operator {operand.step} ({plan[operand.step].op.name}) {what}",
+        "",
+        *(f"  {line}" for line in underlined(text, operator_span(text, operand.step))),
+        f"  got {got.text}; want {want}",
+    ]
+    return ArgumentError("\n".join(lines + ([f"  {remedy}"] if remedy else [])))

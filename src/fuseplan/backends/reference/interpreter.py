@@ -1,0 +1,94 @@
+"""Runs a kernel record on an argument block, by NumPy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.arrays import Buffer, narrow
+from fuseplan.emit import FIRST_SLOT, Source
+from fuseplan.kernel import Convolution, Kernel, KernelOperand, Stage
+from fuseplan.op import broadcast
+from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.scalar import NUMPY, fold
+from fuseplan.tensor import TensorSpec
+
+Array = NDArray[np.float64]
+
+
+class Interpreter:
+    """A kernel as a callable on the address of its argument block."""
+
+    def __init__(self, kernel: Kernel, source: Source) -> None:
+        self.kernel, self.slots = kernel, source.slots
+
+    def __call__(self, args: int) -> None:
+        """Reads the tensors, computes, writes dst; each element is rounded once."""
+        kernel = self.kernel
+        words = (ctypes.c_uint64 * len(self.slots)).from_address(args + 8 * FIRST_SLOT)
+        places = {str(slot): int(word) for slot, word in zip(self.slots, words, strict=True)}
+        leaves: dict[str, Any] = dict(self._parameters(places))
+        for operand in kernel.operands:
+            leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
+        x = apply(kernel.prologue, _read(kernel.src, places["src"]), leaves)
+        if kernel.convolution is not None:
+            x = convolve(kernel.convolution, x, leaves[kernel.weight.key])
+        x = apply(kernel.epilogue, x, leaves)
+        _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
+
+    def _parameters(self, places: Mapping[str, int]) -> Mapping[str, np.float64]:
+        names = self.kernel.parameters
+        kind = ctypes.c_double if self.kernel.compute_dtype == "f64" else ctypes.c_float
+        values = (kind * len(names)).from_address(places["parameters"])
+        return {name: np.float64(value) for name, value in zip(names, values, strict=True)}
+
+    def _operand(self, operand: KernelOperand, address: int) -> Array:
+        """Elements lie as the caller has them, everything else as `pack` left it."""
+        if operand.per == "element":
+            spec = self.kernel.shape_of(operand)
+            return _read(TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides), address)
+        dense = _dense(operand.shape)
+        packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
+        return broadcast(packed.astype(np.float64), self.kernel.src.rank)
+
+
+def apply(stages: Sequence[Stage], x: Array, leaves: Mapping[str, Any]) -> Array:
+    """Elementwise stages, one after another."""
+    for stage in stages:
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            x = np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), x.shape)
+    return x
+
+
+def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
+    """The convolution operators' own reference."""
+    kind = CONVOLUTIONS[len(convolution.kernel) - 1]
+    op = kind(
+        convolution.features,
+        kernel=convolution.kernel,
+        stride=convolution.stride,
+        padding=convolution.padding,
+        dilation=convolution.dilation,
+        groups=convolution.groups,
+    )
+    return op.reference(x, {"weight": weight}, {})
+
+
+def _buffer(spec: TensorSpec, address: int) -> Buffer:
+    return Buffer(address, spec.shape, spec.dtype, spec.element_strides, False, None)
+
+
+def _read(spec: TensorSpec, address: int) -> Array:
+    return _buffer(spec, address).widened().astype(np.float64)
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for extent in reversed(shape):
+        steps.append(step)
+        step *= extent
+    return tuple(reversed(steps))

@@ -1,0 +1,64 @@
+"""The one template of the reference backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.emit import Slot, Source
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.reasons import Claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic
+
+
+@dataclass(frozen=True)
+class Interpreted(Template):
+    """Every kernel, stage by stage over whole float64 arrays.
+
+    reads:  src, every operand and every stage's result
+    writes: every stage's result in float64, and dst
+    chosen: only by the target `reference`
+    """
+
+    name: ClassVar[str] = "interpreted"
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        """None: it computes every kernel."""
+        yield from ()
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        """The one there is."""
+        yield cls()
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        """What has to move, and one float64 array a stage."""
+        between = 8 * (len(kernel.prologue) * kernel.src.size + len(kernel.epilogue) * kernel.dst.size)
+        return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, between)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        """By a rate that NumPy reaches nearly everywhere; there is nothing to rank it against."""
+        return kernel.flops / 1e9 + self.traffic(kernel, target).total / 1e9
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """That of a float64 sum in any order: one rounding a product."""
+        depth = kernel.convolution.depth if kernel.convolution else 1
+        return float(depth * 2.0**-53)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        """The kernel's own text: the interpreter reads the record."""
+        operands = tuple(Slot("operand", operand.key) for operand in kernel.operands)
+        slots = (Slot("src"), Slot("dst"), *operands, Slot("parameters"))
+        return Source(kernel.text, "interpret", slots, language="kernel")
+
+    def pack(
+        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Dense, in logical order."""
+        return np.ascontiguousarray(array)

@@ -1,0 +1,163 @@
+"""The chain of the stages, and what comes out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuseplan.arguments import Arguments
+from fuseplan.backends import backend_of
+from fuseplan.build import Program, build
+from fuseplan.emit import Source
+from fuseplan.errors import ArgumentError
+from fuseplan.explain import Explanation, explain_records
+from fuseplan.plan import FusionPlan
+from fuseplan.run import BoundPlan, Runner
+from fuseplan.stages import Records, decide
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Traffic
+from fuseplan.tensor import TensorSpec
+
+
+class CompiledPlan:
+    """A plan's kernel, loaded, with the record of every stage.
+
+    Attributes:
+        plan: what it computes.
+        target: where.
+        match: the rule that fused it.
+        kernel: what one launch computes.
+        choice: the template, its knobs, and what else was considered.
+        program: the loaded code.
+    """
+
+    def __init__(self, records: Records, program: Program) -> None:
+        self.records, self.program = records, program
+        self.plan, self.target = records.plan, records.target
+        self.match, self.kernel, self.choice = records.match, records.kernel, records.choice
+        launch = backend_of(self.target.backend).launcher(program.address, self.target.threads)
+        self._runner = Runner(
+            self.plan, self.kernel, self.choice.template, self.target, program.source, launch
+        )
+        self._unbound = BoundPlan(self._runner, {})
+
+    @property
+    def source(self) -> Source:
+        """The generated source; emitted now, where the object code came from the cache."""
+        return self.program.source if self.program.source.text else self.records.source
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels a call launches."""
+        return 1
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that a launch moves."""
+        return self.choice.template.traffic(self.kernel, self.target)
+
+    @property
+    def threads(self) -> int:
+        """The most threads a launch uses."""
+        return self.target.threads
+
+    @property
+    def output(self) -> TensorSpec:
+        """What a launch writes."""
+        return self.plan.output
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a launch needs besides its tensors, exactly; kept between launches."""
+        return self.program.source.workspace(self.threads)
+
+    def __call__(self, src: Any, out: Any = None, **values: Any) -> Any:
+        """Runs the kernel with operands and parameters by the plan's keys; packs the operands each time.
+
+        Args:
+            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack.
+            out: where to write; a new tensor of src's kind unless given.
+            **values: all operands; parameters where they differ from the plan's.
+
+        Returns:
+            `out`, or the new tensor, of `plan.output`'s shape and layout.
+
+        Raises:
+            ArgumentError: a tensor is missing, unknown, not what the plan takes, or overlaps `out`.
+        """
+        return self._unbound(src, out, **values)
+
+    def execute(self, src: Any, arguments: Arguments, out: Any = None) -> Any:
+        """Runs the kernel with an arguments object; packs the operands each time.
+
+        Raises:
+            ArgumentError: as a call does; or the arguments are another plan's.
+        """
+        return self._unbound(src, out, **self._values(arguments))
+
+    def bind(self, arguments: Arguments | None = None, **values: Any) -> BoundPlan:
+        """Packs constant operands once.
+
+        Args:
+            arguments: operands and parameters to keep.
+            **values: the same by the plan's keys; they win.
+
+        Returns:
+            A callable that takes `src`, `out` and the operands that are not bound.
+
+        Raises:
+            ArgumentError: one is unknown, or not what the plan takes.
+        """
+        return BoundPlan(self._runner, (self._values(arguments) if arguments else {}) | values)
+
+    def _values(self, arguments: Arguments) -> dict[str, Any]:
+        if not isinstance(arguments, Arguments):
+            raise ArgumentError(f"want Arguments(plan), got {arguments!r}; operands by name are keywords")
+        if arguments.plan != self.plan:
+            raise ArgumentError(
+                f"the arguments are of another plan\\n  got {arguments.plan}\\n  want {self.plan}"
+            )
+        return arguments.values
+
+    def explain(self) -> Explanation:
+        """What was decided and why, what it saves, and how far from the machine's limits it is."""
+        return explain_records(self.records)
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation and the program, as JSON values."""
+        return {
+            **self.explain().to_json(),
+            "program": self.program.to_json(),
+            "workspace_bytes": self.workspace_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return f"<compiled for {self.target}: {self.plan}>"
+
+
+def compile(
+    plan: FusionPlan | str,
+    target: Target | str = "cpu",
+    *,
+    threads: int | None = None,
+    accuracy: Accuracy = "default",
+    cache: bool = True,
+) -> CompiledPlan:
+    """Makes one kernel of a plan and loads it.
+
+    Args:
+        plan: the plan, or its text.
+        target: `cpu` (this machine), a kind of machine such as `cpu:avx2`, or `reference`.
+        threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given.
+        accuracy: `default`; `strict`, which excludes Winograd F(4x4, 3x3); or the largest error bound
+            allowed: |error| <= bound * sum of |src||weight|.
+        cache: look for the object code, and keep it, in memory and on disk.
+
+    Raises:
+        PlanError: the text is no plan.
+        Unsupported: nothing fuses the plan, or no template of the target computes it; it says why.
+        BuildError: the target is not this machine, or the toolchain failed.
+        ArgumentError: the target, the threads or the accuracy cannot be.
+    """
+    records = decide(plan, target, threads=threads, accuracy=accuracy)
+    program = build(records.choice, records.kernel, records.target, use_cache=cache)
+    return CompiledPlan(records, program)

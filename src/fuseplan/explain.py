@@ -1,0 +1,211 @@
+"""What was decided about a plan, as text and as JSON: it reads the records of the stages and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fuseplan.errors import Unsupported, operator_span, underlined
+from fuseplan.match import unfuse
+from fuseplan.measure.peaks import peaks
+from fuseplan.plan import FusionPlan
+from fuseplan.stages import Records, as_plan, decide
+from fuseplan.target import Target, parse_target
+from fuseplan.template import Accuracy
+
+MEASURE = "not measured on this machine: `fuseplan explain --measure` does, in about a second"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An explanation: JSON values in `told`, and as text when printed."""
+
+    told: Mapping[str, Any]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether there is a kernel for the plan."""
+        return bool(self.told["fused"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as JSON values."""
+        return dict(self.told)
+
+    def __str__(self) -> str:
+        return "\n".join(_fused_lines(self.told) if self.is_fused else _refused_lines(self.told))
+
+
+def explain(
+    plan: FusionPlan | str,
+    target: Target | str = "cpu",
+    accuracy: Accuracy = "default",
+    *,
+    threads: int | None = None,
+) -> Explanation:
+    """Explains what `compile` would do, or why it would refuse; for any target, without its toolchain.
+
+    Raises:
+        PlanError: the text is no plan.
+        ArgumentError: the target, the threads or the accuracy cannot be.
+    """
+    try:
+        return explain_records(decide(plan, target, threads=threads, accuracy=accuracy))
+    except Unsupported as refused:
+        return _explain_refusal(as_plan(plan), str(parse_target(target)), refused)
+
+
+def _explain_refusal(plan: FusionPlan, target: str, refused: Unsupported) -> Explanation:
+    return Explanation(
+        {
+            "plan": str(plan),
+            "target": target,
+            "fused": False,
+            "what": refused.what,
+            "refusals": [refusal.to_json() for refusal in refused.refusals],
+        }
+    )
+
+
+def explain_records(records: Records) -> Explanation:
+    """Explains what the records hold."""
+    kernel, template, target = records.kernel, records.choice.template, records.target
+    source = records.source
+    traffic = template.traffic(kernel, target)
+    apart = [_alone(plan, target) for plan in unfuse(records.plan)]
+    return Explanation(
+        {
+            "plan": str(records.plan),
+            "target": {
+                "name": str(target),
+                "cpu": target.cpu,
+                "threads": target.threads,
+                "vector_bytes": target.vector_bytes,
+            },
+            "accuracy": records.accuracy,
+            "fused": True,
+            "match": records.match.to_json(),
+            "choice": records.choice.to_json(),
+            "kernel": kernel.text,
+            "kernels": 1,
+            "operators": len(records.plan),
+            "output": str(records.plan.output),
+            "workspace_bytes": source.workspace(target.threads),
+            "traffic": {
+                "read": traffic.read,
+                "written": traffic.written,
+                "workspace": traffic.workspace,
+                "fused": traffic.total,
+                "one_at_a_time": sum(apart),
+                "saved": sum(apart) - traffic.total,
+                "least": kernel.minimum_bytes,
+            },
+            "flops": {"plan": kernel.flops, "algorithm": template.flops(kernel)},
+            "estimated_seconds": records.choice.seconds,
+            "error_bound": template.error_bound(kernel),
+            "floor": _floor(records, traffic.total),
+        }
+    )
+
+
+def _alone(plan: FusionPlan, target: Target) -> int:
+    """Bytes that one operator moves by itself: its kernel's, or the least where it has none."""
+    try:
+        records = decide(plan, target)
+    except Unsupported:
+        return plan.src.nbytes + plan.output.nbytes
+    return records.choice.template.traffic(records.kernel, target).total
+
+
+def _floor(records: Records, moved: int) -> dict[str, Any] | None:
+    """The least time on this machine by its measured peaks; None elsewhere, and before they are measured."""
+    target, kernel = records.target, records.kernel
+    if target.backend != "cpu" or not target.is_host:
+        return None
+    measured = peaks(target.threads)
+    if measured is None:
+        return None
+    itemsize = 8 if kernel.compute_dtype == "f64" else 4
+    flops = records.choice.template.flops(kernel)
+    floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, itemsize=itemsize)
+    return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
+
+
+def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    target, traffic, flops = told["target"], told["traffic"], told["flops"]
+    machine = f" ({target['cpu']})" if target["cpu"] else ""
+    yield told["plan"]
+    yield ""
+    yield f"target      {target['name']}{machine}, {target['threads']} threads, accuracy {told['accuracy']}"
+    yield f"rule        {told['match']['rule']}: {' -> '.join(told['match']['steps'])}"
+    for refusal in told["match"]["passed_over"]:
+        yield f"            not {refusal['tried']}: {_reason(refusal)}"
+    yield f"template    {told['choice']['considered'][0]['template']}"
+    yield from _considered_lines(told["choice"]["considered"])
+    yield f"kernels     {told['kernels']} for {told['operators']} operators"
+    yield f"output      {told['output']}"
+    yield f"workspace   {_bytes(told['workspace_bytes'])}"
+    yield (
+        f"traffic     {_bytes(traffic['fused'])}; one at a time {_bytes(traffic['one_at_a_time'])}: "
+        f"{_bytes(traffic['saved'])} saved; the least possible is {_bytes(traffic['least'])}"
+    )
+    yield f"arithmetic  {_count(flops['algorithm'])} operations; by the formula {_count(flops['plan'])}"
+    yield f"error       at most {told['error_bound']:.1e} of the sum of |src||weight| of an output element,"
+    yield "            before it is rounded to the output's dtype"
+    yield f"estimate    {_seconds(told['estimated_seconds'])}, by the model that ranks templates"
+    yield f"floor       {_floor_text(told)}"
+
+
+def _considered_lines(considered: list[dict[str, Any]]) -> Iterator[str]:
+    for each in considered[1:]:
+        if each["refusal"]:
+            yield f"            not {each['template']}: {_reason(each['refusal'])}"
+        else:
+            yield f"            not {each['template']}: slower, {_seconds(each['seconds'])} by the model"
+
+
+def _floor_text(told: Mapping[str, Any]) -> str:
+    floor = told["floor"]
+    if floor is not None:
+        limit = "arithmetic" if floor["bound"] == "compute" else f"{floor['bound']} bandwidth"
+        return f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
+    is_cpu = told["target"]["name"].startswith("cpu")
+    return MEASURE if is_cpu else "known for the cpu target only"
+
+
+def _refused_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    yield told["what"]
+    blamed: object = ()
+    for refusal in told["refusals"]:
+        yield ""
+        if refusal["operator"] != blamed:
+            blamed = refusal["operator"]
+            span = None if blamed is None else operator_span(told["plan"], refusal["operator"])
+            yield from (f"  {line}" for line in underlined(told["plan"], span))
+        yield f"  {refusal['tried']}: {_reason(refusal)}"
+        yield f"  {refusal['remedy']}"
+
+
+def _reason(refusal: Mapping[str, Any]) -> str:
+    got = f"{refusal['got']}; " if refusal["got"] is not None else ""
+    want = f"; want {refusal['want']}" if refusal["want"] is not None else ""
+    return f"{got}{refusal['sentence']}{want}  [{refusal['code']}]"
+
+
+def _bytes(count: float) -> str:
+    return _scaled(count, ("B", "kB", "MB", "GB", "TB"))
+
+
+def _count(count: float) -> str:
+    return _scaled(count, ("", "thousand", "million", "billion", "trillion"))
+
+
+def _scaled(count: float, units: tuple[str, ...]) -> str:
+    scale = 0
+    while abs(count) >= 1000 and scale < len(units) - 1:
+        count, scale = count / 1000, scale + 1
+    return (f"{count:.3g} {units[scale]}" if scale else f"{count:.0f} {units[0]}").rstrip()
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,56 @@
+"""The first stage: which rule makes one kernel of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.errors import Unsupported
+from fuseplan.plan import FusionPlan, Step
+from fuseplan.reasons import Refusal, first_refusal
+from fuseplan.rules import RULES
+
+
+@dataclass(frozen=True)
+class Match:
+    """A plan's steps and the rule that fuses them.
+
+    Attributes:
+        rule: its name.
+        steps: all of the plan's.
+        refusals: why the rules before it do not apply.
+    """
+
+    rule: str
+    steps: tuple[Step, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {' -> '.join(step.op.name for step in self.steps)}"
+
+    def to_json(self) -> dict[str, object]:
+        """The match as JSON values."""
+        return {
+            "rule": self.rule,
+            "steps": [step.op.name for step in self.steps],
+            "passed_over": [refusal.to_json() for refusal in self.refusals],
+        }
+
+
+def match(plan: FusionPlan) -> Match:
+    """The first rule of RULES whose conditions hold for the plan.
+
+    Raises:
+        Unsupported: none does; it carries the refusal of each rule.
+    """
+    refusals: list[Refusal] = []
+    for rule in RULES:
+        refusal = first_refusal(rule.conditions(plan), rule.name)
+        if refusal is None:
+            return Match(rule.name, plan.steps, tuple(refusals))
+        refusals.append(refusal)
+    raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
+
+
+def unfuse(plan: FusionPlan) -> tuple[FusionPlan, ...]:
+    """The same operators one at a time: a plan for each, whose src is the result of the one before."""
+    return tuple(FusionPlan(step.src, step.op) for step in plan)

@@ -1,0 +1,15 @@
+"""The fusion rules, in order of preference: the first whose conditions hold makes the kernel.
+
+    contraction    one convolution and the elementwise operators on both sides
+    pointwise      elementwise operators alone
+
+To add one: a module with a class that has `name` and `conditions`, and its line in RULES.
+"""
+
+from __future__ import annotations
+
+from fuseplan.rules.contraction import ContractionRule
+from fuseplan.rules.pointwise import PointwiseRule
+from fuseplan.rules.rule import Rule
+
+RULES: tuple[Rule, ...] = (ContractionRule(), PointwiseRule())

@@ -1,0 +1,242 @@
+"""The last stage: tensors into an argument block, and the launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
+from fuseplan.arrays import Buffer, Form, aligned_bytes, aligned_copy, empty_like, form_of, view
+from fuseplan.emit import FIRST_SLOT, Slot, Source
+from fuseplan.errors import ArgumentError
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.plan import FusionPlan
+from fuseplan.target import Target
+from fuseplan.template import NUMPY_COMPUTE, Template
+from fuseplan.tensor import TensorSpec
+
+Array = NDArray[Any]
+Words = list[tuple[int, int]]  # where in the argument block, and what
+_Taken = tuple[dict[str, float], Words, list[Array], dict[str, Buffer]]
+
+
+class Block:
+    """An argument block and its workspace; one launch at a time owns it.
+
+    Attributes:
+        words: the block, as 64-bit words.
+        address: of the block.
+        bound: whose constant words it holds.
+    """
+
+    __slots__ = ("_workspace", "address", "bound", "words")
+
+    def __init__(self, source: Source, threads: int) -> None:
+        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * (FIRST_SLOT + len(source.slots)))()
+        self.address = ctypes.addressof(self.words)
+        self.bound: object = None
+        self._workspace = aligned_bytes(source.workspace(threads))
+        for index, slot in enumerate(source.slots):
+            if slot.kind == "workspace":
+                self.words[FIRST_SLOT + index] = self._workspace.ctypes.data
+
+
+class Runner:
+    """A program with what every launch of it needs; blocks are kept, so that launching allocates nothing.
+
+    Any number of threads may launch at once: each takes a block of its own.
+    """
+
+    def __init__(
+        self,
+        plan: FusionPlan,
+        kernel: Kernel,
+        template: Template,
+        target: Target,
+        source: Source,
+        launch: Callable[[int], None],
+    ) -> None:
+        self.plan, self.kernel, self.template, self.target = plan, kernel, template, target
+        self.launch = launch
+        self.free: list[Block] = []
+        self.operands = {operand.key: operand for operand in kernel.operands}
+        self.plan_operands = {operand.key: operand for operand in plan.operands}
+        self._source = source
+        self._places = {slot: FIRST_SLOT + index for index, slot in enumerate(source.slots)}
+
+    def place(self, kind: str, key: str = "") -> int | None:
+        """Which word of the block a slot is; None where the kernel does not read it."""
+        return self._places.get(Slot(kind, key))
+
+    def required(self, kind: str) -> int:
+        """The word of a slot that every kernel has: `src` or `dst`."""
+        return self._places[Slot(kind)]
+
+    def block(self) -> Block:
+        """A block that nobody uses; it belongs in `free` afterwards."""
+        try:
+            return self.free.pop()  # atomic, so two threads never get the same
+        except IndexError:
+            return Block(self._source, self.target.threads)
+
+    def packed(self, operand: KernelOperand, buffer: Buffer) -> Array:
+        """The operand as the kernel reads it: the template's packing, aligned."""
+        return aligned_copy(self.template.pack(self.kernel, self.target, operand, buffer.widened()))
+
+    def parameters(self, values: Mapping[str, float]) -> Array:
+        """The parameters as the kernel reads them: the plan's values, but for those given."""
+        dtype = NUMPY_COMPUTE[self.kernel.compute_dtype]
+        listed = [values.get(each.key, each.parameter.value) for each in self.plan.parameters]
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
+            return aligned_copy(np.array(listed, np.float64).astype(dtype))
+
+
+class BoundPlan:
+    """A compiled plan with operands packed and kept: what is left to a call is the kernel.
+
+    Made by `CompiledPlan.bind`. Bound operands were copied when they were bound, but for operands per element
+    (residuals), which the kernel reads where they lie. Any number of threads may call at once.
+    """
+
+    def __init__(self, runner: Runner, values: Mapping[str, Any]) -> None:
+        plan = runner.plan
+        check_keys(plan, values)
+        self._runner, self._free_blocks, self._launch = runner, runner.free, runner.launch
+        self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
+        self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
+        self._numbers: dict[str, float] = {}
+        bound = self._taken(values, always_parameters=True)
+        self._numbers, self._words, self._keep, self._in_place = bound
+        self._held = [buffer.bounds for buffer in self._in_place.values()]
+        self._missing = tuple(key for key in runner.operands if key not in values)
+        self._forms: tuple[Form, Form] | None = None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The operands that each call has to give."""
+        return self._missing
+
+    def __call__(self, src: Any, out: Any = None, **free: Any) -> Any:
+        """Runs the kernel.
+
+        Args:
+            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack.
+            out: where to write; a new tensor of src's kind unless given.
+            **free: operands that were not bound, and operands or parameters to take instead of bound ones.
+
+        Returns:
+            `out`, or the new tensor, of `plan.output`'s shape and layout.
+
+        Raises:
+            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
+        """
+        forms = self._forms
+        if forms is None or free or self._missing:
+            return self._checked(src, out, free)
+        result = empty_like(src, self._runner.plan.output) if out is None else out
+        begin, target = forms[0].address(src), forms[1].address(result, writes=True)
+        if not begin or not target or not self._is_apart(begin, target):
+            return self._checked(src, out, free)
+        self._run(begin, target, ())
+        return result
+
+    def _is_apart(self, begin: int, target: int) -> bool:
+        """Whether nothing that is read lies between the first and the last byte written."""
+        end = target + self._dst_bytes
+        if begin < end and target < begin + self._src_bytes:
+            return False
+        return all(high <= target or end <= low for low, high in self._held)
+
+    def _run(self, src: int, dst: int, words: Words | tuple[()]) -> None:
+        block = self._runner.block()
+        try:
+            listed = block.words
+            if block.bound is not self:
+                for index, word in self._words:
+                    listed[index] = word
+                block.bound = self
+            if words:
+                block.bound = None  # the words of one call are nobody's constants
+                for index, word in words:
+                    listed[index] = word
+            listed[self._src_word] = src
+            listed[self._dst_word] = dst
+            self._launch(block.address)
+        finally:
+            self._free_blocks.append(block)
+
+    def _checked(self, src: Any, out: Any, free: Mapping[str, Any]) -> Any:
+        """The call with every check, from scratch; how the tensors that passed look is remembered."""
+        plan = self._runner.plan
+        check_keys(plan, free)
+        read = fitting(src, "`src`", plan.src)
+        missing = [key for key in self._missing if key not in free]
+        if missing:
+            raise ArgumentError(_missing_text(plan, missing))
+        _, words, keep, in_place = self._taken(free)
+        result = empty_like(src, plan.output) if out is None else out
+        written = fitting(result, "`out`", plan.output)
+        if out is not None:
+            if written.readonly:
+                raise ArgumentError("`out` is read-only: pass an array that may be written")
+            given = {key: view(free[key], key) for key in free if key in self._runner.operands}
+            reads = {f"operand `{key}`": each for key, each in (self._in_place | given).items()}
+            check_apart(written, {"`src`": read, **reads})
+        self._run(read.address, written.address, words)
+        del keep, in_place  # the packed operands lived until the kernel had read them
+        forms = (form_of(src), form_of(result))
+        self._forms = forms if None not in forms else None  # type: ignore[assignment]
+        return result
+
+    def _taken(self, values: Mapping[str, Any], *, always_parameters: bool = False) -> _Taken:
+        """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""
+        runner = self._runner
+        words: Words = []
+        keep: list[Array] = []
+        in_place: dict[str, Buffer] = {}
+        for key, operand in runner.operands.items():
+            place = runner.place("operand", key)
+            if key not in values or place is None:
+                continue
+            buffer = operand_buffer(runner.plan, runner.plan_operands[key], values[key])
+            if operand.per == "element":
+                in_place[key] = buffer
+                words.append((place, buffer.address))
+                continue
+            keep.append(runner.packed(operand, buffer))
+            words.append((place, keep[-1].ctypes.data))
+        given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
+        numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}
+        place = runner.place("parameters")
+        if place is not None and (given or always_parameters):
+            keep.append(runner.parameters(numbers))
+            words.append((place, keep[-1].ctypes.data))
+        return numbers, words, keep, in_place
+
+
+def fitting(tensor: Any, what: str, spec: TensorSpec) -> Buffer:
+    """The tensor as a buffer.
+
+    Raises:
+        ArgumentError: it is not laid out as the spec says; both are shown.
+    """
+    buffer = view(tensor, what)
+    if buffer.matches(spec):
+        return buffer
+    remedy = "compile a plan for it" if what == "`src`" else "leave it out, and a new one is made"
+    if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
+        remedy = f"the layout differs: copy it, or {remedy}"
+    raise ArgumentError(f"{what} is not what the plan takes\n  got {buffer.text}; want {spec}\n  {remedy}")
+
+
+def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
+    wanted = [
+        f"`{each.key}` of operator {each.step} ({plan[each.step].op.name}): {want_text(each.operand)}"
+        for each in plan.operands
+        if each.key in missing
+    ]
+    return "\n  ".join([f"{len(wanted)} operand{'s' * (len(wanted) > 1)} missing", *wanted, str(plan)])

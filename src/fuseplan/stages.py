@@ -1,0 +1,105 @@
+"""The stages before the toolchain: plan -> match -> kernel -> choice -> source, pure functions of values."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fuseplan.emit import Source
+from fuseplan.errors import ArgumentError
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import Match, match
+from fuseplan.plan import FusionPlan
+from fuseplan.select import Choice, select
+from fuseplan.target import Target, parse_target
+from fuseplan.template import Accuracy
+
+MOST_THREADS = 1024
+WORDS = ("default", "strict")
+
+
+@dataclass(frozen=True)
+class Records:
+    """What each stage made of a plan."""
+
+    plan: FusionPlan
+    target: Target
+    accuracy: Accuracy
+    match: Match
+    kernel: Kernel
+    choice: Choice
+
+    @cached_property
+    def source(self) -> Source:
+        """The generated source; emitted when first asked for, since a cached compile needs none."""
+        return self.choice.template.emit(self.kernel, self.target)
+
+
+def decide(
+    plan: FusionPlan | str,
+    target: Target | str = "cpu",
+    *,
+    threads: int | None = None,
+    accuracy: Accuracy = "default",
+) -> Records:
+    """Takes a plan through the stages; no toolchain is needed, for any target.
+
+    Raises:
+        PlanError: the text is no plan.
+        Unsupported: nothing fuses the plan, or no template of the target computes it.
+        ArgumentError: the target, the threads or the accuracy cannot be.
+    """
+    plan = as_plan(plan)
+    plan.freeze()
+    known = parse_target(target)
+    known = known if threads is None else replace(known, threads=checked_threads(threads))
+    accuracy = checked_accuracy(accuracy)
+    matched = match(plan)
+    kernel = lower(matched)
+    choice = select(kernel, known, accuracy, plan=str(plan))
+    return Records(plan, known, accuracy, matched, kernel, choice)
+
+
+def as_plan(plan: FusionPlan | str) -> FusionPlan:
+    """The plan, read where it is a text.
+
+    Raises:
+        PlanError: the text is no plan.
+        ArgumentError: it is neither.
+    """
+    if isinstance(plan, FusionPlan):
+        return plan
+    if not isinstance(plan, str):
+        raise ArgumentError(f"want a FusionPlan or its text, got {type(plan).__name__}")
+    return FusionPlan.parse(plan)
+
+
+def checked_threads(threads: int) -> int:
+    """The number of threads.
+
+    Raises:
+        ArgumentError: it is none that a launch can have.
+    """
+    is_count = isinstance(threads, numbers.Integral) and not isinstance(threads, bool)
+    if not is_count or not 1 <= threads <= MOST_THREADS:
+        raise ArgumentError(f"threads={threads!r}; want a whole number from 1 to {MOST_THREADS}")
+    return int(threads)
+
+
+def checked_accuracy(accuracy: Accuracy) -> Accuracy:
+    """The accuracy.
+
+    Raises:
+        ArgumentError: it is no word that is known and no positive number.
+    """
+    if isinstance(accuracy, str):
+        if accuracy in WORDS:
+            return accuracy
+    elif isinstance(accuracy, numbers.Real) and not isinstance(accuracy, bool) and accuracy > 0:
+        return float(accuracy)
+    raise ArgumentError(
+        f"accuracy={accuracy!r}; want 'default', 'strict' (no Winograd F(4x4, 3x3)), or the largest error "
+        "bound allowed, a positive number"
+    )
