@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuseplan.arrays import empty
-from fuseplan.bench.unfused import OneAtATime, bytes_moved
+from fuseplan.bench.unfused import OneAtATime
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import Protocol, interleave
 from fuseplan.measure.data import deviation, random_arrays, reference
@@ -131,16 +131,17 @@ def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTO
     unfused = OneAtATime(plan, arrays, threads)
     fused()
     error = deviation(np.array(out), reference(plan, arrays))
+    explained = compiled.explain().told
     timed = interleave({"fused": fused, "unfused": unfused}, protocol)
     return Outcome(
         label=shape.label,
         group=shape.group,
         plan=shape.plan,
-        kernels=1,  # a compiled plan is one launch
+        kernels=explained["kernels"],
         operators=len(unfused.compiled),
         fused=timed["fused"].median,
         unfused=timed["unfused"].median,
-        bytes_saved=unfused.nbytes - bytes_moved(compiled),
+        bytes_saved=explained["traffic"]["saved"],
         error=error,
         published=shape.published,
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import empty
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan
 
 
@@ -34,8 +35,7 @@ class OneAtATime:
         self.compiled: list[CompiledPlan] = []
         self._bound: list[Callable[[], object]] = []
         src = arrays["src"]
-        for step in plan.steps:
-            alone = FusionPlan(step.src, step.op)
+        for step, alone in zip(plan.steps, unfuse(plan), strict=True):
             compiled = compile_plan(alone, "cpu", threads=threads)
             pairs = zip(alone.operands, step.operands, strict=True)
             given = {own.key: arrays[ours.key] for own, ours in pairs}

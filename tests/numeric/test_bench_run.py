@@ -1,0 +1,248 @@
+"""The benchmarks end to end on small plans: workers, checks against float64, rows, the demo."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuseplan import demo
+from fuseplan.bench import accuracy, command, runner, suite, worker
+from fuseplan.bench.footprint import footprint
+from fuseplan.bench.peers import BY_NAME
+from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.bench.processes import Process
+from fuseplan.bench.unfused import OneAtATime
+from fuseplan.measure import peaks
+from fuseplan.measure.clock import Protocol
+from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
+from fuseplan.plan import FusionPlan
+
+SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
+QUICK = Protocol(rounds=2, block_seconds=0.001)
+UNEVEN = "f32[1x3x5x5] -> conv2d(4, kernel=2, padding=((0, 1), (1, 2))) -> bias -> silu"
+PLANS = (
+    SMALL,
+    "f32[1x8x6x6] -> conv2d(8, kernel=3, stride=2, groups=8) -> bias -> add -> relu",
+    "f32[2x8x6x6] -> batch_norm -> relu",
+    "f32[1x4x9, nwc] -> conv1d(6, kernel=3) -> scale -> leaky_relu(0.2)",
+    UNEVEN,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_measured_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks take a second to measure; rows only copy what they are told."""
+    made = peaks.Peaks(
+        "x", 1, 1e9, {level: {"read": 1e9} for level in ("l2", "l3", "dram")}, 1 << 20, 1 << 24
+    )
+    monkeypatch.setattr(runner, "peaks", lambda threads, measure: made)
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
+
+
+OURS = ("fuseplan", "fuseplan:strict", "fuseplan:unfused")
+TORCH = ("torch", "torch:nhwc")
+PAIRS = [(name, text) for name in (*OURS, *TORCH) for text in PLANS if name in OURS or text != UNEVEN]
+
+
+@pytest.mark.parametrize(("name", "text"), PAIRS)
+def test_peers_compute_the_plan(name: str, text: str) -> None:
+    plan = FusionPlan.parse(text)
+    copies = [random_arrays(plan, seed=3), random_arrays(plan, seed=4)]
+    prepared = BY_NAME[name](1).prepare(plan, copies)
+    assert deviation(prepared.result(), reference(plan, copies[0])) < 2e-6
+    for _ in range(3):
+        prepared.call()
+
+
+def test_a_peer_says_what_it_cannot() -> None:
+    plan = FusionPlan.parse(UNEVEN)
+    with pytest.raises(CannotRunError, match="pads both sides"):
+        BY_NAME["torch"](1).prepare(plan, [random_arrays(plan)])
+
+
+@pytest.mark.parametrize("name", ["torch", "onnxruntime", "ncnn", "openvino"])
+def test_peers_are_measured_in_f32_only(name: str) -> None:
+    pytest.importorskip(name)
+    plan = FusionPlan.parse(SMALL.replace("f32", "f16"))
+    with pytest.raises(CannotRunError, match="f32"):
+        BY_NAME[name](1).prepare(plan, [random_arrays(plan)])
+
+
+def test_one_at_a_time_is_the_plan() -> None:
+    plan = FusionPlan.parse(PLANS[1])
+    arrays = random_arrays(plan, seed=5)
+    unfused = OneAtATime(plan, arrays, 1)
+    assert len(unfused.compiled) == 4
+    assert deviation(np.array(unfused()), reference(plan, arrays)) < 2e-6
+    assert unfused.nbytes > 2 * plan.output.nbytes
+
+
+class Failing:
+    """A peer that fails in a way of its own for each plan."""
+
+    name = "failing"
+    packages = ()
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def prepare(self, plan: FusionPlan, copies: Any) -> Prepared:
+        if plan.src.batch == 1:
+            raise RuntimeError("out of luck\n" + "x" * 1000)
+        return Prepared(lambda: None, lambda: np.zeros(plan.output.shape, np.float32))
+
+
+def test_a_worker_answers_whatever_happens(tmp_path: Path) -> None:
+    made = worker.Worker(Failing(1))
+    ask = {
+        "do": "prepare",
+        "plan": SMALL,
+        "data": {"seed": 1},
+        "copies": 1,
+        "result": str(tmp_path / "y.npy"),
+    }
+    assert made.answer({"do": "block", "seconds": 0.001}) == {"refused": "nothing is prepared"}
+    refused = made.answer(ask)["refused"]
+    assert refused.startswith("RuntimeError: out of luck")
+    assert len(refused) < 400
+    assert "no operator" in made.answer({**ask, "plan": "f32[1x2] -> rellu"})["refused"]
+    answer = made.answer({**ask, "plan": SMALL.replace("1x8", "2x8")})
+    assert answer["setup"] > 0
+    assert not np.load(tmp_path / "y.npy").any()
+    assert len(made.answer({"do": "block", "seconds": 0.001})["samples"]) >= 3
+    assert made.answer({"do": "release"}) == {}
+    assert made.answer({"do": "block", "seconds": 0.001}) == {"refused": "nothing is prepared"}
+
+
+def test_a_process_that_dies_is_a_refusal_and_starts_again(tmp_path: Path) -> None:
+    process = Process("fuseplan", 1, tmp_path / "log")
+    try:
+        ask: dict[str, Any] = {"do": "prepare", "plan": SMALL, "data": {"seed": 1}, "copies": 1}
+        ask["result"] = str(tmp_path / "y.npy")
+        assert "setup" in process.ask(**ask)
+        assert process._process is not None
+        process._process.kill()
+        process._process.wait()
+        assert process.ask(do="block", seconds=0.001)["refused"].startswith("its process died")
+        assert "setup" in process.ask(**ask)
+    finally:
+        process.stop()
+
+
+def test_a_peer_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
+    process = Process("no such peer", 1, tmp_path / "log")
+    assert "KeyError" in process.ask(do="release")["refused"]
+    process.stop()
+
+
+def small_suite() -> suite.Suite:
+    cases = (suite.Case("small", SMALL, "3x3 stride 1", "none"), suite.Case("norm", PLANS[2], "norm", "none"))
+    return suite.Suite("small", "Small", cases, (suite.Aim("3x3 stride 1", "all", 1.0),))
+
+
+def test_a_run_gives_stamped_rows_for_ours_and_the_peers() -> None:
+    shown: list[str] = []
+    setting = runner.Setting(1, ["fuseplan", "fuseplan:unfused", "torch"], QUICK)
+    rows = [row for done in runner.run(small_suite(), setting, shown.append) for row in done]
+    assert [(row.case, row.peer) for row in rows] == [
+        (case, peer) for case in ("small", "norm") for peer in setting.peers
+    ]
+    assert len(shown) == 2 * runner.steps(setting)
+    for row in rows:
+        assert row.refused is None
+        assert row.median is not None
+        assert row.minimum is not None
+        assert 0 < row.minimum <= row.median
+        assert row.error is not None
+        assert row.error < 2e-6
+        assert row.floor is not None
+        assert row.machine["cpu"]
+        assert row.versions["numpy"]
+        assert row.setup is not None
+    assert rows[0].template
+    assert rows[0].knobs is not None
+    assert rows[2].versions["torch"]
+
+
+def test_a_wrong_result_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "reference", lambda plan, arrays: reference(plan, arrays) + 1)
+    setting = runner.Setting(1, ["fuseplan"], QUICK)
+    rows = [row for done in runner.run(small_suite(), setting) for row in done]
+    for row in rows:
+        assert row.refused is not None
+        assert row.refused.startswith("wrong: off by")
+        assert row.median is None
+
+
+def test_bench_prints_tables_and_appends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "load", lambda name: small_suite())
+    options = command.Options(libraries="", rounds=2, block_ms=1, folder=tmp_path, is_twice=True)
+    rows = command.bench("small", options)
+    assert len((tmp_path / "small.jsonl").read_text().splitlines()) == len(rows) == 4
+    assert "small" in capsys.readouterr().out
+    command.bench(
+        "small", command.Options(libraries="", rounds=2, block_ms=1, folder=None, as_json=True, only="norm")
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert [row["case"] for row in told] == ["norm"]
+
+
+def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "load", lambda name: small_suite())
+    told = command.bench_compile("small", command.Options(folder=tmp_path))
+    assert 0 < told["cached"] < told["cold"]
+    assert json.loads((tmp_path / "compile-small.jsonl").read_text())["cold"] == told["cold"]
+    found = footprint(runs=1)
+    assert found.brought == ()
+    assert found.installed["llvmlite"] > 1e7
+    assert found.total == sum(found.installed.values())
+    assert found.own_import > 0
+
+
+def test_accuracy_covers_inputs_and_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "STACK", SMALL)
+    monkeypatch.setattr(accuracy, "LAYERS", 3)
+    one = suite.Suite("small", "Small", small_suite().cases[:1], ())
+    shown: list[str] = []
+    found = list(accuracy.accuracy(one, ["fuseplan", "torch"], progress=shown.append))
+    assert len(shown) == accuracy.steps(one) == len(INPUTS) + 3
+    assert {each.inputs for each in found} == {*INPUTS, "stack of 3"}
+    assert all(each.error is not None and each.error < 1e-5 for each in found)
+    assert {each.layer for each in found if each.inputs == "stack of 3"} == {1, 2, 3}
+    told = accuracy.markdown(found, layers=(3,))
+    assert "| small | large mean |" in told
+    assert "| stack | layer 3 |" in told
+    assert "layer 2" not in told
+
+
+def test_the_demo_is_the_published_suite() -> None:
+    listed = suite.load("published").cases
+    assert [shape.published for shape in demo.SHAPES] == [case.published for case in listed]
+    for shape, case in zip(demo.SHAPES, listed, strict=True):
+        ours, theirs = FusionPlan.parse(shape.plan), FusionPlan.parse(case.plan)
+        assert ours.ops == theirs.ops
+        assert ours.src.shape[1:] == theirs.src.shape[1:]
+        assert shape.label == case.name
+
+
+def test_the_demo_measures_prints_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = (demo.Shape("a", "convolution", SMALL, 1.5), demo.Shape("b", "norm", PLANS[2], 2.0))
+    monkeypatch.setattr(demo, "SHAPES", shapes)
+    monkeypatch.setattr(demo, "PROTOCOL", QUICK)
+    found = demo.main(1, tmp_path / "new" / "chart.svg")
+    printed = capsys.readouterr().out
+    assert SMALL in printed
+    assert "one at a time" in printed
+    assert [each.kernels for each in found] == [1, 1]
+    assert [each.operators for each in found] == [3, 2]
+    assert all(each.bytes_saved > 0 and each.error < 2e-6 for each in found)
+    assert "<svg" in (tmp_path / "new" / "chart.svg").read_text()
+    demo.main(1, tmp_path / "chart.png", as_json=True)
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
