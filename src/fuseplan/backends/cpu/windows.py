@@ -43,6 +43,11 @@ class Axis:
         """The element under the first tap of an output; negative where that is padding."""
         return out * self.stride - self.low
 
+    def at(self, out: int, tap: int) -> int | None:
+        """The element under a tap of an output; None for padding."""
+        found = self.first(out) + tap * self.dilation
+        return found if 0 <= found < self.size else None
+
     def is_inside(self, out: int, count: int) -> bool:
         """Whether `count` outputs from `out` on read no padding."""
         return self.first(out) >= 0 and self.first(out) + self.reach(count) <= self.size

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.backends.cpu import model, staging, storage
-from fuseplan.backends.cpu.depthwise_plan import Plan, convolution_of
+from fuseplan.backends.cpu.depthwise_plan import Plan, convolution_of, depthwise_claims
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import I1, Index, Value, Variable
@@ -50,14 +50,8 @@ class Depthwise(Template):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from depthwise_claims(kernel)
         conv = convolution_of(kernel)
-        yield claim(
-            conv.is_depthwise,
-            Reason.NOT_DEPTHWISE,
-            got=f"groups={conv.groups}",
-            want=f"groups={conv.channels}",
-        )
         fewer = conv.features_per_group <= _MULTIPLIER
         yield claim(
             fewer, Reason.CHANNEL_MULTIPLIER, got=conv.features_per_group, want=f"at most {_MULTIPLIER}"

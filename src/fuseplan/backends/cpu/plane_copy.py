@@ -1,0 +1,85 @@
+"""Copies one plane of src into a thread's own memory, as plain rows in the compute type, prologue applied."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from math import prod
+
+from fuseplan.backends.cpu import model, storage
+from fuseplan.backends.cpu.depthwise_plan import PlanePlan
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Index, Value
+
+
+class PlaneCopy:
+    """The rows that a block of results needs, over all positions of the far axes.
+
+    Args:
+        frame: the kernel being written.
+        plan: how its src is read.
+        block_rows: output rows of a block.
+
+    Attributes:
+        pitch: elements from one row of the copy to the next; whole vectors.
+        far_strides: elements from one position of each far axis to the next.
+        nbytes: room that a thread needs.
+    """
+
+    def __init__(self, frame: Frame, plan: PlanePlan, block_rows: int) -> None:
+        self.frame, self.b, self.plan, self.block_rows = frame, frame.body, plan, block_rows
+        self.kernel = frame.kernel
+        self.stages = Elementwise(frame, "prologue")
+        self.rows = min(plan.row.size, plan.row.reach(block_rows))
+        self.pitch = -(-plan.column.size // frame.lanes) * frame.lanes
+        sizes = [axis.size for axis in plan.far]
+        slab = self.rows * self.pitch
+        self.far_strides = tuple(prod(sizes[i + 1 :]) * slab for i in range(len(sizes)))
+        self.nbytes = -(-prod(sizes) * slab * model.itemsize(self.kernel) // 64) * 64
+
+    def emit(self, source: Index, channel: Index, first: Index) -> Value:
+        """Copies what output rows `first` on read of the plane at storage offset `source`.
+
+        Returns:
+            the address at which row 0, column 0 of the plane stands or would stand.
+        """
+        b, row = self.b, self.plan.row
+        own = b.at(
+            self.frame.pointer("workspace"), self.frame.thread * (self.nbytes // model.itemsize(self.kernel))
+        )
+        begin = self._clamped(b.const(first * row.stride - row.low, "i64"))
+        far, pitch = self.plan.strides
+        with ExitStack() as nest:
+            offset, to = source + begin * pitch, b.const(0, "i64")
+            for axis, stride, step in zip(self.plan.far, far, self.far_strides, strict=True):
+                index = nest.enter_context(b.loop(0, axis.size, name="far"))
+                offset, to = offset + index * stride, to + index * step
+            line = nest.enter_context(b.loop(0, self.rows, name="line"))
+            self._line(offset + line * pitch, channel, b.at(own, to + line * self.pitch))
+        return b.at(own, (b.const(0, "i64") - begin) * self.pitch)
+
+    def _clamped(self, begin: Value) -> Value:
+        """The first row copied: all rows of the copy exist."""
+        low = self.b.select(self.b.compare("sgt", begin, 0), begin, 0)
+        return self.b.const(self.b.smaller(low, self.plan.row.size - self.rows), "i64")
+
+    def _line(self, source: Value, channel: Index, to: Value) -> None:
+        lanes, size = self.frame.lanes, self.plan.column.size
+        step = self.kernel.src.element_strides[-1]
+        if step != 1 and size > 1:
+            with self.b.loop(0, size, name="column") as column:
+                self._part(source + column * step, channel, self.b.at(to, column), 1)
+            return
+        whole = size - size % lanes
+        if whole:
+            with self.b.loop(0, whole, lanes, name="column") as column:
+                self._part(source + column, channel, self.b.at(to, column), lanes)
+        if whole < size:
+            self._part(source + whole, channel, self.b.at(to, whole), size - whole)
+
+    def _part(self, source: Value, channel: Index, to: Value, count: int) -> None:
+        b, dtype = self.b, self.kernel.src.dtype
+        where = b.at(self.frame.pointer("src"), source, storage.element_type(dtype))
+        x = storage.read(b, dtype, where, self.frame.lanes, count=count)
+        x = self.stages.apply(x, Place(source, channel, False, count), {})
+        b.store_first(x, to, count)
