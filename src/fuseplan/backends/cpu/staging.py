@@ -51,9 +51,20 @@ class Staged:
         return self.convolution.channels * prod(self.extents)
 
     @property
+    def line(self) -> int:
+        """Elements of one line along the last spatial axis, padding included."""
+        return self.convolution.channels * self.extents[-1]
+
+    @property
     def rows(self) -> int:
         """Lines along the last spatial axis, over all images."""
         return self.convolution.batch * prod(self.extents[:-1])
+
+    def lines_under(self, count: int) -> int:
+        """Lines that the taps of `count` neighbouring outputs along the first spatial axis reach."""
+        conv = self.convolution
+        first = (count - 1) * conv.stride[0] + (conv.kernel[0] - 1) * conv.dilation[0] + 1
+        return first * prod(self.extents[1:-1])
 
     @cached_property
     def elements(self) -> int:
@@ -104,13 +115,18 @@ def emit(frame: Frame, plan: Staged, workspace: Value) -> Value:
     """
     if not plan.copies:
         return frame.pointer("src")
-    _Stager(frame, plan, workspace).emit()
+    stager = Stager(frame, plan)
+    with frame.tasks(plan.rows) as row:
+        stager.copy_line(row, frame.body.at(workspace, row * plan.line))
+    frame.wait(plan.rows)
     return workspace
 
 
-class _Stager:
-    def __init__(self, frame: Frame, plan: Staged, workspace: Value) -> None:
-        self.frame, self.b, self.plan, self.workspace = frame, frame.body, plan, workspace
+class Stager:
+    """Copies lines of src (along the last spatial axis), padding written out, in the compute type."""
+
+    def __init__(self, frame: Frame, plan: Staged) -> None:
+        self.frame, self.b, self.plan = frame, frame.body, plan
         self.kernel, self.conv = frame.kernel, plan.convolution
         self.dtype = self.kernel.src.dtype
         self.channels = self.conv.channels
@@ -119,21 +135,23 @@ class _Stager:
         # What of a line comes from src: the rest is padding.
         self.width = min(self.conv.src_spatial[-1], plan.extents[-1] - plan.low[-1])
 
-    def emit(self) -> None:
-        """One task a line of the last spatial axis."""
-        b, plan = self.b, self.plan
-        with self.frame.tasks(plan.rows) as row:
-            line = b.at(self.workspace, row * (plan.extents[-1] * self.channels))
-            inside, source = self._source_line(row)
-            if inside is None:
-                self._copy_line(line, source)
-            else:
-                with b.when(inside):
-                    self._copy_line(line, source)
-                outside = b.op("i1", f"xor i1 {inside.name}, true")
-                with b.when(outside):
-                    self._zero(line, 0, plan.extents[-1] * self.channels)
-        self.frame.wait(plan.rows)
+    def copy_lines(self, first: Index, count: Index, target: Value) -> None:
+        """`count` lines from number `first` on, one behind the other."""
+        with self.b.loop(0, count, name="line") as i:
+            self.copy_line(i + first, self.b.at(target, i * self.plan.line))
+
+    def copy_line(self, row: Value, target: Value) -> None:
+        """Line `row` of all images' lines, to `target`."""
+        b = self.b
+        inside, source = self._source_line(row)
+        if inside is None:
+            self._copy_line(target, source)
+            return
+        with b.when(inside):
+            self._copy_line(target, source)
+        outside = b.op("i1", f"xor i1 {inside.name}, true")
+        with b.when(outside):
+            self._zero(target, 0, self.plan.line)
 
     def _source_line(self, row: Value) -> tuple[Value | None, Value]:
         """Whether the line is in src at all (None: always), and where its first element lies there."""

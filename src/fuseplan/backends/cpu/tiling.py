@@ -1,0 +1,130 @@
+"""How tiles of output positions cover an image, and where in src the positions of a tile begin.
+
+Positions are numbered along dst's spatial axes, the last one fastest. Where a tile lies inside one line, or
+covers whole lines, its positions stand at constant distances in src: one address register serves all of them.
+A tile that may begin anywhere needs an address for each position, and x86 has 15 registers for addresses: 14
+positions then run at 0.8 of their speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fuseplan.backends.cpu.ir import Builder, Index
+from fuseplan.backends.cpu.staging import Staged
+
+MOST_ADDRESSES = 8  # positions of a tile that may begin anywhere
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of `rows` positions over a sheet: the batch, an image, or some lines of one.
+
+    Attributes:
+        staged: how src is found.
+        rows: positions in a tile.
+        positions: positions in the sheet.
+        kind: `run` (all positions of the sheet at one distance), `line` (a tile lies inside a line), `lines`
+            (a tile is one or more whole lines), `scattered` (a tile begins anywhere).
+    """
+
+    staged: Staged
+    rows: int
+    positions: int
+    kind: str
+
+    @property
+    def width(self) -> int:
+        """Positions in a line."""
+        return self.staged.convolution.dst_spatial[-1]
+
+    @property
+    def _parts(self) -> int:
+        """Tiles in a line."""
+        return -(-self.width // self.rows)
+
+    @property
+    def count(self) -> int:
+        """Tiles in the sheet."""
+        if self.kind == "line":
+            return self.positions // self.width * self._parts
+        return -(-self.positions // self.rows)
+
+    @property
+    def waste(self) -> float:
+        """Positions computed over positions wanted."""
+        return self.count * self.rows / self.positions
+
+    def start(self, b: Builder, tile: Index) -> Index:
+        """The first position of a tile; the last tile starts early instead of being shorter."""
+        if self.kind != "line":
+            first = tile * self.rows
+            return first if self.positions % self.rows == 0 else b.smaller(first, self.positions - self.rows)
+        part = tile % self._parts * self.rows
+        if self.width % self.rows:
+            part = b.smaller(part, self.width - self.rows)
+        return tile // self._parts * self.width + part
+
+    def distances(self) -> list[int] | None:
+        """Elements in src from the first position of a tile to each, or None where tiles differ."""
+        conv, strides = self.staged.convolution, self.staged.strides
+        if self.kind == "scattered":
+            return None
+        across = conv.stride[-1] * strides[-1]
+        if self.kind == "lines":
+            down = conv.stride[-2] * strides[-2]
+            return [r // self.width * down + r % self.width * across for r in range(self.rows)]
+        return [r * across for r in range(self.rows)]
+
+    def offset(self, b: Builder, position: Index, image: Index | None) -> Index:
+        """The element of src under the first tap of a position.
+
+        `image` is given where positions are counted within one; without it they run on through the batch.
+        """
+        conv, strides = self.staged.convolution, self.staged.strides
+        if self.kind == "run":
+            first = position * conv.channels
+            return first if image is None else image * self.staged.image + first
+        offset: Index = 0
+        rest = position
+        for axis in reversed(range(len(strides))):
+            outermost = axis == 0 and image is not None
+            place = rest if outermost else rest % conv.dst_spatial[axis]
+            rest = rest // conv.dst_spatial[axis]
+            offset = place * (conv.stride[axis] * strides[axis]) + offset
+        return (rest if image is None else image) * self.staged.image + offset
+
+
+def tiling(staged: Staged, rows: int, positions: int) -> Tiling:
+    """The covering whose tiles are cheapest to address, and waste little."""
+    if is_run(staged):
+        return Tiling(staged, rows, positions, "run")
+    width = staged.convolution.dst_spatial[-1]
+    scattered = Tiling(staged, rows, positions, "scattered")
+    if (
+        rows % width == 0
+        and positions >= rows
+        and (rows == width or _lines_are_even(staged, rows, positions))
+    ):
+        return Tiling(staged, rows, positions, "lines" if rows > width else "line")
+    if rows > width:
+        return scattered
+    line = Tiling(staged, rows, positions, "line")
+    few = rows <= MOST_ADDRESSES and line.waste > scattered.waste + 0.02
+    return scattered if few else line
+
+
+def is_run(staged: Staged) -> bool:
+    """Whether output position i is read at i times the channels: a plain matrix product."""
+    conv = staged.convolution
+    return conv.taps == 1 and set(conv.stride) == {1} and staged.extents == conv.dst_spatial
+
+
+def _lines_are_even(staged: Staged, rows: int, positions: int) -> bool:
+    """Whether whole lines of `rows` positions, tile after tile, never cross a step of an outer axis."""
+    spatial = staged.convolution.dst_spatial
+    if len(spatial) < 2:
+        return False
+    one_plane = len(spatial) == 2 and positions <= prod(spatial)
+    return spatial[-2] % (rows // spatial[-1]) == 0 or one_plane
