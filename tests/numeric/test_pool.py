@@ -10,7 +10,8 @@ import pytest
 
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.ir import I64, PTR, Builder, Module
-from fuseplan.backends.cpu.runtime import COUNTERS, PHASES, Pool, pool
+from fuseplan.backends.cpu.phases import COUNTERS, PHASES
+from fuseplan.backends.cpu.runtime import Pool, pool
 
 TASKS = 1000
 

@@ -9,10 +9,11 @@ To add one: a package with an object that has what `backend.Backend` says, and i
 from __future__ import annotations
 
 from fuseplan.backends.backend import Backend
+from fuseplan.backends.cpu import CPU
 from fuseplan.backends.reference import REFERENCE
 from fuseplan.errors import ArgumentError, did_you_mean
 
-BACKENDS: tuple[Backend, ...] = (REFERENCE,)
+BACKENDS: tuple[Backend, ...] = (CPU, REFERENCE)
 
 
 def backend_of(name: str) -> Backend:

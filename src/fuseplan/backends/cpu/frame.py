@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
-from fuseplan.backends.cpu.runtime import PHASES, relax
+from fuseplan.backends.cpu.phases import PHASES, relax
 from fuseplan.backends.cpu.storage import COMPUTED
 from fuseplan.emit import FIRST_SLOT, Slot, Source
 from fuseplan.kernel import Kernel

@@ -18,9 +18,7 @@ import threading
 from collections.abc import Callable
 
 from fuseplan.backends.cpu import toolchain
-
-COUNTERS = 16  # words at the head of a kernel's argument block
-PHASES = 8
+from fuseplan.backends.cpu.phases import relax
 
 # Words of the pool's state, each group on a cache line of its own.
 _GENERATION, _ENTERED, _OPEN, _SLEEPERS, _LOCK, _WORDS = 0, 8, 16, 24, 32, 40
@@ -155,15 +153,6 @@ close:
 """
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}  # the number of Linux's futex call
-
-
-def relax(machine: str) -> tuple[str, str]:
-    """The instruction that tells the processor it is waiting, and its declaration."""
-    if machine in ("x86_64", "AMD64"):
-        return "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"
-    if machine in ("aarch64", "arm64"):
-        return "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)"
-    return "fence seq_cst", ""
 
 
 def _can_sleep_natively() -> bool:

@@ -1,0 +1,13 @@
+"""The CPU's kernel templates, in order of preference: of equal estimates, the earlier wins.
+
+To add one: a module with a `Template`, and its line in TEMPLATES.
+"""
+
+from __future__ import annotations
+
+from fuseplan.backends.cpu.templates.depthwise import Depthwise
+from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.template import Template
+
+TEMPLATES: tuple[type[Template], ...] = (Depthwise, Direct, Pointwise)
