@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -126,7 +127,7 @@ def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTO
     arrays = random_arrays(plan, seed=1)
     compiled = compile_plan(plan, "cpu", threads=threads)
     out = empty(plan.output)
-    operands = {key: array for key, array in arrays.items() if key != "src"}
+    operands: dict[str, Any] = {key: array for key, array in arrays.items() if key != "src"}
     fused = partial(compiled.bind(**operands), arrays["src"], out)
     unfused = OneAtATime(plan, arrays, threads)
     fused()

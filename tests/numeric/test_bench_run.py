@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -82,8 +82,8 @@ def test_one_at_a_time_is_the_plan() -> None:
 class Failing:
     """A peer that fails in a way of its own for each plan."""
 
-    name = "failing"
-    packages = ()
+    name: ClassVar[str] = "failing"
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, threads: int) -> None:
         self.threads = threads

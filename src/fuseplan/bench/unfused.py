@@ -38,7 +38,7 @@ class OneAtATime:
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
             compiled = compile_plan(alone, "cpu", threads=threads)
             pairs = zip(alone.operands, step.operands, strict=True)
-            given = {own.key: arrays[ours.key] for own, ours in pairs}
+            given: dict[str, Any] = {own.key: arrays[ours.key] for own, ours in pairs}
             out = empty(step.dst)
             self._bound.append(partial(compiled.bind(**given), src, out))
             self.compiled.append(compiled)

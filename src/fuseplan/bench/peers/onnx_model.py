@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,8 @@ class _Writer:
             self._special[layer.name](layer)
         elif layer.name in NODES and not layer.keys and is_plain(layer):
             kind, words = NODES[layer.name]
-            self._node(kind, [self._last], **{words[key]: value for key, value in layer.parameters.items()})
+            attributes: dict[str, Any] = {words[key]: value for key, value in layer.parameters.items()}
+            self._node(kind, [self._last], **attributes)
         else:
             raise CannotRunError(f"no ONNX node stands for {layer.name!r} here")
 

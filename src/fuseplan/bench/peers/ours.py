@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Fuseplan:
         outputs = [empty(plan.output) for _ in copies]
         calls = []
         for arrays, out in zip(copies, outputs, strict=True):
-            operands = {key: array for key, array in arrays.items() if key != "src"}
+            operands: dict[str, Any] = {key: array for key, array in arrays.items() if key != "src"}
             calls.append(partial(compiled.bind(**operands), arrays["src"], out))
 
         def result() -> Array:
