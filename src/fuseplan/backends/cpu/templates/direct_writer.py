@@ -86,7 +86,7 @@ class _Writer:
     # ---- tasks
 
     def by_blocks(self) -> Source:
-        """A task is a block of tiles x a block of features; src is copied before them all where it must be."""
+        """A task is a block of tiles x a block of features; src is copied before them where it must be."""
         workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
         self.src = staging.emit(self.frame, self.staged, workspace)
         knobs, conv, b = self.knobs, self.conv, self.b
