@@ -94,7 +94,7 @@ class CompiledPlan:
         """
         return self._unbound(src, out, **self._values(arguments))
 
-    def bind(self, arguments: Arguments | None = None, **values: Any) -> BoundPlan:
+    def bind(self, arguments: Arguments | None = None, /, **values: Any) -> BoundPlan:
         """Packs constant operands once.
 
         Args:

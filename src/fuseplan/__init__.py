@@ -1,0 +1,97 @@
+"""Fusion plans: an input and the operators applied to it become one kernel, on any CPU.
+
+    plan = fuseplan.FusionPlan("f32[1x64x56x56, nhwc]", Conv2d(64, kernel=3, padding=1), Bias(), Relu())
+    layer = fuseplan.compile(plan).bind(weight=w, bias=b)
+    y = layer(x)
+
+Operators are made from the classes here; the functions that formulas are made of are in `fuseplan.scalar`.
+"""
+
+from __future__ import annotations
+
+from fuseplan.arguments import Arguments
+from fuseplan.arrays import empty
+from fuseplan.cache import CacheInfo, cache_info
+from fuseplan.cache import clear as clear_cache
+from fuseplan.compile import CompiledPlan, compile
+from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
+from fuseplan.explain import Explanation, explain
+from fuseplan.match import unfuse
+from fuseplan.ops.activation import (
+    Abs,
+    Clamp,
+    ClippedRelu,
+    Elu,
+    Gelu,
+    Hardsigmoid,
+    Hardswish,
+    Identity,
+    LeakyRelu,
+    Mish,
+    Power,
+    Relu,
+    Sigmoid,
+    Silu,
+    Softplus,
+    Softsign,
+    Tanh,
+)
+from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
+from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.expression import Expression
+from fuseplan.plan import FusionPlan, Step
+from fuseplan.run import BoundPlan
+from fuseplan.target import Target, parse_target
+from fuseplan.tensor import TensorSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Abs",
+    "Add",
+    "ArgumentError",
+    "Arguments",
+    "BatchNorm",
+    "Bias",
+    "BoundPlan",
+    "BuildError",
+    "CacheInfo",
+    "Clamp",
+    "ClippedRelu",
+    "CompiledPlan",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Elu",
+    "Explanation",
+    "Expression",
+    "FuseplanError",
+    "FusionPlan",
+    "Gelu",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
+    "LeakyRelu",
+    "Mish",
+    "PlanError",
+    "Power",
+    "Prelu",
+    "Relu",
+    "Scale",
+    "Sigmoid",
+    "Silu",
+    "Softplus",
+    "Softsign",
+    "Step",
+    "Tanh",
+    "Target",
+    "TensorSpec",
+    "Unsupported",
+    "cache_info",
+    "clear_cache",
+    "compile",
+    "empty",
+    "explain",
+    "parse_target",
+    "unfuse",
+]

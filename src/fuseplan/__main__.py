@@ -1,0 +1,5 @@
+"""`python -m fuseplan`: the command `fuseplan`."""
+
+from fuseplan.cli import main
+
+main()

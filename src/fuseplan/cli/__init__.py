@@ -1,0 +1,29 @@
+"""The command `fuseplan`.
+
+Its modules:
+
+- commands: options, and what each command calls
+- trial: compiles a plan, runs it on random data and checks it
+- support: which operators, dtypes and layouts the templates of a target take
+"""
+
+from __future__ import annotations
+
+import sys
+
+WANTED = ("click", "rich")
+
+
+def main() -> None:
+    """Runs the command; says what to install where its packages are missing."""
+    try:
+        from fuseplan.cli.commands import fuseplan  # noqa: PLC0415 - the library itself needs neither package
+    except ModuleNotFoundError as error:
+        if error.name not in WANTED:
+            raise
+        print(
+            f"the command line needs {error.name}, which is not installed: pip install 'fuseplan[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    fuseplan(prog_name="fuseplan")

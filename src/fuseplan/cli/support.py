@@ -1,0 +1,87 @@
+"""Which operators, dtypes and layouts a target's templates take: read off their declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fuseplan.backends import backend_of
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.op import Op
+from fuseplan.ops import OPERATORS
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import Target
+from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+
+
+@dataclass(frozen=True)
+class Support:
+    """The templates that take an operator's samples of one dtype and layout, by themselves."""
+
+    operator: str
+    kind: str
+    dtype: str
+    layout: str
+    templates: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            "operator": self.operator,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "templates": list(self.templates),
+        }
+
+
+def supported(target: Target) -> Iterator[Support]:
+    """Every operator in every dtype and layout that its samples have the rank for."""
+    for operator in OPERATORS:
+        samples = [(TensorSpec.parse(text), op) for text, op in operator.samples()]
+        ranks = dict.fromkeys(src.rank for src, _ in samples)
+        for layout in (layout for rank in ranks for layout in LAYOUTS[rank]):
+            for dtype in DTYPES:
+                found = _takers(samples, dtype, layout, target)
+                yield Support(operator.name, operator.kind, dtype, layout, found)
+
+
+def _takers(samples: list[tuple[TensorSpec, Op]], dtype: str, layout: str, target: Target) -> tuple[str, ...]:
+    """Templates that take at least one of the samples, in their order of preference."""
+    plans = [
+        FusionPlan(TensorSpec(src.shape, dtype, layout), op)
+        for src, op in samples
+        if layout in LAYOUTS[src.rank]
+    ]
+    kernels = [lower(match(plan)) for plan in plans]
+    templates = backend_of(target.backend).templates
+    return tuple(
+        template.name
+        for template in templates
+        if any(first_refusal(template.limits(kernel, target, "default")) is None for kernel in kernels)
+    )
+
+
+def grouped(rows: list[Support]) -> Iterator[tuple[str, str, str, str]]:
+    """Operators, layouts, dtypes, templates: one line for all that agree in the last three."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for operator in dict.fromkeys(row.operator for row in rows):
+        for line in _lines([row for row in rows if row.operator == operator]):
+            lines.setdefault(line, []).append(operator)
+    for (layouts, dtypes, templates), operators in lines.items():
+        yield " ".join(operators), layouts, dtypes, templates
+
+
+def _lines(rows: list[Support]) -> Iterator[tuple[str, str, str]]:
+    """Of one operator: layouts that agree in everything, then dtypes that agree in their templates."""
+    layouts: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
+    for layout in sorted({row.layout for row in rows}, key=lambda name: (len(name), name)):
+        held = tuple((row.dtype, row.templates) for row in rows if row.layout == layout)
+        layouts.setdefault(held, []).append(layout)
+    for held, names in layouts.items():
+        for templates in dict.fromkeys(templates for _, templates in held):
+            dtypes = " ".join(dtype for dtype, own in held if own == templates)
+            yield " ".join(names), dtypes, ", ".join(templates) or "none"
