@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,9 @@ from fuseplan.report.chart import Bar, Panel, speedups
 
 WIDE = 128  # columns of a terminal on which an outcome fits one line
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
-PROTOCOL = Protocol(rounds=5, block_seconds=0.05)
-CONVOLUTION_BATCH = 2
-NORMALIZATION_BATCH = 8  # as large as a batch must be for the data to leave the caches of most machines
+PROTOCOL = Protocol(rounds=7, block_seconds=0.05)
+CONVOLUTION_BATCH = 8
+NORMALIZATION_BATCH = 16
 CONVOLUTIONS, NORMALIZATIONS = "Convolution, bias, relu", "Batch normalization, relu"
 
 
@@ -121,7 +121,7 @@ class Outcome:
         return asdict(self) | {"speedup": self.speedup}
 
 
-def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTOCOL) -> Outcome:
+def measure(shape: Shape, threads: int | None = None) -> Outcome:
     """Compiles a shape both ways, checks the results against float64, and times them interleaved."""
     plan = FusionPlan.parse(shape.plan)
     arrays = random_arrays(plan, seed=1)
@@ -133,7 +133,7 @@ def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTO
     fused()
     error = deviation(np.array(out), reference(plan, arrays))
     explained = compiled.explain().told
-    timed = interleave({"fused": fused, "unfused": unfused}, protocol)
+    timed = interleave({"fused": fused, "unfused": unfused}, PROTOCOL)
     return Outcome(
         label=shape.label,
         group=shape.group,
@@ -146,12 +146,6 @@ def measure(shape: Shape, threads: int | None = None, protocol: Protocol = PROTO
         error=error,
         published=shape.published,
     )
-
-
-def outcomes(threads: int | None = None, shapes: Sequence[Shape] = SHAPES) -> Iterator[Outcome]:
-    """Each shape's outcome, as it is measured."""
-    for shape in shapes:
-        yield measure(shape, threads)
 
 
 def draw(found: Sequence[Outcome], threads: int, place: Path) -> Path:
@@ -199,7 +193,8 @@ def main(
     found = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(SHAPES))
-        for outcome in outcomes(threads):
+        for shape in SHAPES:
+            outcome = measure(shape, threads)
             progress.advance(task)
             found.append(outcome)
             gap = f"{outcome.plan:<{width}}  " if is_wide else f"{outcome.plan}\n    "

@@ -47,13 +47,16 @@ class Process:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(OSError):
-            process.stdin.close() if process.stdin else None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):  # what a dead process has not read cannot be flushed
+            process.stdin.close()
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdout.close()
 
     def _start(self) -> dict[str, Any]:
         with self._log.open("w") as log:
