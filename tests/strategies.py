@@ -89,7 +89,7 @@ def plans(
     max_convolutions: int = 2,
 ) -> FusionPlan:
     """Plans of up to `max_ops` operators in any legal order."""
-    plan = FusionPlan(draw(src or tensors()))
+    plan = FusionPlan(draw(tensors() if src is None else src))
     for _ in range(draw(st.integers(0, max_ops))):
         convolved = sum(isinstance(step.op, Conv) for step in plan)
         takes_more = plan.src.rank > 2 and convolved < max_convolutions

@@ -198,8 +198,8 @@ class Elementwise(Op):
     apply: ClassVar[Callable[..., Scalar]]
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The tensor as it is: elements change, their places do not."""
-        return src
+        """The same shape, in src's layout, or in the named one nearest to its strides."""
+        return src if src.layout is not None else src.with_shape(src.shape)
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
         """The formula over `x`, its operands and its parameters, called what `keys` says or by name."""
@@ -281,7 +281,8 @@ def operator(cls: OpClass) -> OpClass:
     """Makes an operator of a class: frozen, compared by value, named after the class, its operands gathered.
 
     Raises:
-        TypeError: the class has no docstring, or its `apply` takes something else than it declares.
+        TypeError: the class has no docstring, a parameter before an attribute, or an `apply` that takes
+            something else than the class declares.
     """
     if not (cls.__dict__.get("__doc__") or "").strip():
         raise TypeError(f"{cls.__name__} has no docstring: its first line is the operator's formula")
@@ -293,6 +294,9 @@ def operator(cls: OpClass) -> OpClass:
     for name in own:
         delattr(cls, name)
     made = cast(OpClass, dataclass(frozen=True)(cls))
+    kinds = ["parameter" in each.metadata for each in dataclasses.fields(cast(Any, made))]
+    if kinds != sorted(kinds):
+        raise TypeError(f"{cls.__name__}: attributes come before parameters")
     if issubclass(made, Elementwise):
         _check_apply(made)
     return made
