@@ -148,7 +148,7 @@ def _view_numpy(array: Array, what: str) -> Buffer:
             f"{what} is not aligned to its elements: copy it with numpy.ascontiguousarray(...)"
         )
     strides = tuple(step // dtype.itemsize for step in array.strides)
-    return Buffer(array.ctypes.data, array.shape, name, strides, not array.flags.writeable, array)
+    return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 
 
 def empty(spec: TensorSpec) -> Array:
@@ -170,10 +170,33 @@ def _byte_strides(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(stride * spec.itemsize for stride in spec.element_strides)
 
 
+# An array's data pointer is the first word behind CPython's object head: NumPy's C interface has promised so
+# since its first version. Reading it there takes 0.1 us, `array.ctypes.data` 1.2 us; where the probe fails,
+# the latter.
+_HEAD = object.__basicsize__
+
+
+def _data_word(array: Array) -> int:
+    return ctypes.c_void_p.from_address(id(array) + _HEAD).value or 0
+
+
+def _probe() -> bool:
+    probes = (np.zeros(3), np.zeros((2, 5), np.float32)[1:], np.zeros(1, np.uint16))
+    return all(_data_word(probe) == probe.ctypes.data for probe in probes)
+
+
+_reads_word = sys.implementation.name == "cpython" and _probe()
+
+
+def address_of(array: Array) -> int:
+    """Where the array's element at index zero lies."""
+    return _data_word(array) if _reads_word else int(array.ctypes.data)
+
+
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     """That many bytes, aligned to 64, arbitrary."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    start = -address_of(raw) % ALIGNMENT
     return raw[start : start + nbytes]
 
 
@@ -215,24 +238,6 @@ def _is_dense_default(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-# An array's data pointer is the first word behind CPython's object head: NumPy's C interface has promised so
-# since its first version. Reading it there takes 0.1 us, `array.ctypes.data` 1.2 us; where the probe fails,
-# the latter.
-_HEAD = object.__basicsize__
-
-
-def _data_word(array: Array) -> int:
-    return ctypes.c_void_p.from_address(id(array) + _HEAD).value or 0
-
-
-def _probe() -> bool:
-    probes = (np.zeros(3), np.zeros((2, 5), np.float32)[1:], np.zeros(1, np.uint16))
-    return all(_data_word(probe) == probe.ctypes.data for probe in probes)
-
-
-_reads_word = sys.implementation.name == "cpython" and _probe()
-
-
 class NumpyForm:
     """What a NumPy array that was accepted looks like: others that look the same need no further check."""
 
@@ -253,7 +258,7 @@ class NumpyForm:
         flags = tensor.flags
         if not flags.aligned or (writes and not flags.writeable):
             return 0
-        return _data_word(tensor) if _reads_word else int(tensor.ctypes.data)
+        return address_of(tensor)
 
 
 class TorchForm:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
-from fuseplan.arrays import Buffer, Form, aligned_bytes, aligned_copy, empty_like, form_of, view
+from fuseplan.arrays import Buffer, Form, address_of, aligned_bytes, aligned_copy, empty_like, form_of, view
 from fuseplan.emit import FIRST_SLOT, Slot, Source
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
@@ -42,7 +42,7 @@ class Block:
         self._workspace = aligned_bytes(source.workspace(threads))
         for index, slot in enumerate(source.slots):
             if slot.kind == "workspace":
-                self.words[FIRST_SLOT + index] = self._workspace.ctypes.data
+                self.words[FIRST_SLOT + index] = address_of(self._workspace)
 
 
 class Runner:
@@ -149,7 +149,7 @@ class BoundPlan:
         end = target + self._dst_bytes
         if begin < end and target < begin + self._src_bytes:
             return False
-        return all(high <= target or end <= low for low, high in self._held)
+        return not self._held or all(high <= target or end <= low for low, high in self._held)
 
     def _run(self, src: int, dst: int, words: Words | tuple[()]) -> None:
         block = self._runner.block()
@@ -208,13 +208,13 @@ class BoundPlan:
                 words.append((place, buffer.address))
                 continue
             keep.append(runner.packed(operand, buffer))
-            words.append((place, keep[-1].ctypes.data))
+            words.append((place, address_of(keep[-1])))
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
         numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}
         place = runner.place("parameters")
         if place is not None and (given or always_parameters):
             keep.append(runner.parameters(numbers))
-            words.append((place, keep[-1].ctypes.data))
+            words.append((place, address_of(keep[-1])))
         return numbers, words, keep, in_place
 
 

@@ -114,8 +114,8 @@ def _one_at_a_time(compiled: CompiledPlan, arrays: Mapping[str, Any]) -> OneAtAT
 def allowed_error(compiled: CompiledPlan) -> float:
     """The largest right deviation over the largest output.
 
-    One rounding to the output's dtype; four times the template's bound, since what a sum's terms add up to may
-    be a few times what the sum is; and 64 roundings of the compute dtype for the elementwise operators.
+    One rounding to the output's dtype; four times the template's bound, since a sum's terms may add up to
+    a few times the sum; and 64 roundings of the compute dtype for the elementwise operators.
     """
     kernel = compiled.kernel
     bound = compiled.choice.template.error_bound(kernel)
