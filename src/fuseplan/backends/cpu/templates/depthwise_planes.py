@@ -206,7 +206,7 @@ class _Writer:
         """All results of a plane, in straight code; a vector holds as many whole rows as fit."""
         b, row, column = self.b, self.plan.row, self.plan.column
         size = self.plan.rows_a_vector * column.out
-        src = Stretch(b, sheet.src, 0, row.size * self.pitch)
+        src = Stretch(b, sheet.src, 0, (row.size - 1) * self.pitch + column.size)
         firsts = list(range(0, row.out * column.out, size))
         for begin in range(0, len(firsts), self.knobs.vectors):
             block = firsts[begin : begin + self.knobs.vectors]

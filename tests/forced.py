@@ -1,0 +1,44 @@
+"""Compiles a plan with a template of the test's choice, whatever the cost model thinks of it."""
+
+from dataclasses import replace
+
+from fuseplan.build import build
+from fuseplan.compile import CompiledPlan
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Refusal, first_refusal
+from fuseplan.select import Choice, Considered
+from fuseplan.stages import Records
+from fuseplan.target import Target, host_target
+from fuseplan.template import Template
+
+REGISTERS = {16: 32, 32: 16, 64: 32}  # as many as the machines with vectors of so many bytes have
+
+
+def narrowed(vector_bytes: int, threads: int = 1) -> Target:
+    """This machine, as if its vectors were that wide: LLVM splits or narrows them as the processor needs."""
+    registers = REGISTERS[vector_bytes]
+    return replace(host_target(), vector_bytes=vector_bytes, vector_registers=registers, threads=threads)
+
+
+def refusal_of(plan: FusionPlan | str, kind: type[Template], target: Target) -> Refusal | None:
+    """Why the template does not take the plan; None where it does."""
+    kernel = lower(match(FusionPlan.parse(plan) if isinstance(plan, str) else plan))
+    return first_refusal(kind.limits(kernel, target, "default"), kind.name)
+
+
+def forced(
+    plan: FusionPlan | str, kind: type[Template], target: Target, template: Template | None = None
+) -> CompiledPlan:
+    """The plan with the template's first candidate, or with the one given; compiled anew, nothing cached."""
+    plan = FusionPlan.parse(plan) if isinstance(plan, str) else plan
+    plan.freeze()
+    matched = match(plan)
+    kernel = lower(matched)
+    refusal = refusal_of(plan, kind, target)
+    assert refusal is None, f"{kind.name} refuses {plan}: {refusal}"
+    chosen = template or next(iter(kind.candidates(kernel, target, "default")))
+    choice = Choice(chosen, (Considered(chosen.text, chosen.seconds(kernel, target)),))
+    records = Records(plan, target, "default", matched, kernel, choice)
+    return CompiledPlan(records, build(choice, kernel, target, use_cache=False))

@@ -1,0 +1,36 @@
+"""Memory that ends where a tensor ends, so that touching more is a fault and not a silent success."""
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fuseplan.tensor import TensorSpec
+
+Guarded = Callable[[TensorSpec], NDArray[Any]]
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    """Makes f32 tensors whose last element stands at the end of a page, before one that may not be touched."""
+    libc = ctypes.CDLL(None)
+    kept: list[tuple[mmap.mmap, int]] = []
+
+    def made(spec: TensorSpec) -> NDArray[Any]:
+        page, size = mmap.PAGESIZE, spec.span * spec.itemsize
+        room = -(-size // page) * page
+        area = mmap.mmap(-1, room + page)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        assert libc.mprotect(ctypes.c_void_p(address + room), ctypes.c_size_t(page), 0) == 0
+        kept.append((area, address + room))
+        flat = np.frombuffer(area, np.float32, spec.span, offset=room - size)
+        steps = [step * spec.itemsize for step in spec.element_strides]
+        return np.lib.stride_tricks.as_strided(flat, spec.shape, steps)
+
+    yield made
+    for _, wall in kept:
+        libc.mprotect(ctypes.c_void_p(wall), ctypes.c_size_t(mmap.PAGESIZE), 3)
