@@ -13,6 +13,7 @@ from pathlib import Path
 
 NEEDED = ("numpy", "llvmlite")
 RUNS = 9
+INSTALLED = ("*.py", "py.typed")
 PACKAGE = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "onnx", "matplotlib")  # what an import must not bring along
 
@@ -60,7 +61,7 @@ def footprint(runs: int = RUNS) -> Footprint:
     """Measures, each import in a fresh process; the first only warms the disk."""
     told = [_import() for _ in range(runs + 1)][1:]
     sizes = {name: installed_bytes(name) for name in NEEDED}
-    sizes["fuseplan"] = _bytes(path for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts)
+    sizes["fuseplan"] = _bytes(path for word in INSTALLED for path in PACKAGE.rglob(word))
     return Footprint(
         numpy_import=statistics.median(row[0] for row in told),
         own_import=statistics.median(row[1] for row in told),

@@ -29,6 +29,7 @@ from fuseplan.target import parse_target
 WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
 QUIET = 0.12  # share of the machine that others may use while we begin a round
 LOOK = 0.15  # seconds to look at what others use
+SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 Progress = Callable[[str], object]
 
@@ -120,6 +121,7 @@ class _Measured:
         for number, name in turns(live, self._setting.protocol.rounds) if live else ():
             progress(f"{self._case.name}: round {number + 1}")
             patience.wait()
+            time.sleep(SETTLE)
             before = processor_seconds()
             answer = started[name].ask(do="block", seconds=self._setting.protocol.block_seconds)
             if "samples" in answer:

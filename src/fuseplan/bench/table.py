@@ -10,16 +10,16 @@ from fuseplan.bench.suite import Aim, Suite
 from fuseplan.measure.stats import geomean
 
 ONE_IMAGE = "ncnn"  # the peer that the aims name apart: it takes one image at a time
-UNFUSED = "fuseplan:unfused"  # our own operators, one at a time: shown, but no peer
 
 
 @dataclass(frozen=True)
 class Line:
-    """One shape: our row, the peers' rows that may be compared with it, and why the others may not."""
+    """One shape: our row, those of our other forms, of comparable peers, and those that did not run."""
 
     case: str
     group: str
     ours: Row
+    forms: tuple[Row, ...]
     peers: tuple[Row, ...]
     refused: tuple[Row, ...]
 
@@ -81,9 +81,11 @@ def _line(rows: Sequence[Row]) -> Line | None:
     ours = next((row for row in rows if row.peer == OURS), None)
     if ours is None:
         return None
+    forms = tuple(row for row in rows if row.peer.startswith(f"{OURS}:"))
     others = [row for row in rows if not row.peer.startswith(OURS) and is_comparable(row)]
     timed = tuple(row for row in others if row.median)
-    return Line(ours.case, ours.group, ours, timed, tuple(row for row in others if not row.median))
+    refused = tuple(row for row in (ours, *forms, *others) if not row.median)
+    return Line(ours.case, ours.group, ours, forms, timed, refused)
 
 
 def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
@@ -105,7 +107,10 @@ def markdown(suite: Suite, rows: Iterable[Row]) -> str:
 
 def _shapes(found: Sequence[Line]) -> Iterator[str]:
     names = list(dict.fromkeys(row.peer for line in found for row in line.peers))
-    head = ["shape", "template", "ours", *names, "best peer / ours", "ours / floor", "error", "spread"]
+    forms = list(dict.fromkeys(row.peer for line in found for row in line.forms))
+    compared = [f"{name.split(':')[1]} / ours" for name in forms]
+    figures = ["best peer / ours", *compared, "ours / floor", "error", "spread"]
+    head = ["shape", "template", "ours", *names, *figures]
     yield _cells(head)
     yield _cells(["---"] * len(head))
     for line in found:
@@ -118,10 +123,17 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
             _milliseconds(ours.median),
             *(_milliseconds(times.get(name)) for name in names),
             f"{ratio:.2f} ({best.peer})" if ratio and best else "",
+            *(_over(line, name) for name in forms),
             f"{over_floor:.2f}" if over_floor else "",
             "" if ours.error is None else f"{ours.error:.1e}",
             "" if ours.spread is None else f"{ours.spread:.0%}",
         ])  # fmt: skip
+
+
+def _over(line: Line, form: str) -> str:
+    """The time of another form of ours over ours."""
+    times = [row.median for row in line.forms if row.peer == form and row.median]
+    return f"{times[0] / line.ours.median:.2f}" if times and line.ours.median else ""
 
 
 def _standings(found: Sequence[Standing]) -> Iterator[str]:
