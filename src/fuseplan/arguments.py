@@ -123,14 +123,14 @@ def operand_buffer(plan: FusionPlan, operand: PlanOperand, value: Any) -> Buffer
     """
     buffer = view(value, f"operand `{operand.key}`")
     wanted = operand.operand
-    src = plan[operand.step].src
+    src, place = plan[operand.step].src, plan[operand.step].dst
     if buffer.shape != wanted.shape:
         raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))
     if buffer.dtype not in dtypes_taken(wanted, src.dtype):
         raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
-    if wanted.per == "element" and not src.same_layout(buffer.strides):
+    if wanted.per == "element" and not place.same_layout(buffer.strides):
         remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
-        raise _refused(plan, operand, "has the wrong layout", buffer, str(src), remedy)
+        raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer
 
 

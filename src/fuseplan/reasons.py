@@ -27,8 +27,8 @@ class Reason(Enum):
     )
     NO_CONTRACTION = (
         "no-contraction",
-        "this rule fuses around one convolution",
-        "A plan of elementwise operators alone is taken by the rule `pointwise`",
+        "this takes plans with a convolution",
+        "The rule `pointwise`, and the template of that name, take elementwise operators alone",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
@@ -37,20 +37,15 @@ class Reason(Enum):
     )
     CONTRACTION_IN_POINTWISE = (
         "contraction-in-pointwise",
-        "this rule fuses elementwise operators alone",
-        "A plan with one convolution is taken by the rule `contraction`",
+        "this takes elementwise operators alone",
+        "The rule `contraction`, and its templates such as `direct`, take plans with one convolution",
     )
 
     # What no template of a backend computes.
-    STRIDED_OUTPUT = (
-        "strided-output",
-        "results are written to dense storage, channels first or channels last",
-        "Give src one of the named layouts: the result takes its order of axes",
-    )
     STRIDED_PROLOGUE = (
         "strided-prologue",
-        "an operator per activation before a convolution needs a dense src",
-        "Give src one of the named layouts",
+        "in front of a convolution, an operand per element or activation needs a src in a named layout",
+        "Copy src into one of the named layouts, and make the plan for that",
     )
     ACCURACY = (
         "accuracy",
@@ -60,12 +55,12 @@ class Reason(Enum):
     NOT_DEPTHWISE = (
         "not-depthwise",
         "this kernel convolves each channel alone",
-        "`direct` and `grouped` take other groups",
+        "`direct` takes any groups",
     )
     CHANNEL_MULTIPLIER = (
         "channel-multiplier",
         "this kernel makes few features from each channel",
-        "`direct` takes any number",
+        "`direct` takes any number of them",
     )
     CHANNELS_FIRST = (
         "channels-first",

@@ -168,11 +168,15 @@ class TensorSpec:
         return self.layout in CHANNELS_LAST
 
     def with_shape(self, shape: Sequence[int]) -> TensorSpec:
-        """Another shape of the same rank, with the axes in the same order and dense."""
+        """Another shape of the same rank, in a named layout.
+
+        That is this tensor's own; for strides without a name, channels last where c has the smallest stride, else
+        the default.
+        """
         if self.layout is not None:
             return TensorSpec(shape, self.dtype, self.layout)
-        outermost_first = sorted(range(self.rank), key=lambda axis: -self.element_strides[axis])
-        return TensorSpec(shape, self.dtype, strides=_dense(_positive("an extent", shape), outermost_first))
+        is_innermost = self.element_strides[1] == min(self.element_strides)
+        return TensorSpec(shape, self.dtype, LAYOUTS[self.rank][-1 if is_innermost else 0])
 
     def same_layout(self, strides: Sequence[int]) -> bool:
         """Whether `strides` (elements, logical order) put every element where this tensor has it.

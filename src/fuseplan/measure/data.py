@@ -77,7 +77,7 @@ def random_arrays(
         for held in step.operands:
             values = _values(generator, held.operand, gain)
             if held.operand.per == "element":
-                arrays[held.key] = stored(step.src, values)
+                arrays[held.key] = stored(step.dst, values)
             else:
                 arrays[held.key] = narrow(values, held.operand.dtype)
     return arrays

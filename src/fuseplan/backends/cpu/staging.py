@@ -103,9 +103,9 @@ def reach(conv: Convolution) -> tuple[int, ...]:
 
 
 def channels_last(kernel: Kernel) -> bool:
-    """Whether src is dense with its channels innermost (any layout is, where there is one position)."""
+    """Whether src's channels are innermost, without gaps (any named layout's are, where there is one position)."""
     spec = kernel.src
-    return spec.is_dense and (spec.is_channels_last or prod(spec.shape[2:]) == 1)
+    return spec.layout is not None and (spec.is_channels_last or prod(spec.shape[2:]) == 1)
 
 
 def emit(frame: Frame, plan: Staged, workspace: Value) -> Value:

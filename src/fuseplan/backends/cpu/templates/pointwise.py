@@ -50,8 +50,9 @@ class Pointwise(Template):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE)
-        yield claim(kernel.dst.is_dense, Reason.STRIDED_OUTPUT, got=str(kernel.dst))
+        yield claim(
+            kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
+        )
         yield model.accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
