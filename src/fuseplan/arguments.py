@@ -72,7 +72,7 @@ class Arguments:
 
     def _unknown(self, step: Step | None, name: str, keys: Mapping[str, str]) -> str:
         whose = "the plan" if step is None else f"operator {step.index} ({step.op.name})"
-        return f"{whose} has no operand or parameter `{name}`; {did_you_mean(name, keys)}\n  {self.plan}"
+        return f"{whose} has no operand or parameter `{name}`. {did_you_mean(name, keys)}\n  {self.plan}"
 
     @property
     def values(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def check_keys(plan: FusionPlan, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in known:
             raise ArgumentError(
-                f"the plan has no operand or parameter `{name}`; {did_you_mean(name, known)}\n  {plan}"
+                f"the plan has no operand or parameter `{name}`. {did_you_mean(name, known)}\n  {plan}"
             )
 
 

@@ -111,7 +111,10 @@ class CompiledPlan:
 
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         if not isinstance(arguments, Arguments):
-            raise ArgumentError(f"want Arguments(plan), got {arguments!r}; operands by name are keywords")
+            raise ArgumentError(
+                f"want Arguments(plan), got a {type(arguments).__name__}; operands by name are keywords, such as "
+                "compiled(src, weight=w)"
+            )
         if arguments.plan != self.plan:
             raise ArgumentError(
                 f"the arguments are of another plan\\n  got {arguments.plan}\\n  want {self.plan}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,25 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
     def _lines(self) -> Iterator[str]:
         yield self.what
         blamed: int | None = -1  # none yet: the plan is shown before the first refusal
-        for refusal in self.refusals[:SHOWN_REFUSALS]:
+        told = list(self._told().items())
+        for refusal, tried in told[:SHOWN_REFUSALS]:
             yield ""
             if refusal.operator != blamed:
                 blamed = refusal.operator
                 span = None if blamed is None else operator_span(self.text, blamed)
                 yield from _indented(underlined(self.text, span))
-            yield from _indented([f"{refusal!s:<70}  [{refusal.code}]", refusal.remedy])
-        if len(self.refusals) > 1:
+            who = f"{', '.join(tried)}: " if any(tried) else ""
+            yield from _indented([f"{who + str(refusal):<70}  [{refusal.code}]", refusal.remedy])
+        if len(told) > SHOWN_REFUSALS:
             yield ""
             yield f"{len(self.refusals)} ways were tried; `fuseplan explain '{self.text}'` lists them"
+
+    def _told(self) -> dict[Refusal, list[str]]:
+        """What is told, the nearest miss first, and which rules or templates say it."""
+        found: dict[Refusal, list[str]] = {}
+        for refusal in self.refusals:
+            found.setdefault(replace(refusal, tried="", held=0), []).append(refusal.tried)
+        return found
 
 
 class BuildError(FuseplanError):

@@ -171,6 +171,11 @@ class Kernel:
         return contraction + before + after
 
     @property
+    def contraction_step(self) -> int | None:
+        """The plan's index of the contraction, for refusals; None in a pointwise kernel."""
+        return len(self.prologue) if self.convolution else None
+
+    @property
     def minimum_bytes(self) -> int:
         """What has to move: src and every operand read once, dst written once."""
         return self.src.nbytes + self.dst.nbytes + sum(operand.nbytes for operand in self.operands)

@@ -86,7 +86,7 @@ def parse_target(text: str | Target) -> Target:
     if text in KINDS:
         return replace(KINDS[text], threads=available_threads())
     names = ("cpu", *KINDS)
-    raise ArgumentError(f"no target is named {text!r}; {did_you_mean(str(text), names)}")
+    raise ArgumentError(f"no target is named {text!r}. {did_you_mean(str(text), names)}")
 
 
 def available_threads() -> int:

@@ -26,4 +26,4 @@ def backend_of(name: str) -> Backend:
         if backend.name == name:
             return backend
     names = [backend.name for backend in BACKENDS]
-    raise ArgumentError(f"no backend is named {name!r}; {did_you_mean(name, names)}")
+    raise ArgumentError(f"no backend is named {name!r}. {did_you_mean(name, names)}")

@@ -32,7 +32,13 @@ def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
     conv = convolution_of(kernel)
     depthwise = conv.groups == conv.channels
-    yield claim(depthwise, Reason.NOT_DEPTHWISE, got=f"groups={conv.groups}", want=f"groups={conv.channels}")
+    yield claim(
+        depthwise,
+        Reason.NOT_DEPTHWISE,
+        got=f"groups={conv.groups}",
+        want=f"groups={conv.channels}",
+        operator=kernel.contraction_step,
+    )
 
 
 class Plan:

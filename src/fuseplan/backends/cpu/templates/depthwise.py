@@ -54,7 +54,11 @@ class Depthwise(Template):
         conv = convolution_of(kernel)
         fewer = conv.features_per_group <= _MULTIPLIER
         yield claim(
-            fewer, Reason.CHANNEL_MULTIPLIER, got=conv.features_per_group, want=f"at most {_MULTIPLIER}"
+            fewer,
+            Reason.CHANNEL_MULTIPLIER,
+            got=f"{conv.features_per_group} features a channel",
+            want=f"at most {_MULTIPLIER}",
+            operator=kernel.contraction_step,
         )
         yield claim(_features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
