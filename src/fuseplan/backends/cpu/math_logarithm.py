@@ -1,7 +1,7 @@
 """log and log1p of vectors.
 
-x = 2^e * m with m between sqrt(1/2) and sqrt(2); log x = e*ln 2 + log m. The split subtracts the bits of sqrt(1/2)
-from those of x, as musl's logf does, and leaves e in place in the exponent's bits.
+x = 2^e * m with m between sqrt(1/2) and sqrt(2); log x = e*ln 2 + log m. The split subtracts the bits of
+sqrt(1/2) from those of x, as musl's logf does, and leaves e in place in the exponent's bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def log1p(b: Builder, x: Value) -> Value:
     one_more = x + 1
     exponent = _exponent_in_place(b, form, b.convert("bitcast", one_more, form.integer))
     # Four times 2^-e, because 2^-e is denormal for the largest e.
-    scale = b.convert("bitcast", b.const(form.exponent(2), exponent.type) - exponent, form.element)
+    scale = b.convert("bitcast", b.const(bits(4.0, form), exponent.type) - exponent, form.element)
     f = b.fma(x, scale, scale - 4) * 0.25
     return signed_as(b, _with_limits(b, one_more, _sum(b, form, exponent, f)), x)
 
@@ -65,7 +65,8 @@ def _sum(b: Builder, form: Format, exponent: Value, f: Value) -> Value:
         exponent = b.convert("trunc", bitwise(b, "lshr", exponent, 32), "i32")
         places -= 32
     e = b.convert("sitofp", exponent, form.element)
-    log_m = b.fma(f * f, polynomial(b, f, form.log), f)
+    square = f * f
+    log_m = b.fma(square, polynomial(b, f, square, form.log), f)
     # ln 2 rounded to the type is good enough here: it is off by a twentieth of a place in float.
     return b.fma(e, ln2(form.element)[0] * 2.0**-places, log_m)
 

@@ -49,7 +49,7 @@ def _root(b: Builder, x: Value) -> Value:
 
 
 def _integer(b: Builder, y: Value) -> tuple[Value, Value]:
-    """y without its fraction, and whether y is an odd integer. Every float from 2^24 on is even, infinity too."""
+    """y without its fraction, and whether y is an odd integer; a large float is even, infinity too."""
     whole, half = b.intrinsic("llvm.trunc", y.type, y), y * 0.5
     is_odd = b.compare("one", b.intrinsic("llvm.trunc", y.type, half), half)
     return whole, _both(b, is_odd, b.compare("oeq", whole, y))
