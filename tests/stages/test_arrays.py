@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from fuseplan.arrays import (
+    address_of,
+    aligned_copy,
+    empty,
+    empty_like,
+    form_of,
+    narrow,
+    overlap,
+    view,
+    widen,
+)
+from fuseplan.errors import ArgumentError
+from fuseplan.tensor import TensorSpec
+
+NHWC = TensorSpec((2, 3, 4, 5), "f32", "nhwc")
+
+
+def test_a_numpy_array_is_seen_where_it_lies() -> None:
+    array = np.zeros((2, 4, 5, 3), np.float32).transpose(0, 3, 1, 2)
+    seen = view(array, "`src`")
+    assert seen.address == array.ctypes.data
+    assert seen.matches(NHWC)
+    assert not seen.matches(TensorSpec((2, 3, 4, 5)))
+    assert seen.owner is array
+    assert not seen.readonly
+    assert seen.text == "f32[2x3x4x5, nhwc]"
+
+
+def test_a_read_only_array_says_so() -> None:
+    array = np.zeros((2, 3))
+    array.flags.writeable = False
+    assert view(array, "x").readonly
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float64, "f64"), (torch.float32, "f32"), (torch.float16, "f16"), (torch.bfloat16, "bf16")],
+)
+def test_a_torch_tensor_is_seen_where_it_lies(dtype: torch.dtype, name: str) -> None:
+    tensor = torch.zeros((2, 3, 4, 5), dtype=dtype).to(memory_format=torch.channels_last)[:, 1:]
+    seen = view(tensor, "`src`")
+    assert seen.address == tensor.data_ptr()
+    assert seen.dtype == name
+    assert seen.shape == (2, 2, 4, 5)
+    assert seen.strides == tensor.stride()
+    seen.numpy()[0, 0, 0, 0] = 1
+    assert tensor[0, 0, 0, 0] != 0, "not the same memory"
+
+
+class OldExporter:
+    """DLPack as it was before 1.0: `__dlpack__` takes no version."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self) -> object:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class OnDevice(OldExporter):
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+class NoCapsule(OldExporter):
+    def __dlpack__(self) -> object:
+        return object()
+
+
+def test_an_old_exporter_is_taken() -> None:
+    array = np.arange(6.0).reshape(2, 3)[:, ::2]
+    seen = view(OldExporter(array), "x")
+    assert (seen.address, seen.shape, seen.strides) == (array.ctypes.data, (2, 2), (3, 2))
+
+
+def test_read_only_numpy_through_dlpack_stays_read_only() -> None:
+    class Versioned(OldExporter):
+        def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
+            return self.array.__dlpack__(max_version=max_version)
+
+    array = np.zeros(3)
+    array.flags.writeable = False
+    assert view(Versioned(array), "x").readonly
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        ([1.0, 2.0], "`src` is a list; want a NumPy array"),
+        (np.zeros(3, np.int32), "`src` has dtype int32"),
+        (np.zeros(3, np.complex64), "dtype complex64"),
+        (np.zeros(3, ">f4"), "this machine's byte order"),
+        (np.zeros(3, object), "dtype object"),
+        (np.zeros(13, np.uint8)[1:].view(np.float32), "not aligned"),
+        (np.zeros(3, np.dtype([("a", "f4"), ("b", "i1")]))["a"], "not aligned"),
+        (torch.zeros(3, dtype=torch.int64), "DLPack code 0, 64 bits"),
+        (torch.zeros(3, requires_grad=True), "detach"),
+        (OnDevice(np.zeros(3)), "`src` is in CUDA memory"),
+        (NoCapsule(np.zeros(3)), "no DLPack capsule"),
+        (None, "`src` is a NoneType"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_tensor_of_ours_is_refused_by_name(tensor: object, says: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        view(tensor, "`src`")
+    assert says in str(refused.value)
+
+
+def test_bf16_is_ml_dtypes_or_bits() -> None:
+    plain = np.zeros((2, 3), ml_dtypes.bfloat16)
+    assert view(plain, "x").dtype == view(plain.view(np.uint16), "x").dtype == "bf16"
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_new_array_is_the_specs_and_aligned(dtype: str, layout: str) -> None:
+    spec = TensorSpec((2, 3, 5, 7), dtype, layout)
+    array = empty(spec)
+    assert array.ctypes.data % 64 == 0
+    assert view(array, "x").matches(spec)
+    array[...] = 1  # all of it is ours
+
+
+def test_a_new_array_may_have_gaps() -> None:
+    spec = TensorSpec((2, 3), "f32", strides=(8, 2))
+    assert view(empty(spec), "x").matches(spec)
+
+
+def test_a_new_tensor_is_of_its_sources_kind() -> None:
+    spec = TensorSpec((2, 3, 4, 5), "bf16", "nhwc")
+    made = empty_like(torch.zeros(1), spec)
+    assert made.dtype == torch.bfloat16
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert isinstance(empty_like(np.zeros(1), spec), np.ndarray)
+
+
+def test_an_aligned_copy_is_aligned() -> None:
+    for size in (1, 3, 64, 1000):
+        source = np.arange(2.0 * size)[::2]
+        copied = aligned_copy(source)
+        assert copied.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(copied, source)
+
+
+def test_an_address_is_numpys_own() -> None:
+    for array in (np.zeros((3, 4))[1:, 2:], np.zeros(5)[::-1], np.zeros((), np.float32)):
+        assert address_of(array) == array.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (np.s_[0:4], np.s_[4:8], False),
+        (np.s_[0:5], np.s_[4:8], True),
+        (np.s_[0::2], np.s_[1::2], False),
+        (np.s_[0::2], np.s_[0::3], True),
+        (np.s_[3::-1], np.s_[4:], False),
+        (np.s_[4::-1], np.s_[4:], True),
+    ],
+)
+def test_overlap_is_of_elements(first: slice, second: slice, shared: bool) -> None:
+    memory = np.zeros(8, np.float32)
+    assert overlap(view(memory[first], "a"), view(memory[second], "b")) is shared
+    assert overlap(view(memory[second], "b"), view(memory[first], "a")) is shared
+
+
+def test_channel_slices_of_one_buffer_do_not_overlap() -> None:
+    whole = np.zeros((1, 8, 8, 16), np.float32).transpose(0, 3, 1, 2)
+    assert not overlap(view(whole[:, :8], "a"), view(whole[:, 8:], "b"))
+    assert overlap(view(whole[:, :9], "a"), view(whole[:, 8:], "b"))
+
+
+def test_bf16_is_rounded_once_to_nearest_even() -> None:
+    rng = np.random.default_rng(0)
+    values = np.concatenate(
+        [
+            rng.standard_normal(20000) * np.exp(rng.uniform(-80, 80, 20000)),
+            [0.0, -0.0, math.inf, -math.inf, 1e39, -1e39, 3.4e38, 1e-45, 1 + 2**-8, 1 + 2**-8 + 2**-40],
+            # To float32 first this is a tie, which then rounds the wrong way.
+            [1 + 2**-8 + 2**-30, 1 + 3 * 2**-8 - 2**-30],
+        ]
+    )
+    with np.errstate(over="ignore"):
+        got = narrow(values, "bf16").view(ml_dtypes.bfloat16).astype(np.float64)
+    step = np.exp2(np.floor(np.log2(np.maximum(np.abs(values), 2.0**-126))) - 7)
+    fits = np.abs(values) < 3.38e38
+    exact = np.round(values[fits] / step[fits]) * step[fits]  # NumPy rounds halves to even
+    np.testing.assert_array_equal(got[fits], exact)
+    assert np.isinf(got[~fits]).sum() >= 4
+    assert np.isnan(widen(narrow(np.array([math.nan, -math.nan]), "bf16"), "bf16")).all()
+
+
+def test_widening_is_exact() -> None:
+    bits = np.arange(0, 2**16, dtype=np.uint32).astype(np.uint16)
+    np.testing.assert_array_equal(widen(bits, "bf16"), bits.view(ml_dtypes.bfloat16).astype(np.float32))
+    halves = bits.view(np.float16)
+    np.testing.assert_array_equal(widen(halves, "f16"), halves.astype(np.float32))
+
+
+def test_a_form_knows_its_like() -> None:
+    array = np.zeros((2, 3, 4), np.float32)
+    form = form_of(array)
+    assert form is not None
+    other = np.ones_like(array)
+    assert form.address(other) == other.ctypes.data
+    locked = array.copy()
+    locked.flags.writeable = False
+    assert form.address(locked)
+    assert not form.address(locked, writes=True)
+    misaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(array.shape)
+    for unlike in (array.T, array.astype(np.float64), array[:1], misaligned, torch.zeros(2, 3, 4), [1.0]):
+        assert not form.address(unlike)
+
+
+def test_a_torch_form_knows_its_like() -> None:
+    tensor = torch.zeros(2, 3, 4)
+    form = form_of(tensor)
+    assert form is not None
+    assert form.address(tensor) == tensor.data_ptr()
+    tensor.set_(torch.ones(2, 3, 4))
+    assert form.address(tensor) == tensor.data_ptr(), "the pointer is read anew"
+    grown = torch.zeros(2, 3, 4, requires_grad=True)
+    for unlike in (tensor.double(), tensor.mT, grown, tensor[:1], np.zeros((2, 3, 4), np.float32)):
+        assert not form.address(unlike)
+    assert form_of([1.0]) is None

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fuseplan import cache
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import ArgumentError
+
+PLAN = "f32[1x4x5x5, nhwc] -> conv2d(3, kernel=3) -> bias -> relu"
+KEY = cache.key_of("one")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and none of this process's programs."""
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr(cache, "_tally", cache._Tally())
+    return tmp_path / "kernels"
+
+
+def only_entry(folder: Path) -> Path:
+    (found,) = folder.glob("*" + cache.SUFFIX)
+    return found
+
+
+def compiled_result(plan: str = PLAN) -> tuple[str, np.ndarray]:
+    compiled = compile_plan(plan, "cpu", threads=1)
+    rng = np.random.default_rng(3)
+    spec = compiled.plan.src
+    src = (
+        rng.standard_normal(spec.shape).astype(np.float32).transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    )
+    weight = rng.standard_normal((3, 4, 3, 3)).astype(np.float32)
+    return compiled.program.origin, compiled(src, weight=weight, bias=np.ones(3, np.float32))
+
+
+def test_what_is_written_is_read_and_counted(folder: Path) -> None:
+    assert cache.read(KEY) is None
+    cache.write(KEY, b"code")
+    assert cache.read(KEY) == b"code"
+    info = cache.cache_info()
+    assert (info.hits, info.misses, info.corrupt, info.entries) == (1, 1, 0, 1)
+    assert info.path == str(folder)
+    assert info.nbytes == cache.HEADER.size + 4
+    assert cache.clear() == 1
+    assert cache.cache_info().entries == 0
+    assert cache.read(KEY) is None
+
+
+def test_keys_tell_where_their_parts_end() -> None:
+    assert cache.key_of("ab", "c") != cache.key_of("a", "bc")
+    assert cache.key_of("ab", "c") == cache.key_of("ab", "c")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: data[: cache.HEADER.size - 1], id="header cut off"),
+        pytest.param(lambda data: data[:-1], id="payload cut off"),
+        pytest.param(lambda data: data + b"\0", id="more than there should be"),
+        pytest.param(lambda data: data[:-1] + bytes([data[-1] ^ 1]), id="a bit flipped"),
+        pytest.param(lambda data: b"notours!" + data[8:], id="another program's file"),
+        pytest.param(lambda data: data[:8] + b"\xff" + data[9:], id="another format"),
+        pytest.param(lambda data: data[:12] + bytes(32) + data[44:], id="another key's entry"),
+    ],
+)
+def test_a_damaged_entry_is_absent(folder: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    origin, want = compiled_result()
+    assert origin == "compiled"
+    place = only_entry(folder)
+    place.write_bytes(damage(place.read_bytes()))
+    forget()
+    origin, got = compiled_result()
+    assert origin == "compiled"
+    assert cache.cache_info().corrupt == 1
+    np.testing.assert_array_equal(got, want)
+    forget()
+    assert compiled_result()[0] == "disk", "the damaged entry was replaced"
+
+
+def forget() -> None:
+    from fuseplan import build
+
+    build._programs.clear()
+
+
+def test_an_entry_that_checks_out_and_is_no_object_code_is_rebuilt(folder: Path) -> None:
+    _, want = compiled_result()
+    key = bytes.fromhex(only_entry(folder).stem)
+    for payload in (b"", b"\x02\0\0\0{}", b"\xff\xff\xff\xff", b"\x04\0\0\0nope"):
+        cache.write(key, payload)
+        forget()
+        origin, got = compiled_result()
+        assert origin == "compiled"
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_second_compile_comes_from_memory_and_a_new_process_reads_the_disk(folder: Path) -> None:
+    assert compiled_result()[0] == "compiled"
+    assert compiled_result()[0] == "memory"
+    forget()
+    assert compiled_result()[0] == "disk"
+    info = cache.cache_info()
+    assert (info.hits, info.misses) == (1, 1)
+
+
+def test_parameter_values_are_not_in_the_key() -> None:
+    for slope, origin in ((0.1, "compiled"), (0.2, "memory")):
+        compiled = compile_plan(f"f32[1x8] -> leaky_relu({slope})", "cpu")
+        assert compiled.program.origin == origin
+        got = compiled(np.full((1, 8), -1, np.float32))
+        np.testing.assert_allclose(got, -slope, rtol=1e-6)
+
+
+def test_without_the_cache_nothing_is_stored(folder: Path) -> None:
+    assert compile_plan(PLAN, "cpu", cache=False).program.origin == "compiled"
+    assert not folder.exists()
+    assert cache.cache_info().misses == 0
+
+
+def test_the_setting_turns_the_disk_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "1")
+    assert compiled_result()[0] == "compiled"
+    assert compiled_result()[0] == "memory"
+    assert not folder.exists()
+    assert cache.cache_info().path is None
+    assert cache.clear() == 0
+
+
+def test_a_folder_that_cannot_be_made_costs_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(RuntimeWarning, match="FUSEPLAN_CACHE_DIR") as met:
+        assert compiled_result()[0] == "compiled"
+    assert len(met) == 1
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled_result()[0] == "compiled"
+    assert "file" in str(cache.cache_info().problem)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root and Windows write everywhere")
+def test_a_read_only_folder_costs_one_warning(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        with pytest.warns(RuntimeWarning, match="cannot be used"):
+            assert compiled_result()[0] == "compiled"
+    finally:
+        folder.chmod(stat.S_IRWXU)
+
+
+def test_no_half_written_entry_is_left_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        cache.write(KEY, b"code")
+    assert list(folder.iterdir()) == []
+
+
+def _compile_in_child(results: multiprocessing.Queue[tuple[str, float]]) -> None:
+    origin, value = compiled_result()
+    results.put((origin, float(value.sum())))
+
+
+def test_of_many_processes_one_compiles(folder: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    children = [context.Process(target=_compile_in_child, args=(results,)) for _ in range(4)]
+    for child in children:
+        child.start()
+    found = [results.get(timeout=120) for _ in children]
+    for child in children:
+        child.join(timeout=60)
+        assert child.exitcode == 0
+    assert sorted(origin for origin, _ in found) == ["compiled", "disk", "disk", "disk"]
+    assert len({value for _, value in found}) == 1
+
+
+def test_a_lock_is_exclusive_and_is_given_up_on_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.05)
+    with cache.lock(KEY):
+        begin = time.monotonic()
+        with cache.lock(KEY):  # held by another: after the time, it goes on without
+            assert 0.04 < time.monotonic() - begin < 5
+        with cache.lock(cache.key_of("free")):
+            pass
+    begin = time.monotonic()
+    with cache.lock(KEY):
+        assert time.monotonic() - begin < 0.04
+
+
+def test_the_fingerprint_follows_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "inner" / "b.py").write_text("2")
+    first = cache.fingerprint_of(tmp_path)
+    assert cache.fingerprint_of(tmp_path) == first
+    (tmp_path / "inner" / "b.py").write_text("3")
+    second = cache.fingerprint_of(tmp_path)
+    (tmp_path / "inner" / "b.py").rename(tmp_path / "inner" / "c.py")
+    assert len({first, second, cache.fingerprint_of(tmp_path)}) == 3
+
+
+def test_without_a_fingerprint_nothing_is_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "fingerprint", lambda: None)
+    assert compiled_result()[0] == "compiled"
+    assert compiled_result()[0] == "compiled"
+    assert not folder.exists()
+
+
+def test_a_setting_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "perhaps")
+    with pytest.raises(ArgumentError, match="FUSEPLAN_DISABLE_CACHE=perhaps"):
+        cache.folder()
