@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 
@@ -28,8 +29,14 @@ def unit_roundoff(kernel: Kernel) -> float:
 
 def layout_claims(kernel: Kernel) -> Iterator[Claim]:
     """What the stages assume of storage: operands of the prologue that lie as src does need a src without gaps."""
-    inner = [op for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")]
-    yield claim(not inner or kernel.src.layout is not None, Reason.STRIDED_PROLOGUE, got=str(kernel.src))
+    inner = {op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")}
+    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
+    yield claim(
+        not inner or kernel.src.layout is not None,
+        Reason.STRIDED_PROLOGUE,
+        got=str(kernel.src),
+        operator=next(readers, None),
+    )
 
 
 def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
