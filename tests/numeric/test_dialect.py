@@ -112,7 +112,7 @@ def assert_within(bound: float, got: Array, want: Array, *arguments: Array) -> N
 
 
 def reference(name: str, x: Array) -> Array:
-    """In float64 of floats, in long double of doubles; erf is torch's, ours for doubles being the C library's."""
+    """In float64 of floats, in long double of doubles; erf is torch's, as ours for doubles is libm's."""
     wide = np.float64 if x.dtype == np.float32 else np.longdouble
     with np.errstate(all="ignore"):
         if name == "erf":
