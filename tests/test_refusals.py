@@ -1,0 +1,85 @@
+"""Refusals: every reason of the catalogue is met by a plan of `refusals.toml`, or at construction."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import Unsupported, operator_span
+from fuseplan.explain import explain
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason
+from fuseplan.stages import decide
+
+ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
+AT_CONSTRUCTION = {Reason.HORIZONTAL}  # tested below: no text writes such a plan
+
+
+def name(row: dict[str, Any]) -> str:
+    return f"{row['code']} by {row['tried']}: {row['plan']}"
+
+
+def how(row: dict[str, Any]) -> dict[str, Any]:
+    return {"target": row.get("target", "cpu:avx2"), "accuracy": row.get("accuracy", "default")}
+
+
+def met(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All refusals that an explanation tells: of a refused plan, or of what was passed over."""
+    yield from told.get("refusals", ())
+    yield from told.get("match", {}).get("passed_over", ())
+    considered = told.get("choice", {}).get("considered", ())
+    yield from (each["refusal"] for each in considered if each["refusal"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_the_reason_is_given(row: dict[str, Any]) -> None:
+    told = explain(row["plan"], **how(row)).to_json()
+    assert told["fused"] is not row["refused"]
+    found = [each for each in met(told) if each["tried"] == row["tried"]]
+    assert [(each["code"], each["operator"]) for each in found] == [(row["code"], row.get("operator"))]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_the_reason_is_printed(row: dict[str, Any]) -> None:
+    reason = next(each for each in Reason if each.code == row["code"])
+    lines = [line for line in str(explain(row["plan"], **how(row))).splitlines() if row["tried"] in line]
+    line = next(line for line in lines if f"[{reason.code}]" in line)
+    assert reason.sentence in line
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["refused"]], ids=name)
+def test_the_plan_is_refused_before_any_toolchain(row: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as from_stages:
+        decide(row["plan"], **how(row))
+    with pytest.raises(Unsupported) as from_compile:
+        compile_plan(row["plan"], **how(row))
+    assert str(from_compile.value) == str(from_stages.value)
+    refusal = next(each for each in from_stages.value.refusals if each.tried == row["tried"])
+    assert (refusal.code, refusal.operator) == (row["code"], row.get("operator"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["refused"]], ids=name)
+def test_carets_stand_under_the_operator_to_blame(row: dict[str, Any]) -> None:
+    if "operator" not in row:
+        return
+    begin, end = operator_span(row["plan"], row["operator"]) or (0, 0)
+    carets = "  " + " " * begin + "^" * (end - begin)
+    with pytest.raises(Unsupported) as refused:
+        decide(row["plan"], **how(row))
+    assert carets in str(refused.value).splitlines()
+
+
+def test_every_reason_has_a_row() -> None:
+    listed = {row["code"] for row in ROWS} | {reason.code for reason in AT_CONSTRUCTION}
+    assert {reason.code for reason in Reason} - listed == set(), "add a row to tests/refusals.toml"
+    assert listed - {reason.code for reason in Reason} == set(), "a row's code is in no catalogue"
+
+
+def test_a_horizontal_plan_is_refused_when_it_is_made() -> None:
+    with pytest.raises(Unsupported) as refused:
+        FusionPlan("f32[1x8]", direction="horizontal")
+    assert [each.reason for each in refused.value.refusals] == [Reason.HORIZONTAL]
+    assert "f32[1x8]" in str(refused.value)
