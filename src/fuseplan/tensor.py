@@ -170,8 +170,8 @@ class TensorSpec:
     def with_shape(self, shape: Sequence[int]) -> TensorSpec:
         """Another shape of the same rank, in a named layout.
 
-        That is this tensor's own; for strides without a name, channels last where c has the smallest stride, else
-        the default.
+        That is this tensor's own; for strides without a name, channels last where c has the smallest stride,
+        else the default.
         """
         if self.layout is not None:
             return TensorSpec(shape, self.dtype, self.layout)

@@ -103,7 +103,7 @@ def reach(conv: Convolution) -> tuple[int, ...]:
 
 
 def channels_last(kernel: Kernel) -> bool:
-    """Whether src's channels are innermost, without gaps (any named layout's are, where there is one position)."""
+    """Whether src's channels are innermost, without gaps (so they are where there is one position)."""
     spec = kernel.src
     return spec.layout is not None and (spec.is_channels_last or prod(spec.shape[2:]) == 1)
 

@@ -1,0 +1,218 @@
+"""The direct convolution against the float64 reference: shapes, layouts, dtypes, widths, knobs, borders."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from forced import forced, narrowed, refusal_of
+from fuseplan.backends.cpu import staging
+from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.tiling import Tiling, tiling
+from fuseplan.compile import CompiledPlan
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays, reference
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason
+from fuseplan.tensor import DTYPES
+
+LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
+BOTH = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+
+SHAPES = (
+    ("2x5x9x11", "conv2d(7, kernel=3, padding=1)"),
+    ("1x64x14x14", "conv2d(33, kernel=3, padding=1)"),
+    ("1x3x30x30", "conv2d(64, kernel=7, stride=2, padding=3)"),
+    ("2x17x7x7", "conv2d(49, kernel=1)"),
+    ("1x16x10x12", "conv2d(20, kernel=1, stride=2)"),
+    ("1x16x10x12", "conv2d(20, kernel=1, padding=1)"),
+    ("1x9x13x15", "conv2d(70, kernel=(5, 2), stride=(2, 3), padding=((0, 3), (1, 0)))"),
+    ("1x6x17x18", "conv2d(8, kernel=3, dilation=(2, 3), padding=2)"),
+    ("2x12x9x8", "conv2d(18, kernel=3, padding=1, groups=3)"),
+    ("1x64x8x8", "conv2d(64, kernel=3, padding=1, groups=16)"),
+    ("1x1x8x8", "conv2d(1, kernel=3)"),
+    ("3x130x1x1", "conv2d(100, kernel=1)"),
+    ("1x4x1x40", "conv2d(5, kernel=(1, 9), padding=(0, 4))"),
+    ("1x4x40x1", "conv2d(5, kernel=(9, 1), padding=(4, 0))"),
+    ("1x8x5x5", "conv2d(16, kernel=5)"),
+    ("2x3x50", "conv1d(7, kernel=9, stride=3, padding=4)"),
+    ("2x20x33", "conv1d(34, kernel=3, padding=same)"),
+    ("1x5x6x7x8", "conv3d(9, kernel=3, padding=1)"),
+    (
+        "2x4x5x9x6",
+        "conv3d(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding=((0, 1), (1, 1), (2, 0)), groups=2)",
+    ),
+)
+
+
+def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32") -> FusionPlan:
+    layout = LAYOUTS[shape.count("x") + 1][last]
+    return FusionPlan.parse(f"{dtype}[{shape}, {layout}] -> {conv}{tail}")
+
+
+def wide(array: NDArray[Any]) -> NDArray[np.float64]:
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 16.0) -> None:
+    """Within `slack` roundings of the compute type, and one of the storage, of the largest result."""
+    plan = compiled.plan
+    got, want = wide(compiled(**arrays)), reference(plan, arrays)
+    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
+    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
+    np.testing.assert_allclose(got, want, rtol=rounding, atol=(epsilon + rounding / 8) * np.abs(want).max())
+
+
+@BOTH
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize(("shape", "conv"), SHAPES)
+def test_any_shape(shape: str, conv: str, width: int, last: bool) -> None:
+    plan = plan_of(shape, conv, last, " -> bias -> relu")
+    assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1))
+
+
+@BOTH
+@pytest.mark.parametrize(("shape", "conv"), SHAPES)
+def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, last: bool) -> None:
+    plan = plan_of(shape, conv, last)
+    compiled = forced(plan, Direct, narrowed(32))
+    arrays = random_arrays(plan, 2)
+    got, want = wide(compiled(**arrays)), reference(plan, arrays)
+    size = reference(plan, {key: np.abs(array) for key, array in arrays.items()})
+    assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[8:9] + SHAPES[15:])
+def test_any_dtype(shape: str, conv: str, width: int, dtype: str, last: bool) -> None:
+    plan = plan_of(shape, conv, last, " -> bias -> add -> relu", dtype)
+    assert_close(forced(plan, Direct, narrowed(width)), random_arrays(plan, 3))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "before", ["relu", "batch_norm -> relu", "add", "batch_norm(per_activation) -> prelu"]
+)
+@pytest.mark.parametrize(
+    "after", ["batch_norm -> gelu", "batch_norm(per_activation) -> add -> prelu -> scale"]
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_operators_before_and_after(before: str, after: str, dtype: str, last: bool) -> None:
+    plan = plan_of("2x13x10x9", f"{before} -> conv2d(21, kernel=3, padding=1)", last, f" -> {after}", dtype)
+    assert_close(forced(plan, Direct, narrowed(64, threads=2)), random_arrays(plan, 4))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("rows", "vectors", "block", "panels"), list(product((1, 5, 7, 12), (1, 2), (1, 9), (1, 4)))
+)
+def test_any_knobs(rows: int, vectors: int, block: int, panels: int, last: bool) -> None:
+    plan = plan_of("2x20x12x7", "conv2d(70, kernel=3, padding=1)", last, " -> bias -> relu")
+    knobs = Direct(rows, vectors, block, panels)
+    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 5))
+
+
+@BOTH
+@pytest.mark.parametrize("lines", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [5, 7, 9])
+@pytest.mark.parametrize(
+    "conv", ["conv2d(40, kernel=3, stride=2, padding=1)", "conv2d(40, kernel=5, padding=2)"]
+)
+def test_lines_copied_by_each_thread(conv: str, rows: int, lines: int, last: bool) -> None:
+    plan = plan_of("2x20x15x18", conv, last, " -> bias -> relu")
+    covering = tiling(staging.staged(lower(match(plan))), rows, lines * plan.output.shape[3])
+    knobs = Direct(rows, 1, covering.count, 3, lines)
+    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 6))
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize(("shape", "conv"), [SHAPES[0], SHAPES[2], SHAPES[6], SHAPES[17]])
+def test_tiles_cover_each_position(shape: str, conv: str, rows: int) -> None:
+    """Counted here as the kernel counts them: from the tiling's start and kind."""
+    staged = staging.staged(lower(match(plan_of(shape, conv, True))))
+    positions = int(np.prod(staged.convolution.dst_spatial)) * staged.convolution.batch
+    if rows > positions:
+        pytest.skip("a tile is no larger than its sheet")
+    covering = tiling(staged, rows, positions)
+    covered: set[int] = set()
+    for tile in range(covering.count):
+        start = _start(covering, tile)
+        covered |= set(range(start, start + rows))
+    assert covered == set(range(positions))
+    assert covering.waste >= 1
+
+
+def _start(covering: Tiling, tile: int) -> int:
+    class Numbers:
+        """A builder that counts instead of writing."""
+
+        @staticmethod
+        def smaller(a: int, b: int) -> int:
+            return min(a, b)
+
+    start = covering.start(Numbers(), tile)  # type: ignore[arg-type]
+    assert isinstance(start, int)
+    return start
+
+
+@BOTH
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_reach_what_they_touch_and_nothing_else(value: float, last: bool) -> None:
+    plan = plan_of("1x5x9x11", "conv2d(7, kernel=3, padding=1)", last)
+    arrays = random_arrays(plan, 7)
+    arrays["src"][0, 2, 4, 5] = value
+    got = forced(plan, Direct, narrowed(64))(**arrays)
+    touched = np.zeros(plan.output.shape, bool)
+    touched[:, :, 3:6, 4:7] = True
+    assert np.array_equal(~np.isfinite(got), touched)
+    want = reference(plan, arrays)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+
+
+@BOTH
+@pytest.mark.parametrize(("shape", "conv"), SHAPES)
+def test_nothing_outside_the_tensors_is_touched(shape: str, conv: str, last: bool, guarded: Any) -> None:
+    plan = plan_of(shape, conv, last, " -> bias -> add -> relu")
+    arrays = random_arrays(plan, 8)
+    for key, spec in (("src", plan.src), ("other", plan.output)):
+        held = guarded(spec)
+        held[...] = arrays[key]
+        arrays[key] = held
+    out = guarded(plan.output)
+    want = reference(plan, arrays)
+    forced(plan, Direct, narrowed(64))(**arrays, out=out)
+    np.testing.assert_allclose(out, want, atol=16 * DTYPES["f32"].epsilon * np.abs(want).max())
+
+
+def test_strided_source() -> None:
+    plan = FusionPlan.parse("f32[2x4x9x11, strides=2000:500:50:3] -> relu -> conv2d(5, kernel=3) -> bias")
+    assert_close(forced(plan, Direct, narrowed(32)), random_arrays(plan, 9))
+
+
+def test_refusals() -> None:
+    target = narrowed(32)
+    pointwise = refusal_of("f32[1x3x4x4] -> relu", Direct, target)
+    assert pointwise is not None
+    assert pointwise.reason is Reason.NO_CONTRACTION
+    strided = refusal_of("f32[2x4x9x11, strides=2000:500:50:3] -> add -> conv2d(5, kernel=3)", Direct, target)
+    assert strided is not None
+    assert strided.reason is Reason.STRIDED_PROLOGUE
+
+
+def test_more_threads_make_more_tasks() -> None:
+    kernel = lower(match(plan_of("1x64x14x14", "conv2d(256, kernel=1)", True)))
+    few, many = (
+        next(iter(Direct.candidates(kernel, replace(narrowed(64), threads=threads), "default")))
+        for threads in (1, 16)
+    )
+    assert isinstance(few, Direct)
+    assert isinstance(many, Direct)
+    assert many.block_panels < few.block_panels
