@@ -167,7 +167,7 @@ def test_no_half_written_entry_is_left_behind(folder: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         cache.write(KEY, b"code")
     assert list(folder.iterdir()) == []

@@ -19,10 +19,11 @@ def main() -> None:
     try:
         from fuseplan.cli.commands import fuseplan  # noqa: PLC0415 - the library itself needs neither package
     except ModuleNotFoundError as error:
-        if error.name not in WANTED:
+        missing = (error.name or "").split(".")[0]
+        if missing not in WANTED:
             raise
         print(
-            f"the command line needs {error.name}, which is not installed: pip install 'fuseplan[cli]'",
+            f"the command line needs {missing}, which is not installed: pip install 'fuseplan[cli]'",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -231,7 +231,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 
 
 @fuseplan.command()
-@click.argument("suite", type=click.Choice((*suite_names(), *SPECIAL)))
+@click.argument("suite", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
 @click.option(
     "--peers", default=benchmarks.LIBRARIES, show_default=True, help="Those that are installed run."

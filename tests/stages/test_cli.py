@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fuseplan.cli import trial
+from fuseplan.cli.commands import RECORDS, fuseplan
+from fuseplan.measure.clock import Protocol
+from fuseplan.measure.data import reference
+
+PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
+REFUSED = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr(trial, "PROTOCOL", Protocol(rounds=1, block_seconds=0.001))
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(fuseplan, words)
+
+
+def told(*words: str) -> Any:
+    return json.loads(call(*words, "--json").stdout)
+
+
+def test_run_checks_and_times() -> None:
+    result = call("run", PLAN, "--threads", "1")
+    assert result.exit_code == 0, result.output
+    for words in ("right", "1 for 3 operators", "ms", "template   "):
+        assert words in result.stdout
+    found = told("run", PLAN, "--threads", "1")
+    assert found["right"] is True
+    assert 0 < found["error"] < found["allowed"]
+    assert found["unfused_seconds"] > 0
+    assert found["threads"] == 1
+
+
+def test_run_on_the_reference() -> None:
+    found = told("run", PLAN, "--target", "reference")
+    assert found["error"] < 1e-7
+    assert found["unfused_seconds"] is None
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+    result = call("run", PLAN, "--target", "reference")
+    assert result.exit_code == 1
+    assert "WRONG" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "show"])
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ((REFUSED,), 3, "several-contractions"),
+        (("f32[1x4] -> relo",), 2, "Did you mean `relu`?"),
+        (("f32[1x4", "--target", "reference"), 2, "not a tensor"),
+        ((PLAN, "--target", "gpu"), 2, "no target is named 'gpu'"),
+        ((PLAN, "--threads", "0"), 2, "threads=0"),
+        ((PLAN, "--threads", "many"), 2, "not a valid integer"),
+        ((PLAN, "--accuracy", "perfect"), 2, "accuracy='perfect'"),
+        ((PLAN, "--accuracy", "1e-15"), 3, "[accuracy]"),
+        ((), 2, "Missing argument 'PLAN'"),
+    ],
+)
+def test_exit_statuses(command: str, words: tuple[str, ...], status: int, says: str) -> None:
+    result = call(command, *words)
+    assert result.exit_code == status, result.output
+    assert says in result.output
+
+
+def test_errors_are_json_where_json_is_wanted() -> None:
+    result = call("run", REFUSED, "--json")
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert found["error"] == "Unsupported"
+    assert "several-contractions" in [each["code"] for each in found["refusals"]]
+    assert json.loads(call("explain", REFUSED, "--json").stdout)["fused"] is False
+    assert json.loads(call("run", "f32[1x4] -> relo", "--json").stdout)["error"] == "PlanError"
+
+
+def test_explain() -> None:
+    result = call("explain", PLAN, "--target", "cpu:neon", "--accuracy", "strict")
+    assert result.exit_code == 0
+    assert "cpu:neon" in result.stdout
+    assert told("explain", PLAN)["match"]["rule"] == "contraction"
+
+
+@pytest.mark.parametrize("stage", RECORDS)
+def test_show_prints_each_stage(stage: str) -> None:
+    result = call("show", PLAN, "--stage", stage)
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout) > 10
+    assert list(told("show", PLAN, "--stage", stage)) == [stage]
+
+
+def test_show_prints_all_for_another_machine() -> None:
+    result = call("show", PLAN, "--target", "cpu:neon")
+    for stage in ("plan", "match", "kernel", "choice", "source"):
+        assert f"# {stage}\n" in result.stdout
+    assert PLAN in result.stdout
+    assert told("show", PLAN, "--stage", "source")["source"]["entry"] in result.stdout
+
+
+def test_supported_lists_every_operator_and_dtype() -> None:
+    from fuseplan.ops import OPERATORS
+    from fuseplan.tensor import DTYPES
+
+    rows = told("supported")["supported"]
+    assert {row["operator"] for row in rows} == {operator.name for operator in OPERATORS}
+    assert {row["dtype"] for row in rows} == set(DTYPES)
+    assert all(row["templates"] for row in rows), "an operator that nothing computes"
+    result = call("supported", "--target", "reference")
+    assert "interpreted" in result.stdout
+
+
+def test_cache(folder: Path) -> None:
+    assert told("cache", "path") == {"path": str(folder)}
+    assert told("cache", "info")["entries"] == 0
+    call("run", "f32[1x8] -> relu")
+    assert told("cache", "info")["entries"] == 1
+    assert "1 kernels" in call("cache", "info").stdout
+    assert told("cache", "clear") == {"removed": 1}
+    assert told("cache", "info")["entries"] == 0
+
+
+def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[Any] = []
+    monkeypatch.setattr("fuseplan.bench.command.bench", lambda name, options: met.append((name, options)))
+    result = call("bench", "quick", "--threads", "1,2", "--peers", "torch", "--only", "3x3", "--no-results")
+    assert result.exit_code == 0, result.output
+    ((name, options),) = met
+    assert name == "quick"
+    assert options.threads == (1, 2)
+    assert options.libraries == "torch"
+    assert options.only == "3x3"
+    assert options.folder is None
+    assert call("bench", "quick", "--threads", "one").exit_code == 2
+    assert call("bench", "nothing").exit_code == 2
+
+
+def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    met: list[Any] = []
+    monkeypatch.setattr(
+        "fuseplan.cli.commands.run_demo",
+        lambda threads, chart, *, as_json: met.append((threads, chart, as_json)),
+    )
+    assert call("demo", "--threads", "2", "--chart", str(tmp_path / "a.svg"), "--json").exit_code == 0
+    assert met == [(2, tmp_path / "a.svg", True)]
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_a_missing_package_is_named(package: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; import fuseplan.cli; fuseplan.cli.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        f"the command line needs {package}, which is not installed: pip install 'fuseplan[cli]'"
+    )
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fuseplan", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    for command in ("demo", "run", "explain", "show", "bench", "supported", "cache"):
+        assert command in done.stdout

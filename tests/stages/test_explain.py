@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import fuseplan
+from fuseplan.errors import PlanError
+from fuseplan.measure.peaks import Peaks
+
+TEXT = "f32[1x16x28x28, nhwc] -> conv2d(32, kernel=3, padding=1) -> bias -> relu"
+
+
+def test_what_was_decided_is_told_as_json() -> None:
+    told = json.loads(json.dumps(fuseplan.explain(TEXT, "cpu:avx2").to_json()))
+    assert told["plan"] == TEXT
+    assert told["fused"] is True
+    assert told["kernels"] == 1
+    assert told["operators"] == 3
+    assert told["match"]["rule"] == "contraction"
+    assert told["choice"]["considered"][0]["seconds"] == told["estimated_seconds"]
+    traffic = told["traffic"]
+    assert traffic["least"] == 4 * (16 * 784 + 32 * 784 + 32 * 16 * 9 + 32)
+    assert traffic["saved"] == traffic["one_at_a_time"] - traffic["fused"]
+    assert traffic["saved"] >= 2 * 2 * 4 * 32 * 784 - 1000, "two results neither written nor read again"
+    assert told["flops"]["plan"] == 2 * 784 * 32 * 144 + 2 * 784 * 32
+    assert told["error_bound"] > 0
+    assert told["floor"] is None, "the peaks of another machine are not known"
+
+
+def test_every_template_is_accounted_for() -> None:
+    from fuseplan.backends import backend_of
+
+    told = fuseplan.explain(TEXT, "cpu:avx2").to_json()
+    named = {each["template"].split("(")[0] for each in told["choice"]["considered"]}
+    assert named == {template.name for template in backend_of("cpu").templates}
+    text = str(fuseplan.explain(TEXT, "cpu:avx2"))
+    for each in told["choice"]["considered"][1:]:
+        assert f"not {each['template']}: " in text
+        if each["refusal"]:
+            assert f"[{each['refusal']['code']}]" in text
+
+
+def test_the_text_says_what_the_json_says() -> None:
+    text = str(fuseplan.explain(TEXT, "cpu:avx2"))
+    for words in ("1 for 3 operators", "contraction: conv2d -> bias -> relu", "cpu:avx2", "saved", "at most"):
+        assert words in text
+
+
+def test_the_floor_is_there_once_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not measured on this machine" in str(_explained(monkeypatch, None))
+    rates = {level: {"read": 1e10, "copy": 1e10, "stream": 1e10} for level in ("l2", "l3", "dram")}
+    measured = Peaks("this", 2, 1e9, rates, 1 << 20, 1 << 24)
+    told = _explained(monkeypatch, measured)
+    floor = told.to_json()["floor"]
+    assert floor["bound"] == "compute"
+    assert floor["seconds"] == pytest.approx(told.to_json()["flops"]["algorithm"] / 1e9)
+    assert "set by arithmetic" in str(told)
+    slow = {level: dict.fromkeys(rate, 1.0) for level, rate in rates.items()}
+    assert "bandwidth" in str(_explained(monkeypatch, Peaks("this", 2, 1e9, slow, 1 << 20, 1 << 24)))
+
+
+def _explained(monkeypatch: pytest.MonkeyPatch, measured: Peaks | None) -> fuseplan.Explanation:
+    module = sys.modules["fuseplan.explain"]  # the package has a function of that name
+    monkeypatch.setattr(module, "peaks", lambda threads: measured)
+    return fuseplan.explain(TEXT, "cpu")
+
+
+def test_a_refusal_is_explained_with_every_reason() -> None:
+    text = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
+    told = fuseplan.explain(text)
+    assert not told.is_fused
+    assert [each["code"] for each in told.to_json()["refusals"]]
+    assert "^^^^^^^^^^^^^^^^^^^" in str(told)
+    assert "[several-contractions]" in str(told)
+
+
+def test_a_text_that_is_no_plan_is_an_error() -> None:
+    with pytest.raises(PlanError):
+        fuseplan.explain("f32[1x4] -> relo")
+
+
+def test_a_compiled_plan_explains_itself() -> None:
+    compiled = fuseplan.compile(TEXT, threads=1)
+    told = compiled.explain()
+    assert told.to_json()["workspace_bytes"] == compiled.workspace_bytes
+    assert told.to_json()["traffic"]["fused"] == compiled.traffic.total
