@@ -115,12 +115,12 @@ def _covering(kernel: Kernel, rows: int) -> Tiling:
 
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
-    """Tiles whose accumulators, one row of weights and one spread element fit the registers."""
+    """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
     conv = _convolution(kernel)
     width, positions = lanes(kernel, target), direct_writer.sheet(kernel)
     most = positions if direct_writer.features_innermost(kernel) else min(positions, width)
     for vectors in range(1, min(4, -(-conv.features_per_group // width)) + 1):
-        top = min(most, 16, (target.vector_registers - 1 - vectors) // vectors)
+        top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
         for rows in range(max(1, top // 2), top + 1):
             yield rows, vectors
 

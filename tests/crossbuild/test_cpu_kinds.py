@@ -1,0 +1,97 @@
+"""Every CPU template's code for every kind of CPU, compiled here by LLVM, whatever processor this is."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from fuseplan.backends.cpu import toolchain
+from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import KINDS, Target
+from fuseplan.template import Template
+
+TRIPLES = {"cpu:avx2": "x86_64-linux-gnu", "cpu:avx512": "x86_64-linux-gnu", "cpu:neon": "aarch64-linux-gnu"}
+# A register of the widest vectors each kind has, as its assembly names it.
+REGISTERS = {"cpu:avx2": r"%ymm\d", "cpu:avx512": r"%zmm\d", "cpu:neon": r"\bv\d+\.4s|\bq\d+"}
+PLANS = (
+    "f32[1x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -> add -> relu",
+    "f32[2x64x14x14] -> conv2d(64, kernel=3, padding=1) -> bias -> silu",
+    "f32[1x64x28x28] -> conv2d(64, kernel=1) -> bias -> gelu",
+    "f32[1x32x28x28, nhwc] -> conv2d(32, kernel=3, padding=1, groups=32) -> bias -> hardswish",
+    "f32[1x32x28x28] -> conv2d(32, kernel=3, stride=2, padding=1, groups=32) -> bias -> relu",
+    "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
+    "f16[2x9x33] -> batch_norm -> mish",
+    "f64[2x19x7x9, nhwc] -> batch_norm -> elu",
+    "f32[2x64x31x33, nhwc] -> batch_norm(per_activation) -> power(gamma=2.5)",
+)
+CASES = [(plan, kind, template) for plan in PLANS for kind in TRIPLES for template in TEMPLATES]
+
+
+def target_of(kind: str) -> Target:
+    return replace(KINDS[kind], threads=4)
+
+
+def kernel_of(plan: str) -> Kernel:
+    return lower(match(FusionPlan.parse(plan)))
+
+
+def takes(template: type[Template], plan: str, kind: str) -> bool:
+    return first_refusal(template.limits(kernel_of(plan), target_of(kind), "default")) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "template"),
+    [case for case in CASES if takes(case[2], case[0], case[1])],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_source_compiles_with_vectors_of_the_kind(plan: str, kind: str, template: type[Template]) -> None:
+    kernel, target = kernel_of(plan), target_of(kind)
+    chosen = next(iter(template.candidates(kernel, target, "default")))
+    source = chosen.emit(kernel, target)
+    text = toolchain.assembly(source.text, triple=TRIPLES[kind], cpu=target.cpu, features=target.features)
+    assert re.search(rf"^{source.entry}:", text, re.MULTILINE)
+    assert re.search(REGISTERS[kind], text)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_every_template_is_built_for_every_kind(template: type[Template]) -> None:
+    for kind in TRIPLES:
+        assert any(takes(template, plan, kind) for plan in PLANS)
+
+
+@pytest.mark.parametrize("kind", TRIPLES)
+def test_the_same_choice_gives_the_same_text(kind: str) -> None:
+    kernel, target = kernel_of(PLANS[0]), target_of(kind)
+    for template in TEMPLATES:
+        if first_refusal(template.limits(kernel, target, "default")) is None:
+            chosen = next(iter(template.candidates(kernel, target, "default")))
+            assert chosen.emit(kernel, target).text == chosen.emit(kernel, target).text
+
+
+def innermost_loops(assembly: str) -> Iterator[str]:
+    """Blocks that jump back to their own label, up to that jump."""
+    for block in re.split(r"\n(?=\.L)", assembly):
+        label = block.partition(":")[0]
+        back = re.search(rf"\tj\w+\t{re.escape(label)}$", block, re.MULTILINE)
+        if back:
+            yield block[: back.end()]
+
+
+@pytest.mark.parametrize("plan", PLANS[:3])
+def test_products_stay_in_registers(plan: str) -> None:
+    """The innermost loop of `direct` spills no vector: each would cost as much as a product."""
+    kernel, target = kernel_of(plan), target_of("cpu:avx512")
+    direct = next(template for template in TEMPLATES if template.name == "direct")
+    source = next(iter(direct.candidates(kernel, target, "default"))).emit(kernel, target)
+    text = toolchain.assembly(
+        source.text, triple=TRIPLES["cpu:avx512"], cpu=target.cpu, features=target.features
+    )
+    loop = max(innermost_loops(text), key=lambda loop: loop.count("vfmadd"))
+    assert loop.count("vfmadd") >= 32
+    assert "(%rsp)" not in loop
