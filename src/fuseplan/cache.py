@@ -263,13 +263,9 @@ def entries() -> dict[str, int]:
     """Bytes on disk by key, in hexadecimal."""
     where = folder()
     found: dict[str, int] = {}
-    if where is None:
-        return found
-    with contextlib.suppress(OSError), os.scandir(where) as listed:
-        for entry in listed:
-            with contextlib.suppress(OSError):  # another process may have cleared it
-                if entry.name.endswith(SUFFIX):
-                    found[entry.name.removesuffix(SUFFIX)] = entry.stat().st_size
+    for place in [] if where is None else where.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process may have cleared it
+            found[place.stem] = place.stat().st_size
     return found
 
 
