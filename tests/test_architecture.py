@@ -41,8 +41,7 @@ LAYERS = (
     ("select", "build", "run"),
     ("stages",),
     ("compile", "explain"),
-    ("bench", "report", "demo"),
-    ("cli",),
+    ("bench", "report", "demo", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it

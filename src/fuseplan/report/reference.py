@@ -1,0 +1,257 @@
+"""The reference pages, written from the code: `python -m fuseplan.report.reference docs/reference`.
+
+What the pages say is read off the declarations: operators' classes and samples, rules' conditions, templates'
+docstrings and limits, the catalogue of reasons, the table of settings, the command line's options, and the
+docstrings of public names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from fuseplan.backends import BACKENDS
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops import OPERATORS
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Claim, Reason
+from fuseplan.report.docstrings import markdown, parse, prose, table
+from fuseplan.report.manual import command_line, public_names
+from fuseplan.rules import RULES
+from fuseplan.rules.rule import Rule
+from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
+from fuseplan.settings import VARIABLES
+from fuseplan.target import parse_target
+from fuseplan.template import Template
+from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.text import operator_text, value_text
+
+WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
+MACHINES = {"cpu": "cpu:avx2"}  # limits do not depend on which machine of a backend: one that needs no look
+OF_A_RULE = ("before", "after", "saves")
+OF_A_TEMPLATE = ("reads", "writes", "chosen")
+
+Lines = Iterator[str]
+
+
+def operators() -> Lines:
+    """Each operator: formula, fields, operands, and its samples."""
+    yield "An operand is a tensor given at run time; a parameter is a number given at run time, whose default"
+    yield "the plan writes down; an attribute is fixed in the plan."
+    yield ""
+    yield "Weights, and operands of the shape of src, have src's dtype. Other operands have the compute dtype"
+    yield "(f64 for f64, else f32); arrays of src's dtype are taken for them too, and widened."
+    for kind in OPERATORS:
+        yield from _operator(kind)
+    yield from ("", "## Functions of formulas", "")
+    yield "`elementwise` takes numbers, `x`, its parameters, `inf`, `+ - * / **`, `> >= < <=` inside `where`,"
+    yield "and these functions, with the number of their arguments:"
+    yield ""
+    counts = FUNCTIONS | dict.fromkeys(DERIVED, 1)
+    yield ", ".join(f"`{name}` {count}" for name, count in counts.items()) + "."
+
+
+def _operator(kind: type[Op]) -> Lines:
+    told = parse(kind.__doc__)
+    samples = [(TensorSpec.parse(src), op) for src, op in kind.samples()]
+    yield from ("", f"## {kind.name}", "", "```text", told.summary, "```")
+    yield from markdown(told)
+    names = [f"Class `{kind.__name__}`, {kind.kind}"]
+    names += [f"{whose} `{word}`" for whose, word in (("ONNX", kind.onnx), ("PyTorch", kind.torch)) if word]
+    yield from ("", f"{'; '.join(names)}.")
+    fields = list(_fields(kind))
+    if fields:
+        yield ""
+        yield from table(["field", "is", "default"], fields)
+    yield ""
+    yield from table(["plan", "operands", "output"], [_sample(src, op) for src, op in samples])
+    formulas = dict.fromkeys(text(op.formula()) for _, op in samples if isinstance(op, Elementwise))
+    if formulas:
+        yield from ("", "Computed as:", "", "```text", *formulas, "```")
+
+
+def _fields(kind: type[Op]) -> Iterator[list[str]]:
+    """The fields as the class declares them; a formula's parameters have the names it gives them."""
+    declared = dataclasses.fields(cast(Any, kind))
+    parameters = {each.name for each in declared if "parameter" in each.metadata}
+    for each in inspect.signature(kind).parameters.values():
+        if each.kind is inspect.Parameter.VAR_KEYWORD:
+            yield ["any other name", "parameter", "required"]
+            continue
+        what = "parameter" if each.name in parameters else "attribute"
+        is_required = each.default is inspect.Parameter.empty
+        yield [f"`{each.name}`", what, "required" if is_required else f"`{_value(each.default)}`"]
+
+
+def _value(value: object) -> str:
+    return number(value) if isinstance(value, float) else value_text(value)
+
+
+def _sample(src: TensorSpec, op: Op) -> list[str]:
+    needed = [f"`{each.name}: {each.dtype}[{'x'.join(map(str, each.shape))}]`" for each in op.operands(src)]
+    return [f"`{src} -> {operator_text(op)}`", " ".join(needed) or "none", f"`{op.output(src)}`"]
+
+
+def rules() -> Lines:
+    """Each rule: what it fuses, what that saves, its conditions."""
+    yield "The first rule whose conditions hold makes the kernel; they are tried in this order."
+    for rule in RULES:
+        told = parse(type(rule).__doc__, OF_A_RULE)
+        yield from ("", f"## {rule.name}", "", prose(told.summary))
+        yield from _entries(told.named)
+        yield from ("", "Conditions, in order:", "")
+        yield from _claims(_conditions(rule))
+
+
+def _conditions(rule: Rule) -> list[Claim]:
+    """All claims of a rule: those made about the sample that keeps the most of them."""
+    return max((list(rule.conditions(plan)) for plan in _sample_plans()), key=len)
+
+
+def _entries(named: Iterable[tuple[str, str]]) -> Lines:
+    listed = [f"- {name}: {prose(said)}" for name, said in named]
+    if listed:
+        yield from ("", *listed)
+
+
+def _claims(claims: Iterable[Claim]) -> Lines:
+    reasons = dict.fromkeys(each.reason for each in claims)
+    yield from (f"- {prose(each.sentence)} [`{each.code}`](reasons.md#{each.code})" for each in reasons)
+    if not reasons:
+        yield "- none"
+
+
+def templates() -> Lines:
+    """Each backend's templates: what they compute, read and write, their knobs and limits."""
+    yield "Of the templates whose limits a kernel keeps, the one with the least estimated time runs it. What"
+    yield "`fuseplan supported` prints is read off the same declarations."
+    for backend in BACKENDS:
+        yield from ("", f"## {backend.name}", "", f"{backend.summary[0].upper()}{backend.summary[1:]}.")
+        for template in backend.templates:
+            yield from _template(template, _machine(backend.name))
+
+
+def _template(template: type[Template], target: str) -> Lines:
+    told = parse(template.__doc__, OF_A_TEMPLATE)
+    claims, taken = _limits(template, target)
+    yield from ("", f"### {template.name}", "", prose(told.summary))
+    yield from markdown(dataclasses.replace(told, sections={}))
+    yield from _entries(told.named)
+    bound = parse(getattr(template, "bound", template.error_bound).__doc__)
+    yield from ("", f"Error bound: {prose(bound.summary)}")
+    knobs = told.sections.get("Attributes", ())
+    if knobs:
+        yield from ("", "Knobs:", "", *(f"- `{name}`: {prose(said)}" for name, said in knobs))
+    yield from ("", "Limits, in order:", "")
+    yield from _claims(claims)
+    yield from ("", f"Takes, of the operators by themselves: {', '.join(f'`{name}`' for name in taken)}.")
+
+
+def _limits(template: type[Template], target: str) -> tuple[list[Claim], list[str]]:
+    """All claims of a template, and the operators of which it takes a sample in one layout or the other."""
+    most: list[Claim] = []
+    taken: dict[str, None] = {}
+    for plan in _sample_plans():
+        claims = list(_until_refused(template, lower(match(plan)), target))
+        most = max(most, claims, key=len)
+        if all(each.holds for each in claims):
+            taken[plan[0].op.name] = None
+    return most, list(taken)
+
+
+def _machine(backend: str) -> str:
+    return MACHINES.get(backend, backend)
+
+
+def _until_refused(template: type[Template], kernel: Kernel, target: str) -> Iterator[Claim]:
+    """Claims up to the first that does not hold: those behind it may rely on it."""
+    for each in template.limits(kernel, parse_target(target), "default"):
+        yield each
+        if not each.holds:
+            return
+
+
+def _sample_plans() -> Iterator[FusionPlan]:
+    """Each operator's samples as plans, in each layout."""
+    for kind in OPERATORS:
+        for src, op in kind.samples():
+            spec = TensorSpec.parse(src)
+            for layout in LAYOUTS[spec.rank]:
+                yield FusionPlan(TensorSpec(spec.shape, spec.dtype, layout), op)
+
+
+def reasons() -> Lines:
+    """The catalogue of reasons, and who gives each."""
+    yield "A refusal carries one of these codes, what was met and wanted, the index of the operator to blame,"
+    yield "and what to do. `fuseplan.explain(plan).to_json()` has them as data."
+    givers = _givers()
+    for reason in Reason:
+        yield from ("", f"## {reason.code}", "", f"{prose(reason.sentence)}.", "")
+        yield f"- what to do: {prose(reason.remedy)}"
+        yield f"- given by: {', '.join(givers[reason]) if reason in givers else 'nothing'}"
+
+
+def _givers() -> dict[Reason, list[str]]:
+    found: dict[Reason, dict[str, None]] = {Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None}}
+    for rule in RULES:
+        for each in _conditions(rule):
+            found.setdefault(each.reason, {})[f"rule `{rule.name}`"] = None
+    for backend in BACKENDS:
+        for template in backend.templates:
+            for each in _limits(template, _machine(backend.name))[0]:
+                found.setdefault(each.reason, {})[f"template `{template.name}`"] = None
+    return {reason: list(names) for reason, names in found.items()}
+
+
+def settings() -> Lines:
+    """The environment variables."""
+    yield "Read each time they matter, from the environment; a variable set to nothing is not set."
+    yield ""
+    yield from table(["variable", "meaning"], [[f"`{each.name}`", prose(each.meaning)] for each in VARIABLES])
+
+
+PAGES: dict[str, tuple[str, Callable[[], Lines]]] = {
+    "operators.md": ("Operators", operators),
+    "rules.md": ("Rules", rules),
+    "templates.md": ("Templates", templates),
+    "reasons.md": ("Reasons to refuse", reasons),
+    "settings.md": ("Settings", settings),
+    "command_line.md": ("The command line", command_line),
+    "python.md": ("Python", public_names),
+}
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its file's name, with an index."""
+    made = {name: _page(title, lines()) for name, (title, lines) in PAGES.items()}
+    index = [f"- [{title}]({name})" for name, (title, _) in PAGES.items()]
+    return {"README.md": _page("Reference", iter(index)), **made}
+
+
+def _page(title: str, lines: Lines) -> str:
+    return "\n".join([WRITTEN, "", f"# {title}", "", *lines]) + "\n"
+
+
+def write(folder: Path) -> None:
+    """Writes the pages; a page that is no longer made is removed.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    made = pages()
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in {path.name for path in folder.glob("*.md")} - made.keys():
+        (folder / stale).unlink()
+    for name, page in made.items():
+        (folder / name).write_text(page)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))

@@ -1,0 +1,113 @@
+"""Holds docs/reference to the code that it is written from."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fuseplan
+from fuseplan.ops import OPERATORS
+from fuseplan.reasons import Reason
+from fuseplan.report.docstrings import markdown, parse, prose, table
+from fuseplan.report.reference import pages, write
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+MADE = pages()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_is_current(name: str) -> None:
+    place = FOLDER / name
+    assert place.exists(), "run `make docs`"
+    assert place.read_text() == MADE[name], "run `make docs`"
+
+
+def test_no_page_is_left_over() -> None:
+    assert {path.name for path in FOLDER.glob("*")} == MADE.keys(), "run `make docs`"
+
+
+def test_pages_are_the_same_in_every_process() -> None:
+    assert pages() == MADE
+
+
+def test_every_public_name_is_told() -> None:
+    told = MADE["python.md"] + MADE["operators.md"]
+    missing = [name for name in fuseplan.__all__ if f"### {name}\n" not in told and f"`{name}`" not in told]
+    assert not missing
+
+
+def test_every_operator_is_told_with_its_samples() -> None:
+    for kind in OPERATORS:
+        assert f"\n## {kind.name}\n" in MADE["operators.md"]
+        for src, _ in kind.samples():
+            assert f"`{src} -> {kind.name}" in MADE["operators.md"]
+
+
+def test_every_reason_is_told_with_who_gives_it() -> None:
+    page = MADE["reasons.md"]
+    for reason in Reason:
+        part = page.split(f"\n## {reason.code}\n")[1].split("\n## ")[0]
+        assert "given by: nothing" not in part, f"nothing refuses with {reason.code}: remove it"
+
+
+def test_the_scripts_of_the_package_are_told() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert all(f"## {name} " in MADE["command_line.md"] for name in scripts)
+
+
+def test_write_removes_pages_that_are_no_longer_made(tmp_path: Path) -> None:
+    (tmp_path / "stale.md").write_text("old")
+    write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == MADE.keys()
+
+
+DOCSTRING = """The first line,
+    wrapped.
+
+    A paragraph with 2*x and `2*x`.
+
+        code(1)
+
+    reads:  src once
+        and again
+    writes: dst
+
+    Args:
+        one: the first,
+            which goes on.
+        two, three: the others.
+
+    Returns:
+        A number.
+    """
+
+
+def test_a_docstring_is_taken_apart() -> None:
+    told = parse(DOCSTRING, ("reads", "writes"))
+    assert told.summary == "The first line, wrapped."
+    assert told.paragraphs == ("A paragraph with 2*x and `2*x`.", "    code(1)")
+    assert told.named == (("reads", "src once and again"), ("writes", "dst"))
+    assert told.sections == {
+        "Args": (("one", "the first, which goes on."), ("two, three", "the others.")),
+        "Returns": (("", "A number."),),
+    }
+
+
+def test_no_docstring_is_an_empty_one() -> None:
+    assert parse(None).summary == ""
+
+
+def test_prose_keeps_what_is_not_markup() -> None:
+    assert prose("a*b <c> `a*b`") == r"a\*b \<c> `a*b`"
+
+
+def test_markdown_lists_sections_and_fences_code() -> None:
+    lines = list(markdown(parse(DOCSTRING, ("reads", "writes"))))
+    assert lines[:5] == ["", r"A paragraph with 2\*x and `2*x`.", "", "```text", "code(1)"]
+    assert "- `two, three`: the others." in lines
+    assert lines[-1] == "- A number."
+
+
+def test_a_table_keeps_its_columns() -> None:
+    assert list(table(["a"], [["x|y"]])) == ["| a |", "| --- |", r"| x\|y |"]
