@@ -284,11 +284,6 @@ class Builder:
         self.line(f"call void @{word}({kind} {value.name}, ptr {pointer.name}, i32 {align}, {mask})")
         return None
 
-    def prefetch(self, pointer: Value) -> None:
-        """Asks for a cache line to be brought into the second cache; harmless at any address."""
-        self.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.line(f"call void @llvm.prefetch.p0(ptr {pointer.name}, i32 0, i32 2, i32 1)")
-
     def broadcast(self, pointer: Value, index: Index = 0) -> Value:
         """The element at an address, in every lane."""
         return self.splat(self.load(self.at(pointer, index), self.element))
