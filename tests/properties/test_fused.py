@@ -9,18 +9,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.match import unfuse
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.op import Op
+from fuseplan.ops.affine import Add, BatchNorm
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.tensor import DTYPES
 from strategies import plans, tensors
 
-# Largest error over the largest value, in units of the storage's epsilon; f32 and f64 sums of up to 243 products
-# and chains of five operators stay below 64.
+# Largest error over the largest value, in units of the storage's epsilon; f32 and f64 sums of up to 243
+# products and chains of five operators stay below 64.
 UNITS = {"f64": 4096, "f32": 64, "f16": 4, "bf16": 4}
 NUDGE = {"f64": 1e-12, "f32": 1e-5, "f16": 1e-2, "bf16": 5e-2}
 
@@ -43,18 +45,19 @@ def one_at_a_time(plan: FusionPlan, arrays: dict[str, Array]) -> Array:
 
 
 def well_conditioned(plan: FusionPlan, arrays: dict[str, Array], want: NDArray[np.float64]) -> Array:
-    """Where a small change of src changes the result little: elsewhere every implementation is right and differs."""
+    """Where a small change of src changes the result little: elsewhere right implementations differ."""
     nudge = NUDGE[plan.src.dtype]
     operands = {key: widened(value) for key, value in arrays.items() if key != "src"}
     src = widened(arrays["src"])
     bound = UNITS[plan.src.dtype] * DTYPES[plan.src.dtype].epsilon * np.abs(want).max()
     with np.errstate(all="ignore"):
         moved = [plan.reference(src * (1 + sign * nudge), operands) for sign in (-1, 1)]
-        return np.logical_and.reduce([np.abs(each - want) <= 1e3 * bound for each in moved])
+        first, second = (np.abs(each - want) <= 1e3 * bound for each in moved)
+    return np.logical_and(first, second)
 
 
 def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
-    """No intermediate result leaves the range of the dtype by far, so that rounding is the only difference."""
+    """No intermediate result nears the end of the dtype's range: rounding is the only difference."""
     largest = {"f64": 1e100, "f32": 1e15, "f16": 1e3, "bf16": 1e15}[plan.src.dtype]
     x = widened(arrays["src"])
     for step, single in zip(plan, unfuse(plan), strict=True):
@@ -66,6 +69,19 @@ def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
     return bool(np.abs(x).max() > 0)
 
 
+def compiled_or_refused(plan: FusionPlan) -> CompiledPlan | None:
+    """The compiled plan; None where it is the one kind of plan drawn here that no kernel computes."""
+    is_strided = plan.src.layout is None and isinstance(plan[0].op, Add | BatchNorm) and len(plan) > 1
+    if not is_strided:
+        return compile_plan(plan, "cpu", cache=False)
+    try:
+        return compile_plan(plan, "cpu", cache=False)
+    except Unsupported as refused:
+        if any(each.reason is Reason.STRIDED_PROLOGUE for each in refused.refusals):
+            return None
+        raise
+
+
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
@@ -75,12 +91,10 @@ def test_fused_equals_reference_and_one_at_a_time(plan: FusionPlan, seed: int) -
     arrays = random_arrays(plan, seed=seed)
     assume(is_moderate(plan, arrays))
     want = reference(plan, arrays)
-    try:
-        got = widened(compile_plan(plan, "cpu", cache=False)(**arrays))
-    except Unsupported as refused:
-        # The one plan of this shape that no kernel computes.
-        assert {each.reason for each in refused.refusals} & {Reason.STRIDED_PROLOGUE}
+    compiled = compiled_or_refused(plan)
+    if compiled is None:
         return
+    got = widened(compiled(**arrays))
     steady = well_conditioned(plan, arrays, want)
     bound = UNITS[plan.src.dtype] * DTYPES[plan.src.dtype].epsilon * np.abs(want).max()
     assert np.abs(got - want)[steady].max(initial=0) <= bound
