@@ -126,6 +126,8 @@ def view(tensor: Any, what: str) -> Buffer:
         ArgumentError: it is no tensor, is not in host memory, or has a dtype or alignment that kernels do not
             take.
     """
+    if isinstance(tensor, np.ma.MaskedArray):
+        raise ArgumentError(f"{what} is a masked array, and kernels know no masks: pass {what}.filled(...)")
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, what)
     if hasattr(tensor, "__dlpack__"):

@@ -8,6 +8,7 @@ absent, and is built again. A folder that cannot be used costs compile time and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ else:
 MAGIC = b"fuseplan"
 FORMAT = 1
 HEADER = struct.Struct("<8sI32s32sQ")  # magic, format, key, SHA-256 of the payload, its length
-SUFFIX = ".kernel"
+SUFFIX, SUFFIX_OF_PARTS = ".kernel", ".part"
 LOCKS = 64  # lock files a folder: keys share them, so that they do not pile up
 LOCK_SECONDS = 60.0  # a process that holds a lock longer is stuck; compiling twice is right, only slower
 POLL_SECONDS = 0.005
@@ -137,13 +138,7 @@ def read(key: bytes, *, counts_miss: bool = True) -> bytes | None:
     where = folder()
     if where is None:
         return None
-    try:
-        data = _place(where, key).read_bytes()
-    except FileNotFoundError:
-        data = None
-    except OSError as error:
-        _report(where, error)
-        data = None
+    data = _bytes_at(where, _place(where, key))
     payload = None if data is None else _payload(key, data)
     if payload is not None:
         _tally.count("hits")
@@ -152,6 +147,32 @@ def read(key: bytes, *, counts_miss: bool = True) -> bytes | None:
         if data is not None:
             _tally.count("corrupt")
     return payload
+
+
+def kept(make: Callable[[], bytes], *parts: str) -> bytes:
+    """What `make` makes, stored by `parts` beside the kernels: a backend's own code, which is not counted."""
+    where, generator = folder(), fingerprint()
+    if where is None or generator is None:
+        return make()
+    key = key_of(generator, *parts)
+    place = _place(where, key, SUFFIX_OF_PARTS)
+    data = _bytes_at(where, place)
+    payload = None if data is None else _payload(key, data)
+    if payload is None:
+        payload = make()
+        _store(where, place, key, payload)
+    return payload
+
+
+def _bytes_at(where: Path, place: Path) -> bytes | None:
+    """A file's bytes; None where there is none, or none that can be read, which is reported."""
+    try:
+        return place.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _report(where, error)
+        return None
 
 
 def reject(key: bytes) -> None:
@@ -178,8 +199,11 @@ def _payload(key: bytes, data: bytes) -> bytes | None:
 def write(key: bytes, payload: bytes) -> None:
     """Stores a payload; where it cannot, says so once and goes on."""
     where = folder()
-    if where is None:
-        return
+    if where is not None:
+        _store(where, _place(where, key), key, payload)
+
+
+def _store(where: Path, place: Path, key: bytes, payload: bytes) -> None:
     header = HEADER.pack(MAGIC, FORMAT, key, hashlib.sha256(payload).digest(), len(payload))
     beside = None
     try:
@@ -187,7 +211,7 @@ def write(key: bytes, payload: bytes) -> None:
         descriptor, beside = tempfile.mkstemp(prefix=".writing-", dir=where)
         with os.fdopen(descriptor, "wb") as file:
             file.write(header + payload)
-        os.replace(beside, _place(where, key))
+        os.replace(beside, place)
     except OSError as error:
         _report(where, error)
         if beside is not None:
@@ -235,8 +259,9 @@ def _try_lock(descriptor: int) -> bool:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        # Where the file system has no locks there is nothing to wait for.
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
     return True
 
 
@@ -255,8 +280,8 @@ def _report(where: Path, error: OSError) -> None:
     )
 
 
-def _place(where: Path, key: bytes) -> Path:
-    return where / (key.hex() + SUFFIX)
+def _place(where: Path, key: bytes, suffix: str = SUFFIX) -> Path:
+    return where / (key.hex() + suffix)
 
 
 def entries() -> dict[str, int]:
@@ -281,16 +306,15 @@ def cache_info() -> CacheInfo:
 
 
 def clear() -> int:
-    """Removes all entries and returns how many there were.
+    """Removes everything stored and returns how many kernels there were.
 
     Raises:
         OSError: one cannot be removed.
     """
     where = folder()
-    removed = 0
-    for key in entries():
-        assert where is not None  # entries of no folder are none
-        with contextlib.suppress(FileNotFoundError):
-            _place(where, bytes.fromhex(key)).unlink()
-            removed += 1
-    return removed
+    if where is None:
+        return 0
+    kernels = list(where.glob(f"*{SUFFIX}"))
+    for place in [*kernels, *where.glob(f"*{SUFFIX_OF_PARTS}")]:
+        place.unlink(missing_ok=True)
+    return len(kernels)

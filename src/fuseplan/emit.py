@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 SLOT_KINDS = ("src", "dst", "operand", "parameters", "workspace")
@@ -37,7 +37,7 @@ class Source:
     bytes: the shared part first, then one part a thread.
     """
 
-    text: str
+    text: str = field(repr=False)
     entry: str
     slots: tuple[Slot, ...]
     workspace_bytes: int = 0

@@ -110,6 +110,7 @@ def test_read_only_numpy_through_dlpack_stays_read_only() -> None:
         (OnDevice(np.zeros(3)), "`src` is in CUDA memory"),
         (NoCapsule(np.zeros(3)), "no DLPack capsule"),
         (None, "`src` is a NoneType"),
+        (np.ma.MaskedArray(np.zeros(3), [True, False, True]), "kernels know no masks"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

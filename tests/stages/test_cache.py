@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import stat
@@ -205,6 +206,17 @@ def test_a_lock_is_exclusive_and_is_given_up_on_in_time(monkeypatch: pytest.Monk
         assert time.monotonic() - begin < 0.04
 
 
+@pytest.mark.skipif(os.name == "nt", reason="flock is POSIX")
+def test_a_file_system_without_locks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    begin = time.monotonic()
+    with cache.lock(KEY):
+        assert time.monotonic() - begin < 5
+
+
 def test_the_fingerprint_follows_the_sources(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "a.py").write_text("1")
@@ -222,6 +234,25 @@ def test_without_a_fingerprint_nothing_is_cached(folder: Path, monkeypatch: pyte
     assert compiled_result()[0] == "compiled"
     assert compiled_result()[0] == "compiled"
     assert not folder.exists()
+
+
+def test_parts_are_kept_and_not_counted(folder: Path) -> None:
+    made: list[bytes] = []
+
+    def make() -> bytes:
+        made.append(b"part")
+        return made[-1]
+
+    assert [cache.kept(make, "a") for _ in range(2)] == [b"part", b"part"]
+    assert len(made) == 1
+    info = cache.cache_info()
+    assert (info.hits, info.misses, info.entries) == (0, 0, 0)
+    (place,) = folder.iterdir()
+    place.write_bytes(place.read_bytes()[:-1] + b"x")
+    assert cache.kept(make, "a") == b"part"
+    assert len(made) == 2
+    assert cache.clear() == 0
+    assert list(folder.iterdir()) == []
 
 
 def test_a_setting_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from fuseplan import cache
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.phases import relax
 
@@ -181,7 +182,9 @@ class Pool:
 
     def __init__(self, native: bool | None = None) -> None:
         self._native = _can_sleep_natively() if native is None else native
-        code = toolchain.compile_object(_pool_text(self._native))
+        text = _pool_text(self._native)
+        versions = (toolchain.fingerprint(), repr(toolchain.host_cpu()))
+        code = cache.kept(lambda: toolchain.compile_object(text), text, *versions)
         base = toolchain.load_object(code, ("launch", "enter", "generation", "wake", "worker"))
         word, pointer = ctypes.c_int64, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, word)(base["launch"])
