@@ -114,7 +114,7 @@ class FusionPlan:
             dst, operands = op.output(src), op.operands(src)
         except PlanError as error:
             raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
-        taken = {"x", "src", "out"} | {key for step in self._steps for key in step.keys.values()}
+        taken = {"x"} | {key for step in self._steps for key in step.keys.values()}
         self._steps.append(
             Step(
                 index,

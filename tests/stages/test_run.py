@@ -276,17 +276,6 @@ def test_a_parameter_may_be_nan_and_is_rounded_to_the_compute_dtype(target: str)
     np.testing.assert_array_equal(compiled(src, negative_slope=1e300), [[-np.inf, 2]])
 
 
-def test_parameters_named_as_a_calls_own_arguments_have_other_keys() -> None:
-    plan = FusionPlan("f32[1x2]", fuseplan.Expression("x * src + out", src=2, out=3))
-    assert [each.key for each in plan.parameters] == ["src_2", "out_2"]
-    compiled = fuseplan.compile(plan, "reference")
-    src = np.array([[1, 2]], np.float32)
-    np.testing.assert_array_equal(compiled(src), [[5, 7]])
-    np.testing.assert_array_equal(compiled(src, src_2=1, out_2=0), src)
-    arguments = Arguments(plan).set(plan[0], src=1, out=0)
-    np.testing.assert_array_equal(compiled.execute(src, arguments), src)
-
-
 # ---- other packages' tensors
 
 
