@@ -93,8 +93,11 @@ def _capsule(tensor: Any, what: str) -> Any:
         except TypeError:  # a maker of before DLPack 1.0
             return tensor.__dlpack__()
     except (BufferError, RuntimeError, TypeError) as error:
-        hint = "; pass tensor.detach()" if getattr(tensor, "requires_grad", False) else ""
-        raise ArgumentError(f"{what} cannot be exported by DLPack: {error}{hint}") from error
+        if getattr(tensor, "requires_grad", False):
+            raise ArgumentError(
+                f"{what} requires a gradient, which a kernel does not record: pass tensor.detach()"
+            ) from error
+        raise ArgumentError(f"{what} cannot be exported by DLPack: {error}") from error
 
 
 def _read(held: _Tensor, readonly: bool, what: str) -> View:

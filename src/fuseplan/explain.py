@@ -78,6 +78,7 @@ def explain_records(records: Records) -> Explanation:
             "plan": str(records.plan),
             "target": {
                 "name": str(target),
+                "is_host": target.is_host,
                 "cpu": target.cpu,
                 "threads": target.threads,
                 "vector_bytes": target.vector_bytes,
@@ -169,8 +170,7 @@ def _floor_text(told: Mapping[str, Any]) -> str:
     if floor is not None:
         limit = "arithmetic" if floor["bound"] == "compute" else f"{floor['bound']} bandwidth"
         return f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
-    is_cpu = told["target"]["name"].startswith("cpu")
-    return MEASURE if is_cpu else "known for the cpu target only"
+    return MEASURE if told["target"]["is_host"] else "known for this machine only: target cpu"
 
 
 def _refused_lines(told: Mapping[str, Any]) -> Iterator[str]:

@@ -227,9 +227,11 @@ def fitting(tensor: Any, what: str, spec: TensorSpec) -> Buffer:
     buffer = view(tensor, what)
     if buffer.matches(spec):
         return buffer
-    remedy = "compile a plan for it" if what == "`src`" else "leave it out, and a new one is made"
+    own, remedy = "plan.output", "leave it out, and a new one is made"
+    if what == "`src`":
+        own, remedy = "plan.src", "compile a plan for it"
     if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
-        remedy = f"the layout differs: copy it, or {remedy}"
+        remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
     raise ArgumentError(f"{what} is not what the plan takes\n  got {buffer.text}; want {spec}\n  {remedy}")
 
 
