@@ -112,7 +112,7 @@ class CompiledPlan:
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         if not isinstance(arguments, Arguments):
             raise ArgumentError(
-                f"want Arguments(plan), got a {type(arguments).__name__}; operands by name are keywords, such as "
+                f"want Arguments(plan), got a {type(arguments).__name__}; operands by name are given as "
                 "compiled(src, weight=w)"
             )
         if arguments.plan != self.plan:

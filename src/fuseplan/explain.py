@@ -1,4 +1,4 @@
-"""What was decided about a plan, as text and as JSON: it reads the records of the stages and decides nothing."""
+"""What was decided about a plan, as text and as JSON: it reads the stages' records and decides nothing."""
 
 from __future__ import annotations
 
