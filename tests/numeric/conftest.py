@@ -16,7 +16,7 @@ Guarded = Callable[[TensorSpec], NDArray[Any]]
 
 @pytest.fixture
 def guarded() -> Iterator[Guarded]:
-    """Makes f32 tensors whose last element stands at the end of a page, before one that may not be touched."""
+    """Makes f32 tensors that end where a page ends, before one that may not be touched."""
     libc = ctypes.CDLL(None)
     kept: list[tuple[mmap.mmap, int]] = []
 

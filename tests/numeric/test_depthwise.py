@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forced import forced, narrowed, refusal_of
 from numpy.typing import NDArray
 
+from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.gather import Stretch
 from fuseplan.backends.cpu.ir import Builder, Module
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
@@ -131,7 +131,9 @@ PROLOGUES = (
 
 @BOTH
 @pytest.mark.parametrize("before", PROLOGUES)
-@pytest.mark.parametrize("after", ["bias -> silu", "batch_norm(per_activation) -> add -> prelu", "scale -> tanh"])
+@pytest.mark.parametrize(
+    "after", ["bias -> silu", "batch_norm(per_activation) -> add -> prelu", "scale -> tanh"]
+)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_operators_before_and_after(kind: type[Template], before: str, after: str, dtype: str) -> None:
     plan = FusionPlan.parse(

@@ -1,4 +1,4 @@
-"""Copies one plane of src into a thread's own memory, as plain rows in the compute type, prologue applied."""
+"""Copies a plane of src into a thread's own memory: plain rows in the compute type, prologue applied."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class PlaneCopy:
         self.stages = Elementwise(frame, "prologue")
         self.rows = min(plan.row.size, plan.row.reach(block_rows))
         self.pitch = -(-plan.column.size // frame.lanes) * frame.lanes
-        sizes = [axis.size for axis in plan.far]
+        sizes = [axis.size for axis in plan.volume]
         slab = self.rows * self.pitch
-        self.far_strides = tuple(prod(sizes[i + 1 :]) * slab for i in range(len(sizes)))
+        steps = [prod(sizes[i + 1 :]) * slab for i in range(len(sizes))]
+        self.far_strides = (*steps, 1) if plan.pads else tuple(steps)
+        self.low = plan.conv.padding[-1][0] if plan.pads else 0
         self.nbytes = -(-prod(sizes) * slab * model.itemsize(self.kernel) // 64) * 64
 
     def emit(self, source: Index, channel: Index, first: Index) -> Value:
         """Copies what output rows `first` on read of the plane at storage offset `source`.
 
         Returns:
-            the address at which row 0, column 0 of the plane stands or would stand.
+            the address at which row 0, column 0 of the plane (or its padding) stands or would stand.
         """
         b, row = self.b, self.plan.row
         own = b.at(
@@ -51,7 +53,7 @@ class PlaneCopy:
         far, pitch = self.plan.strides
         with ExitStack() as nest:
             offset, to = source + begin * pitch, b.const(0, "i64")
-            for axis, stride, step in zip(self.plan.far, far, self.far_strides, strict=True):
+            for axis, stride, step in zip(self.plan.volume, far, self.far_strides[: len(far)], strict=True):
                 index = nest.enter_context(b.loop(0, axis.size, name="far"))
                 offset, to = offset + index * stride, to + index * step
             line = nest.enter_context(b.loop(0, self.rows, name="line"))
@@ -64,7 +66,11 @@ class PlaneCopy:
         return self.b.const(self.b.smaller(low, self.plan.row.size - self.rows), "i64")
 
     def _line(self, source: Value, channel: Index, to: Value) -> None:
-        lanes, size = self.frame.lanes, self.plan.column.size
+        lanes, size = self.frame.lanes, self.plan.conv.src_spatial[-1]
+        if self.plan.pads:
+            with self.b.loop(0, self.pitch, lanes, name="column") as column:
+                self.b.store(self.b.number(0.0), self.b.at(to, column))
+        to = self.b.at(to, self.low)
         step = self.kernel.src.element_strides[-1]
         if step != 1 and size > 1:
             with self.b.loop(0, size, name="column") as column:

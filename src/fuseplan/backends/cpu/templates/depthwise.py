@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
@@ -129,6 +130,10 @@ class _Spot:
     column: int | None
 
 
+def _parts(values: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [values[begin : begin + size] for begin in range(0, len(values), size)]
+
+
 class _Writer:
     """Writes one kernel."""
 
@@ -146,6 +151,7 @@ class _Writer:
         )
         self.image_stride, self.far_strides, self.row_stride, self.column_stride = self.plan.strides
         self.vectors = -(-self.conv.channels // self.lanes)
+        self.held = self.plan.held(target, knobs.rows, knobs.columns)
 
     def source(self) -> Source:
         """The whole kernel: phase 0 where src must be copied, then one phase of tiles."""
@@ -261,12 +267,12 @@ class _Writer:
         width = self.lanes * self.conv.features_per_group
         values = [[place.get() for place in line] for line in sums]
         columns = column.users(self.knobs.columns)
-        for line, rows in row.users(self.knobs.rows).items():
-            elements = read.line(line, list(columns))
-            for (r, upper), (x, users) in (
-                (a, c) for a in rows for c in zip(elements, columns.values(), strict=True)
-            ):
-                for c, tap in users:
+        for (line, rows), part in product(
+            row.users(self.knobs.rows).items(), _parts(list(columns), self.held)
+        ):
+            elements = zip(part, read.line(line, part), strict=True)
+            for (r, upper), (at, x) in product(rows, elements):
+                for c, tap in columns[at]:
                     w = b.load(b.at(weight, (upper * column.kernel + tap) * width))
                     values[r][c] = b.fma(x, w, values[r][c])
         for places, line_values in zip(sums, values, strict=True):
@@ -296,7 +302,7 @@ class _Reader:
     inside: list[Value]
     part: int
 
-    def line(self, line: int, columns: list[int]) -> list[Value]:
+    def line(self, line: int, columns: Sequence[int]) -> list[Value]:
         """The elements of one line at the given columns, counted from the tile's first."""
         b = self.writer.b
         test = self.spot.lines[line]

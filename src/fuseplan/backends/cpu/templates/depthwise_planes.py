@@ -297,7 +297,7 @@ class _Writer:
         """Adds src times weight over the taps of the last two axes."""
         b, row, column = self.b, self.plan.row, self.plan.column
         values = [[place.get() for place in places] for places in sums]
-        pairs = [(v, tap) for v in range(len(spot.starts)) for tap in range(column.kernel)]
+        pairs = [(v, tap) for tap in range(column.kernel) for v in range(len(spot.starts))]
         for line, users in row.users(self.knobs.rows).items():
             test = spot.lines[line]
             guards = [*tests, *([test] if test is not None else [])]
