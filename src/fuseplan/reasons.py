@@ -62,6 +62,16 @@ class Reason(Enum):
         "this kernel makes few features from each channel",
         "`direct` takes any number of them",
     )
+    NOT_3X3 = (
+        "not-3x3",
+        "this kernel takes 2-D convolutions of kernel 3, stride 1, dilation 1 and one group",
+        "`direct` takes any convolution",
+    )
+    FLOAT64 = (
+        "float64",
+        "this kernel computes in float32",
+        "`direct` computes f64 plans",
+    )
     CHANNELS_FIRST = (
         "channels-first",
         "this kernel writes channels last",
@@ -71,6 +81,17 @@ class Reason(Enum):
         "channels-last",
         "this kernel writes channels first",
         "Give src a layout with its pixels innermost, such as nchw",
+    )
+
+    NOT_POINT_CONVOLUTION = (
+        "not-point-convolution",
+        "this kernel takes 1x1 convolutions: stride 1, no padding, one group",
+        "`direct` takes any",
+    )
+    SCATTERED_POSITIONS = (
+        "scattered-positions",
+        "this kernel reads the positions of a channel side by side",
+        "Give src the default layout (ncw, nchw or ncdhw)",
     )
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:

@@ -164,8 +164,7 @@ class Builder:
         linkage: str = "",
         noalias: bool = True,
     ) -> None:
-        self.module = module
-        self.name = name
+        self.module, self.name = module, name
         self.element = element
         self.lanes = lanes
         self.vector = vector(lanes, element)
@@ -283,6 +282,11 @@ class Builder:
         mask = self._mask(count, lanes_of(kind))
         self.line(f"call void @{word}({kind} {value.name}, ptr {pointer.name}, i32 {align}, {mask})")
         return None
+
+    def prefetch(self, pointer: Value) -> None:
+        """Begins to bring the line at an address, which need not be readable, into the second cache."""
+        self.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0(ptr {pointer.name}, i32 0, i32 2, i32 1)")
 
     def broadcast(self, pointer: Value, index: Index = 0) -> Value:
         """The element at an address, in every lane."""

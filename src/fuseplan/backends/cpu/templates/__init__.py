@@ -6,8 +6,11 @@ To add one: a module with a `Template`, and its line in TEMPLATES.
 from __future__ import annotations
 
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
+from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.template import Template
 
-TEMPLATES: tuple[type[Template], ...] = (Depthwise, Direct, Pointwise)
+TEMPLATES: tuple[type[Template], ...] = (Depthwise, DepthwisePlanes, Planes, Direct, Pointwise)

@@ -132,7 +132,7 @@ def _scratch_room(kernel: Kernel, target: Target) -> int:
 
 @dataclass(frozen=True)
 class _Line:
-    """One run: where it begins in dst, src and an image, its channel, where the task enters, what is known."""
+    """One run: where it begins in dst, src and an image, its channel, where a task enters, what is known."""
 
     dst: Index
     src: Index

@@ -1,0 +1,155 @@
+"""1x1 convolutions between tensors that are stored channels first: products of planes, never transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.templates import planes_writer
+from fuseplan.emit import Source
+from fuseplan.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.tensor import LAYOUTS, TensorSpec
+
+_ROWS = 16  # most features in a tile: larger ones leave more of the last tile unused
+
+
+@dataclass(frozen=True)
+class Planes(Template):
+    """Tiles of features x positions in registers: lanes are positions, weights are spread over them.
+
+    reads:  src once for each group of features, into the thread's part of the workspace; weight once for each
+            block of positions
+    writes: dst once, in whole vectors of positions
+    chosen: for planes that are large, or whole vectors; else `direct` transposes tiles in registers
+
+    Attributes:
+        rows: features in a tile.
+        vectors: vectors of positions in a tile.
+        block: tiles of positions in a task.
+        block_tiles: tiles of features in a task.
+    """
+
+    name: ClassVar[str] = "planes"
+
+    rows: int
+    vectors: int
+    block: int
+    block_tiles: int
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        conv = _convolution(kernel)
+        yield claim(
+            conv.is_matrix_product and conv.groups == 1,
+            Reason.NOT_POINT_CONVOLUTION,
+            got=conv.text,
+            operator=kernel.contraction_step,
+        )
+        yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
+        yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
+        yield from model.layout_claims(kernel)
+        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        tiles = sorted(_tiles(kernel, target), key=lambda tile: _waste(kernel, target, *tile))
+        for rows, vectors in tiles[:2]:
+            yield cls(rows, vectors, *_blocks(kernel, target, rows, vectors))
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        groups = -(-planes_writer.feature_tiles(kernel, self.rows) // self.block_tiles)
+        moved = model.traffic(kernel, target)
+        return Traffic(moved.read + (groups - 1) * kernel.src.nbytes, moved.written)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        # A vector of src is loaded and stored once for the features of a task: about two cycles.
+        packing = 1 + 4 / min(self.rows * self.block_tiles, _convolution(kernel).features)
+        work = _convolution(kernel).flops * _waste(kernel, target, self.rows, self.vectors) * packing
+        return model.seconds(
+            kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
+        )
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """One rounding a product in a sum of `depth` of them: depth * u (Higham, 2002, section 3.1)."""
+        return _convolution(kernel).depth * model.unit_roundoff(kernel)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return self.bound(kernel)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return planes_writer.write(self, kernel, target)
+
+    def pack(
+        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
+    ) -> NDArray[Any]:
+        """The weight as [tile][channel][feature of the tile]; the last tile begins early instead of late."""
+        if operand.role != "weight":
+            return super().pack(kernel, target, operand, array)
+        conv = _convolution(kernel)
+        matrix = array.reshape(conv.features, conv.channels)
+        tiles = range(planes_writer.feature_tiles(kernel, self.rows))
+        starts = [min(tile * self.rows, conv.features - self.rows) for tile in tiles]
+        return np.ascontiguousarray(np.stack([matrix[start : start + self.rows].T for start in starts]))
+
+
+def _convolution(kernel: Kernel) -> Convolution:
+    if kernel.convolution is None:
+        raise ValueError("a kernel without a contraction has no convolution")
+    return kernel.convolution
+
+
+def _has_planes(spec: TensorSpec) -> bool:
+    return spec.layout == LAYOUTS[spec.rank][0] and prod(spec.spatial) > 1
+
+
+def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
+    """Tiles whose accumulators, vectors of src and one spread weight fit the registers."""
+    conv, width = _convolution(kernel), lanes(kernel, target)
+    for vectors in range(1, min(4, -(-prod(conv.dst_spatial) // width)) + 1):
+        top = min(_ROWS, conv.features, (target.vector_registers - 1 - vectors) // vectors)
+        for rows in range(max(1, top // 2), top + 1):
+            yield rows, vectors
+
+
+def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
+    """Time of the tiles over time of the same products without a loss."""
+    conv, width = _convolution(kernel), lanes(kernel, target)
+    positions = prod(conv.dst_spatial)
+    features = planes_writer.feature_tiles(kernel, rows) * rows / conv.features
+
+    def cost(vectors: int) -> float:
+        """Of a tile, in products: at two loads and two products a cycle, a product taking 4 to 5 cycles."""
+        products = rows * vectors
+        return max(products, rows + vectors, 10)
+
+    whole, left = divmod(positions, vectors * width)
+    rest = -(-left // width)
+    spent = whole * cost(vectors) + (cost(rest) if rest else 0)
+    small = 1 + 0.001 * rows * vectors  # of equals the smaller: less code, less to compile
+    return features * spent * width / (positions * rows) * small
+
+
+def _blocks(kernel: Kernel, target: Target, rows: int, vectors: int) -> tuple[int, int]:
+    """Tiles of positions and of features in a task: src's part fits the second cache, threads get several."""
+    conv, width = _convolution(kernel), lanes(kernel, target)
+    count = planes_writer.position_tiles(kernel, vectors * width)
+    tiles = planes_writer.feature_tiles(kernel, rows)
+    tile_bytes = conv.channels * vectors * width * model.itemsize(kernel)
+    block = max(1, min(count, 16 // vectors, int(target.l2_bytes * 0.4) // tile_bytes))
+    wanted = 4 * target.threads if target.threads > 1 else 1
+    # Narrower blocks copy nothing twice; below two tiles, lines of src are read in pieces.
+    block = max(min(block, 2), min(block, -(-conv.batch * count // wanted)))
+    block = -(-count // -(-count // block))
+    parts = min(max(1, tiles // 2), -(-wanted // (conv.batch * -(-count // block))))
+    return block, -(-tiles // parts)
