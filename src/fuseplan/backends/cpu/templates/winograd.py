@@ -1,0 +1,232 @@
+"""3x3 convolution with a quarter of the multiplications, the elementwise tail applied in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.backends.cpu import model, transforms
+from fuseplan.backends.cpu.templates import winograd_writer
+from fuseplan.backends.cpu.templates.winograd_grid import Grid, tiles_of
+from fuseplan.emit import Source
+from fuseplan.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, lanes
+
+TILES = (4, 2)
+
+# Bytes that a core takes in a cycle from the last cache and from memory, measured on Zen 5.
+_CACHE_RATE, _MEMORY_RATE = 24, 12
+
+
+@dataclass(frozen=True)
+class Winograd(Template):
+    """Transforms tiles of src, multiplies by transformed weights position by position, transforms back.
+
+    A task does all three for a block of tiles and some panels of features, so no thread waits for another. A
+    tile whose outputs are not all finite is computed again by the definition: an infinity or a NaN reaches
+    the outputs that it reaches in direct convolution, and no others.
+
+    reads:  src once for each part of the features, transformed weights once for each block of tiles
+    writes: dst once
+    chosen: 3x3 kernels with stride 1, unless channels are few or the caller bounds the error; tile=4 takes 36
+        multiplications for 16 outputs, tile=2 takes 16 for 4 but has less than half the weights to stream
+
+    Attributes:
+        tile: outputs along one side of a tile, 4 or 2.
+        rows: tiles in a register tile of the products.
+        vectors: vectors of features in a register tile.
+        block: tiles in a task, at most.
+        panels: register tiles' widths of features in a task.
+    """
+
+    name: ClassVar[str] = "winograd"
+
+    tile: int
+    rows: int
+    vectors: int
+    block: int
+    panels: int
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        conv = kernel.convolution
+        yield claim(conv is not None, Reason.NO_CONTRACTION)
+        if conv is not None:
+            plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
+            yield claim(conv.kernel == (3, 3) and plain, Reason.NOT_3X3, got=conv.text)
+            yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
+            yield from model.layout_claims(kernel)
+            yield model.accuracy_claim(min(_bound(conv, tile) for tile in TILES), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        """The quickest knobs, by the model, of each tile that is exact enough."""
+        conv = _convolution(kernel)
+        for tile in TILES:
+            strict = accuracy == "strict" and tile == 4
+            if not strict and model.accuracy_claim(_bound(conv, tile), accuracy).holds:
+                grids = _considered(kernel, target, tile)
+                best = min(grids, key=lambda grid: _cycles(grid, target)).knobs
+                yield cls(tile, best.rows, best.vectors, best.block, best.panels)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        grid = Grid(kernel, target, self)
+        plain = model.traffic(kernel, target, workspace=grid.staged_elements)
+        transformed = grid.positions * grid.weight_plane * model.itemsize(kernel)
+        return Traffic(plain.read + transformed - kernel.weight.nbytes, plain.written, plain.workspace)
+
+    def flops(self, kernel: Kernel) -> int:
+        """Two a product, those of the transforms, and the elementwise ones."""
+        conv = _convolution(kernel)
+        size, cost = self.tile + 2, transforms.cost(self.tile)
+        products = 2 * size**2 * conv.channels * conv.features
+        before = 2 * size * cost.src_operations * conv.channels
+        after = (size + self.tile) * cost.dst_operations * conv.features
+        return tiles_of(conv, self.tile) * (products + before + after) + kernel.flops - conv.flops
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        grid = Grid(kernel, target, self)
+        return model.seconds(
+            kernel,
+            target,
+            flops=_cycles(grid, target) * 4 * grid.lanes * target.threads,
+            traffic=self.traffic(kernel, target),
+            efficiency=0.95,
+            phases=1 if grid.reads_src else 2,
+        )
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """See `_bound`."""
+        return _bound(_convolution(kernel), self.tile)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return winograd_writer.write(Grid(kernel, target, self), kernel, target, self.text)
+
+    def pack(
+        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
+    ) -> NDArray[Any]:
+        """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].
+
+        Zeros follow the last feature. The second part serves tiles that are not finite.
+        """
+        if operand.role != "weight":
+            return super().pack(kernel, target, operand, array)
+        grid = Grid(kernel, target, self)
+        (features, channels), taps = array.shape[:2], transforms.KERNEL**2
+        width, positions = grid.panels * grid.panel, grid.positions
+        packed = np.zeros((positions + taps) * channels * width, np.float32)
+        transformed, plain = np.split(packed, [positions * channels * width])
+        by_panel = transformed.reshape(positions, grid.panels, channels, grid.panel).swapaxes(1, 2)
+        values = transforms.transforms(self.tile).weights(array)
+        whole = features - features % grid.panel
+        by_panel[:, :, : whole // grid.panel] = values[..., :whole].reshape(
+            positions, channels, -1, grid.panel
+        )
+        if whole < features:
+            by_panel[:, :, -1, : features - whole] = values[..., whole:]
+        plain.reshape(taps, channels, width)[..., :features] = array.reshape(features, channels, taps).T
+        return packed
+
+
+def _convolution(kernel: Kernel) -> Convolution:
+    if kernel.convolution is None:
+        raise ValueError("a kernel without a contraction has no convolution")
+    return kernel.convolution
+
+
+def _bound(conv: Convolution, tile: int) -> float:
+    """b such that |error| <= b * (sum of |weight| times its channel's largest |src| in the tile).
+
+    To first order. An element of src is rounded in both passes of the src transform, a weight once, a product
+    and its sum once a channel, an output in both passes of the dst transform: n roundings, each at most u, on
+    any way from src to dst. They apply to |A'| (|G| |w| |G'| * |B'| |x| |B|) |A|, which is at most `growth`
+    times the sum above, so b = n * u * growth (Higham, Accuracy and Stability of Numerical Algorithms,
+    2002, section 3.1; Barabasz et al., ACM TOMS 46(4), 2020, for Toom and Cook's algorithms). Neighbours in
+    the tile take part, so the largest |src| stands where direct convolution's bound has the very element.
+    The errors met are far smaller, as they are with direct convolution.
+    """
+    cost = transforms.cost(tile)
+    roundings = conv.channels + 1 + 2 * cost.src_roundings + 2 * cost.dst_roundings
+    return roundings * 2.0**-24 * transforms.transforms(tile).growth
+
+
+# ---- the choice of knobs
+
+
+def _considered(kernel: Kernel, target: Target, tile: int) -> Iterator[Grid]:
+    """The better register tiles with blocks of a few sizes, features whole or shared out among threads."""
+    conv, width, threads = _convolution(kernel), lanes(kernel, target), target.threads
+    tiles, most = tiles_of(conv, tile), -(-conv.features // width)
+    for rows, vectors in _register_tiles(tiles, most, target):
+        panels = -(-most // vectors)
+        for block in _blocks(tiles, rows, threads):
+            for part in sorted({-(-panels // splits) for splits in (1, 2, threads, 2 * threads)}):
+                grid = Grid(kernel, target, Winograd(tile, rows, vectors, block, part))
+                if grid.fewest_tiles >= rows:
+                    yield grid
+
+
+def _register_tiles(tiles: int, most: int, target: Target) -> list[tuple[int, int]]:
+    """Register tiles whose sums, one row of weights and one spread element fit the registers: the best six.
+
+    One tile at a time, one vector, always fits, whatever the blocks.
+    """
+    fitting = [
+        (rows, vectors)
+        for vectors in range(1, min(3, most) + 1)
+        for rows in range(1, min(tiles, 16, (target.vector_registers - 1 - vectors) // vectors) + 1)
+    ]
+
+    def loss(shape: tuple[int, int]) -> float:
+        rows, vectors = shape
+        edges = -(-tiles // rows) * rows / tiles * -(-most // vectors) * vectors / most
+        return edges * _product_cost(rows, vectors, target)
+
+    return [*sorted(fitting, key=loss)[:6], (1, 1)]
+
+
+def _blocks(tiles: int, rows: int, threads: int) -> list[int]:
+    """Tiles a task: one to six register tiles, all, or a thread's share of all."""
+    shares = (-(-tiles // parts) for parts in (1, threads, 2 * threads))
+    return sorted({min(size, tiles) for size in (*(rows * count for count in (1, 2, 3, 4, 6)), *shares)})
+
+
+def _cycles(grid: Grid, target: Target) -> float:
+    """Every thread's tasks, in rounds: threads that have none in the last one wait."""
+    return -(-grid.blocks * grid.splits // target.threads) * _task_cycles(grid, target)
+
+
+def _task_cycles(grid: Grid, target: Target) -> float:
+    """Cycles of the largest task: products or their weights' arrival, whichever is longer, and transforms."""
+    knobs, tiles, channels = grid.knobs, grid.most_tiles, grid.conv.channels
+    vectors = -(-min(grid.columns, grid.conv.features) // grid.lanes)
+    sums = grid.positions * -(-tiles // knobs.rows) * knobs.rows * channels * vectors
+    products = sums / 2 * _product_cost(knobs.rows, knobs.vectors, target)
+    weights = 4 * grid.positions * grid.weight_plane
+    rate = _CACHE_RATE if weights < 0.7 * target.l3_bytes else _MEMORY_RATE
+    streaming = 4 * grid.positions * channels * grid.columns / rate if weights > target.l2_bytes / 2 else 0.0
+    # Transforms do two operations and move a vector in a cycle, less where planes leave the second cache.
+    cost = transforms.cost(grid.tile)
+    before = grid.size * cost.src_operations + 1.5 * grid.positions
+    after = (grid.size + grid.tile) * cost.dst_operations / 2 + grid.positions + grid.tile**2
+    planes = 4 * grid.positions * (grid.inputs_plane + grid.products_plane)
+    far = 1.5 if planes > target.l2_bytes else 1.0
+    around = tiles * (grid.depth // grid.lanes * before + vectors * after) * far
+    return max(products, streaming) + 0.1 * streaming + around
+
+
+def _product_cost(rows: int, vectors: int, target: Target) -> float:
+    """Time of a product in a register tile over half a cycle.
+
+    Two loads and two products a cycle are what current cores do, and a product takes 4 to 5 cycles. A vector
+    of weights is read for `rows` products, mostly from the second cache.
+    """
+    products = rows * vectors
+    streaming = 1 + 0.015 * max(0.0, 2 * target.vector_bytes / rows - 16)
+    return max(1.0, (rows + vectors) / products, 10 / products) * streaming

@@ -1,0 +1,180 @@
+"""How a Winograd kernel cuts its work, and where its data lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Protocol
+
+from fuseplan.backends.cpu import staging, storage
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.transforms import KERNEL
+from fuseplan.kernel import Convolution, Kernel
+from fuseplan.target import Target
+from fuseplan.template import lanes
+
+_LINE = 16  # elements: one cache line of float
+
+
+class Knobs(Protocol):
+    """What the template chose; see `Winograd`."""
+
+    @property
+    def tile(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def vectors(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def panels(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Image:
+    """What tiles are read from: channels innermost, in the compute type.
+
+    Attributes:
+        start: its first element.
+        extents: lines and columns.
+        low: how far above and beside the first line and column the taps of output (0, 0) begin.
+        line: elements from one line to the next.
+        picture: elements from one image of the batch to the next.
+    """
+
+    start: Value
+    extents: tuple[int, int]
+    low: tuple[int, int]
+    line: int
+    picture: int
+
+
+def padded(count: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-count // unit) * unit
+
+
+def tiles_of(conv: Convolution, tile: int) -> int:
+    """Tiles of tile x tile outputs over the batch."""
+    height, width = conv.dst_spatial
+    return conv.batch * -(-height // tile) * -(-width // tile)
+
+
+@cache
+def _run(width: int, tile: int, lanes: int) -> int:
+    """The fewest tiles side by side that waste least of vectors of outputs; a whole line if none fill one."""
+    columns = -(-width // tile)
+    best, least = columns, 2.0
+    for run in range(1, columns + 1):
+        outputs, last = run * tile, width - (columns - run) * tile  # of a run, and of the last one in a line
+        if columns % run == 0 and last >= lanes and padded(outputs, lanes) / outputs < least:
+            best, least = run, padded(outputs, lanes) / outputs
+    return best
+
+
+class Grid:
+    """The cut of one kernel's work.
+
+    A task is a block of tiles times some panels of features. A block is a whole number of runs; a run is so
+    many tiles side by side that its outputs fill vectors (one tile, where dst has its features innermost).
+    Blocks differ by one run at most, so that threads get equal work and no block has fewer tiles than a
+    register tile.
+    """
+
+    def __init__(self, kernel: Kernel, target: Target, knobs: Knobs) -> None:
+        conv = kernel.convolution
+        if conv is None:
+            raise ValueError("a kernel without a contraction has no tiles")
+        self.kernel, self.knobs, self.conv = kernel, knobs, conv
+        self.lanes = lanes(kernel, target)
+        self.tile, self.size = knobs.tile, knobs.tile + KERNEL - 1
+        self.positions = self.size**2
+        self.height, self.width = conv.dst_spatial
+        self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
+        self.features_innermost = kernel.dst.is_channels_last or self.height * self.width == 1
+        self.run = 1 if self.features_innermost else _run(self.width, self.tile, self.lanes)
+        self.runs_per_line = self.tile_cols // self.run
+        self.runs = conv.batch * self.tile_rows * self.runs_per_line
+        self.blocks = min(self.runs, -(-self.runs * self.run // knobs.block))
+        self.fewest_tiles = self.runs // self.blocks * self.run
+        self.most_tiles = -(-self.runs // self.blocks) * self.run
+        self.panel = knobs.vectors * self.lanes
+        self.panels = -(-conv.features // self.panel)
+        self.task_panels = min(knobs.panels, self.panels)
+        self.splits = -(-self.panels // self.task_panels)
+
+    def corner(self, b: Builder, run: Value) -> tuple[Value, Value, Value]:
+        """The image of a run, and the line and column of its first output there."""
+        piece, rest = run % self.runs_per_line, run // self.runs_per_line
+        y = rest % self.tile_rows * self.tile
+        return rest // self.tile_rows, y, piece * (self.run * self.tile)
+
+    @property
+    def reads_src(self) -> bool:
+        """Whether tiles are read from src itself: dense, channels innermost, float, nothing to apply."""
+        plain = storage.is_stored_as_computed(self.kernel.src.dtype) and not self.kernel.prologue
+        return plain and staging.channels_last(self.kernel)
+
+    @cached_property
+    def staged(self) -> staging.Staged | None:
+        """The copy of src that tiles are read from, padded to whole tiles; None: they are read from src."""
+        if self.reads_src:
+            return None
+        extents = [count * self.tile + KERNEL - 1 for count in (self.tile_rows, self.tile_cols)]
+        return staging.staged(self.kernel, always=True, extents=extents)
+
+    @property
+    def staged_elements(self) -> int:
+        """Room in the workspace that all threads share."""
+        return self.staged.elements if self.staged else 0
+
+    # ---- a thread's own memory, in elements
+
+    @property
+    def depth(self) -> int:
+        """From one transformed tile to the next: the channels, in whole vectors."""
+        return padded(self.conv.channels, self.lanes)
+
+    @property
+    def columns(self) -> int:
+        """From one row of products to the next: the features of a task."""
+        return self.task_panels * self.panel
+
+    @property
+    def inputs_plane(self) -> int:
+        """From one position of transformed src to the next; an odd line keeps them apart in the cache."""
+        return padded(self.most_tiles * self.depth, _LINE) + _LINE
+
+    @property
+    def products_plane(self) -> int:
+        """From one position of products to the next."""
+        return padded(self.most_tiles * self.columns, _LINE) + _LINE
+
+    @property
+    def patch(self) -> int:
+        """Room for one tile of src with its padding, and for a last vector's unused lanes."""
+        return padded(self.positions * self.conv.channels, _LINE) + _LINE if self.reads_src else 0
+
+    @property
+    def strip(self) -> int:
+        """Room for one vector of features of a run's outputs, where positions are innermost in dst."""
+        return 0 if self.features_innermost else self.run * self.tile**2 * self.lanes
+
+    @property
+    def own_elements(self) -> int:
+        """All of it."""
+        planes = self.positions * (self.inputs_plane + self.products_plane)
+        return padded(planes + self.patch + self.strip, _LINE)
+
+    # ---- packed weights, in elements
+
+    @property
+    def weight_panel(self) -> int:
+        """One panel of one position."""
+        return self.conv.channels * self.panel
+
+    @property
+    def weight_plane(self) -> int:
+        """One position."""
+        return self.panels * self.weight_panel

@@ -1,0 +1,207 @@
+"""The last part of `Winograd`: products become outputs, the tail is applied, dst is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import I64, PTR, Index, Value
+from fuseplan.backends.cpu.templates.winograd_grid import Grid, Image
+from fuseplan.backends.cpu.transforms import KERNEL, columns_of, transforms
+from fuseplan.backends.cpu.transpose import transposed
+
+REPAIR = "direct_tile"
+
+
+class Results:
+    """Writes the dst transform of a block of tiles.
+
+    Args:
+        frame: the kernel being written.
+        grid: how its work is cut.
+        image: what tiles are read from, for those that must be computed again.
+        products: where a thread's products are.
+        strip: a thread's room for a run of outputs, where dst has its positions innermost.
+    """
+
+    def __init__(self, frame: Frame, grid: Grid, image: Image, products: Value, strip: Value) -> None:
+        self.frame, self.b, self.grid, self.image = frame, frame.body, grid, image
+        self.products, self.strip = products, strip
+        self.lanes, self.features = grid.lanes, grid.conv.features
+        self.tail = Elementwise(frame, "epilogue")
+        self.dst, self.dtype = frame.pointer("dst"), grid.kernel.dst.dtype
+        self.weight = frame.pointer("operand", grid.kernel.weight.key)
+        self.patch = self.b.buffer(grid.tile**2 * grid.lanes)
+        _write_repair(frame, grid, image)
+
+    def emit(self, first: Value, last: Value, begin: Index, end: Index) -> None:
+        """Runs first..last, features of the panels begin..end."""
+        b, grid = self.b, self.grid
+        with b.loop(first, last, name="run") as run:
+            corner = grid.corner(b, run)
+            number = (run - first) * grid.run
+            whole = self.features - self.features % self.lanes
+            start, stop = begin * grid.panel, b.smaller(end * grid.panel, self.features)
+            at = b.at(self.products, number * grid.columns - start)
+            if whole:
+                with b.loop(start, b.smaller(stop, whole), self.lanes, name="feature") as feature:
+                    self._vector(b.at(at, feature), *corner, feature, self.lanes)
+            if whole < self.features:
+                with b.when(b.compare("sgt", b.const(stop, I64), whole)):
+                    self._vector(b.at(at, whole), *corner, whole, self.features - whole)
+
+    def _vector(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
+        """One vector of features of a run."""
+        if self.grid.features_innermost:
+            self._tile(at, image, y, x, feature, count)
+        else:
+            self._run(at, image, y, x, feature, count)
+
+    # ---- one tile of outputs
+
+    def _outputs(self, at: Value) -> list[list[Value]]:
+        """The dst transform: a tile of sums, lanes along features."""
+        b, grid, matrix = self.b, self.grid, transforms(self.grid.tile).dst
+
+        def fma(x: Value, factor: float, y: Value) -> Value:
+            return b.fma(x, b.number(factor), y)
+
+        between = []
+        for j in range(grid.size):
+            column = [b.load(b.at(at, (i * grid.size + j) * grid.products_plane)) for i in range(grid.size)]
+            between.append(columns_of(matrix, column, fma))
+        return [columns_of(matrix, [column[r] for column in between], fma) for r in range(grid.tile)]
+
+    def _is_broken(self, outs: list[list[Value]]) -> Value:
+        """Whether an output is infinite or NaN: so is their sum then, and the sum minus itself is NaN.
+
+        A sum that overflows by itself costs time only.
+        """
+        b = self.b
+        sums = [value for line in outs for value in line]
+        while len(sums) > 1:
+            sums = [sums[i] + sums[i + 1] for i in range(0, len(sums), 2)]
+        difference = sums[0] - sums[0]
+        lanes = b.compare("uno", difference, difference)
+        word = f"i{self.lanes}"
+        mask = b.op(word, f"bitcast {lanes.type} {lanes.name} to {word}")
+        return b.compare("ne", mask, 0)
+
+    def _repair(self, into: Value, step: int, image: Value, y: Value, x: Value, feature: Index) -> None:
+        """Computes the tile again, by the definition, into lines of outputs `step` elements apart."""
+        b = self.b
+        numbers = (image, y, x, b.const(feature, I64), b.const(step, I64))
+        plain = b.at(self.weight, self.grid.positions * self.grid.weight_plane)
+        pointers = ", ".join(f"ptr {pointer.name}" for pointer in (self.image.start, plain, into))
+        words = ", ".join(f"i64 {number.name}" for number in numbers)
+        b.line(f"call void @{REPAIR}({pointers}, {words}) noinline cold")
+
+    # ---- dst with features innermost
+
+    def _tile(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
+        b, grid, features = self.b, self.grid, self.features
+        outs = self._outputs(at)
+        places = [[b.variable(b.vector, value) for value in line] for line in outs]
+        with b.when(self._is_broken(outs)):
+            self._repair(self.patch, grid.tile * self.lanes, image, y, x, feature)
+            for r, line in enumerate(places):
+                for c, place in enumerate(line):
+                    place.set(b.load(b.at(self.patch, (r * grid.tile + c) * self.lanes)))
+        element = ((image * grid.height + y) * grid.width + x) * features + feature
+        known: dict[object, Value] = {}
+        self.tail.prepare(Place(element, feature, True, count), known)
+        for r, line in enumerate(places):
+            for c, place in enumerate(line):
+                with self._inside(r, c, y, x):
+                    where = Place(element + (r * grid.width + c) * features, feature, True, count)
+                    self._store(place.get(), where, known)
+
+    @contextmanager
+    def _inside(self, r: int, c: int, y: Value, x: Value) -> Iterator[None]:
+        """Runs its block where dst has the tile's output (r, c); asks only where tiles hang over the edge."""
+        b, grid = self.b, self.grid
+        with ExitStack() as tests:
+            if 0 < grid.height % grid.tile <= r:
+                tests.enter_context(b.when(b.compare("slt", y + r, grid.height)))
+            if 0 < grid.width % grid.tile <= c:
+                tests.enter_context(b.when(b.compare("slt", x + c, grid.width)))
+            yield
+
+    def _store(self, value: Value, place: Place, known: dict[object, Value]) -> None:
+        value = self.tail.apply(value, place, known)
+        where = self.b.at(self.dst, place.element, storage.element_type(self.dtype))
+        storage.write(self.b, self.dtype, value, where, count=place.count)
+
+    # ---- dst with positions innermost
+
+    def _run(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
+        """Outputs go to the strip, lanes along features, and from there through transposes to dst."""
+        b, grid = self.b, self.grid
+        step = grid.run * grid.tile * self.lanes
+        with b.loop(0, grid.run, name="tile") as tile:
+            outs = self._outputs(b.at(at, tile * grid.columns))
+            into = b.at(self.strip, tile * (grid.tile * self.lanes))
+            for r, line in enumerate(outs):
+                for c, value in enumerate(line):
+                    b.store(value, b.at(into, r * step + c * self.lanes))
+            with b.when(self._is_broken(outs)):
+                self._repair(into, step, image, y, x + tile * grid.tile, feature)
+        lines = b.smaller(y + grid.tile, grid.height) - y
+        outputs = b.smaller(x + grid.run * grid.tile, grid.width) - x
+        element = ((image * self.features + feature) * grid.height + y) * grid.width + x
+        with b.loop(0, lines, name="line") as line_number:
+            strip = b.at(self.strip, line_number * step)
+            self._line(strip, element + line_number * grid.width, outputs, feature, count)
+
+    def _line(self, strip: Value, element: Value, outputs: Index, feature: Index, count: int) -> None:
+        """One line of a run's outputs, `count` features of it."""
+        b, lanes = self.b, self.lanes
+        if self.grid.width < lanes:
+            self._square(strip, element, feature, count, self.grid.width)
+            return
+        with b.loop(0, outputs, lanes, name="position") as start:
+            # The last square starts early and writes some outputs twice.
+            position = b.smaller(start, outputs - lanes)
+            self._square(b.at(strip, position * lanes), element + position, feature, count, lanes)
+
+    def _square(self, strip: Value, element: Value, feature: Index, count: int, positions: int) -> None:
+        """`positions` outputs side by side of `count` features."""
+        b, lanes, image = self.b, self.lanes, self.grid.height * self.grid.width
+        rows = [b.load(b.at(strip, i * lanes)) for i in range(positions)]
+        rows += [Value(b, b.vector, "poison")] * (lanes - positions)
+        known: dict[object, Value] = {}
+        for i, column in enumerate(transposed(b, rows)[:count]):
+            self._store(column, Place(element + i * image, feature + i, False, positions), known)
+
+
+def _write_repair(frame: Frame, grid: Grid, image: Image) -> None:
+    """A function that computes a tile, one vector of features, as direct convolution does.
+
+    Winograd's transforms mix the pixels of a tile, so one infinity would make all its outputs NaN. Who has
+    such data gets IEEE's answer, only slower. Products are summed in direct's order: taps, then channels.
+    """
+    numbers = [(I64, word) for word in ("number", "y", "x", "feature", "step")]
+    b = frame.builder(REPAIR, [(PTR, "image"), (PTR, "weight"), (PTR, "into"), *numbers])
+    start, weight, into, number, y, x, feature, step = b.parameters
+    channels, width = grid.conv.channels, grid.panels * grid.panel
+    padding = b.buffer(1)
+    b.store(b.const(0.0, b.element), padding)
+    total = b.variable(b.vector)
+    with b.loop(0, grid.tile, name="r") as r, b.loop(0, grid.tile, name="c") as c:
+        total.set(b.number(0.0))
+        with b.loop(0, KERNEL, name="i") as i, b.loop(0, KERNEL, name="j") as j:
+            row, column = y + r + i - image.low[0], x + c + j - image.low[1]
+            pixel = b.at(start, number * image.picture + row * image.line + column * channels)
+            pixel = b.select(b.compare("ult", row, image.extents[0]), pixel, padding)
+            pixel = b.select(b.compare("ult", column, image.extents[1]), pixel, padding)
+            # Padding is multiplied too: zero times an infinite weight is NaN.
+            stride = b.select(b.compare("eq", pixel, padding), b.const(0, I64), 1)
+            taps = b.at(weight, (i * KERNEL + j) * (channels * width) + feature)
+            with b.loop(0, channels, name="channel") as channel:
+                value = b.broadcast(pixel, channel * stride)
+                total.set(b.fma(value, b.load(b.at(taps, channel * width)), total.get()))
+        b.store(total.get(), b.at(into, r * step + c * grid.lanes))
+    b.finish()
