@@ -13,4 +13,4 @@ from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.template import Template
 
-TEMPLATES: tuple[type[Template], ...] = (Depthwise, DepthwisePlanes, Planes, Direct, Pointwise)
+TEMPLATES: tuple[type[Template], ...] = (Depthwise, DepthwisePlanes, Winograd, Planes, Direct, Pointwise)
