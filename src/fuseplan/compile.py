@@ -143,6 +143,7 @@ def compile(
     *,
     threads: int | None = None,
     accuracy: Accuracy = "default",
+    template: str | None = None,
     cache: bool = True,
 ) -> CompiledPlan:
     """Makes one kernel of a plan and loads it.
@@ -153,14 +154,16 @@ def compile(
         threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given.
         accuracy: `default`; `strict`, which excludes Winograd F(4x4, 3x3); or the largest error bound
             allowed: |error| <= bound * sum of |src||weight|.
+        template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
+            (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.
         cache: look for the object code, and keep it, in memory and on disk.
 
     Raises:
         PlanError: the text is no plan.
         Unsupported: nothing fuses the plan, or no template of the target computes it; it says why.
         BuildError: the target is not this machine, or the toolchain failed.
-        ArgumentError: the target, the threads or the accuracy cannot be.
+        ArgumentError: the target, the threads, the accuracy or the template cannot be.
     """
-    records = decide(plan, target, threads=threads, accuracy=accuracy)
+    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
     program = build(records.choice, records.kernel, records.target, use_cache=cache)
     return CompiledPlan(records, program)

@@ -42,15 +42,16 @@ def explain(
     accuracy: Accuracy = "default",
     *,
     threads: int | None = None,
+    template: str | None = None,
 ) -> Explanation:
     """Explains what `compile` would do, or why it would refuse; for any target, without its toolchain.
 
     Raises:
         PlanError: the text is no plan.
-        ArgumentError: the target, the threads or the accuracy cannot be.
+        ArgumentError: the target, the threads, the accuracy or the template cannot be.
     """
     try:
-        return explain_records(decide(plan, target, threads=threads, accuracy=accuracy))
+        return explain_records(decide(plan, target, threads=threads, accuracy=accuracy, template=template))
     except Unsupported as refused:
         return _explain_refusal(as_plan(plan), str(parse_target(target)), refused)
 

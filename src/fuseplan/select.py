@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.backend import Backend
-from fuseplan.errors import Unsupported
+from fuseplan.errors import ArgumentError, Unsupported, did_you_mean
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.target import Target
@@ -30,10 +30,17 @@ class Considered:
 
 @dataclass(frozen=True)
 class Choice:
-    """The template that runs the kernel, and all that were considered: the quickest first, then refusals."""
+    """The template that runs the kernel, and all that were considered.
+
+    Attributes:
+        template: the chosen one.
+        considered: each candidate, the chosen one first and then by estimate, and after them the refusals.
+        candidates: those that could run the kernel, by estimate.
+    """
 
     template: Template
     considered: tuple[Considered, ...]
+    candidates: tuple[Template, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -52,21 +59,59 @@ class Choice:
         }
 
 
-def select(kernel: Kernel, target: Target, accuracy: Accuracy = "default", *, plan: str = "") -> Choice:
+def select(
+    kernel: Kernel,
+    target: Target,
+    accuracy: Accuracy = "default",
+    *,
+    template: str | None = None,
+    plan: str = "",
+) -> Choice:
     """The candidate with the least estimated time; of equals, the one its template ranks first.
 
     Args:
         kernel: what to compute.
         target: where.
         accuracy: `default`, `strict`, or the largest error bound allowed.
+        template: the only one to consider: a template's name, or a candidate as `explain` prints it.
         plan: the plan's text, for the refusal.
 
     Raises:
         Unsupported: no template of the target's backend computes the kernel; it carries each one's refusal.
+        ArgumentError: the backend has no such template, or that template no such candidate for the kernel.
     """
+    wanted, _, knobs = (template or "").partition("(")
+    choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
+    return _exactly(choice, template or "") if knobs else choice
+
+
+def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:
+    """The backend's templates, or the one of that name."""
+    every = backend_of(target.backend).templates
+    named = tuple(each for each in every if each.name == wanted)
+    if wanted and not named:
+        names = [each.name for each in every]
+        hint = did_you_mean(wanted, names)
+        raise ArgumentError(f"{target} has no template {wanted!r}. {hint} Templates: {', '.join(names)}")
+    return named or every
+
+
+def _exactly(choice: Choice, text: str) -> Choice:
+    """The candidate that prints as `text`, in front of the others."""
+    for place, (considered, candidate) in enumerate(zip(choice.considered, choice.candidates, strict=False)):
+        if considered.template == text:
+            rest = choice.considered[:place] + choice.considered[place + 1 :]
+            return Choice(candidate, (considered, *rest), choice.candidates)
+    listed = "\n  ".join(each.text for each in choice.candidates)
+    raise ArgumentError(f"no candidate prints as {text!r}; for this plan there are\n  {listed}")
+
+
+def _best(
+    kernel: Kernel, target: Target, accuracy: Accuracy, templates: tuple[type[Template], ...], plan: str
+) -> Choice:
     timed: list[tuple[float, Template]] = []
     refusals: list[Refusal] = []
-    for template in backend_of(target.backend).templates:
+    for template in templates:
         refusal = first_refusal(template.limits(kernel, target, accuracy), template.name)
         if refusal is None:
             found = template.candidates(kernel, target, accuracy)
@@ -78,7 +123,7 @@ def select(kernel: Kernel, target: Target, accuracy: Accuracy = "default", *, pl
     timed.sort(key=lambda pair: pair[0])
     passed = [Considered(template.text, seconds) for seconds, template in timed]
     refused = [Considered(refusal.tried, refusal=refusal) for refusal in refusals]
-    return Choice(timed[0][1], (*passed, *refused))
+    return Choice(timed[0][1], (*passed, *refused), tuple(template for _, template in timed))
 
 
 def _nothing(kernel: Kernel, target: Target, accuracy: Accuracy) -> str:

@@ -43,13 +43,14 @@ def decide(
     *,
     threads: int | None = None,
     accuracy: Accuracy = "default",
+    template: str | None = None,
 ) -> Records:
     """Takes a plan through the stages; no toolchain is needed, for any target.
 
     Raises:
         PlanError: the text is no plan.
         Unsupported: nothing fuses the plan, or no template of the target computes it.
-        ArgumentError: the target, the threads or the accuracy cannot be.
+        ArgumentError: the target, the threads, the accuracy or the template cannot be.
     """
     plan = as_plan(plan)
     plan.freeze()
@@ -58,7 +59,7 @@ def decide(
     accuracy = checked_accuracy(accuracy)
     matched = match(plan)
     kernel = lower(matched)
-    choice = select(kernel, known, accuracy, plan=str(plan))
+    choice = select(kernel, known, accuracy, template=template, plan=str(plan))
     return Records(plan, known, accuracy, matched, kernel, choice)
 
 

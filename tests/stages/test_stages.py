@@ -328,3 +328,32 @@ def test_the_reference_backend_agrees_with_the_plan(dtype: str) -> None:
         got = fuseplan.compile(plan, "reference")(**arrays)
         # Parameters are numbers of the compute dtype: 0.3 is none of float32.
         assert deviation(got, reference(plan, arrays)) <= DTYPES[dtype].epsilon
+
+
+def test_a_template_may_be_named() -> None:
+    plan = "f32[1x16x8x8, nhwc] -> conv2d(16, kernel=3, padding=1) -> relu"
+    records = decide(plan, "cpu:avx2", template="direct")
+    assert {each.name for each in records.choice.candidates} == {"direct"}
+    last = records.choice.candidates[-1]
+    exact = decide(plan, "cpu:avx2", template=last.text)
+    assert exact.choice.template == last
+    assert exact.choice.considered[0].template == last.text
+
+
+def test_a_template_that_does_not_take_the_plan_says_why() -> None:
+    with pytest.raises(Unsupported) as refused:
+        decide("f32[1x16x8x8] -> relu", "cpu:avx2", template="direct")
+    assert [each.tried for each in refused.value.refusals] == ["direct"]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("dirct", "Did you mean `direct`"), ("direct(rows=999)", "no candidate prints as"), ("", None)],
+)
+def test_no_such_template(template: str, said: str | None) -> None:
+    plan = "f32[1x16x8x8, nhwc] -> conv2d(16, kernel=3, padding=1)"
+    if said is None:
+        assert decide(plan, "cpu:avx2", template=template).choice == decide(plan, "cpu:avx2").choice
+        return
+    with pytest.raises(ArgumentError, match=said):
+        decide(plan, "cpu:avx2", template=template)

@@ -31,7 +31,7 @@ from fuseplan.target import parse_target
 RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3  # exit statuses
 STATUSES = {Unsupported: REFUSED, BuildError: WRONG}
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
-SPECIAL = ("overhead", "footprint", "accuracy")  # benchmarks that are no suite
+SPECIAL = ("overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -98,9 +98,12 @@ ACCURACY = click.option(
 )
 
 
+TEMPLATE = click.option("--template", help="The only template to consider, as explain prints it.")
+
+
 def _plan_command(command: Command) -> Command:
     """The argument and options of every command on a plan."""
-    for option in (AS_JSON, ACCURACY, THREADS, TARGET, click.argument("plan")):
+    for option in (AS_JSON, TEMPLATE, ACCURACY, THREADS, TARGET, click.argument("plan")):
         command = option(command)
     return command
 
@@ -133,6 +136,7 @@ def run(
     target: str,
     threads: int | None,
     accuracy: str | float,
+    template: str | None,
     seed: int,
     inputs: str,
     as_json: bool,
@@ -141,7 +145,9 @@ def run(
 
     Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused.
     """
-    trial = run_trial(plan, target, threads=threads, accuracy=accuracy, seed=seed, inputs=inputs)
+    trial = run_trial(
+        plan, target, threads=threads, accuracy=accuracy, template=template, seed=seed, inputs=inputs
+    )
     if as_json:
         _print_json(trial.to_json())
     else:
@@ -177,6 +183,7 @@ def explain_command(
     target: str,
     threads: int | None,
     accuracy: str | float,
+    template: str | None,
     as_json: bool,
     measure: bool,
 ) -> None:
@@ -186,7 +193,7 @@ def explain_command(
     """
     if measure:
         peaks(threads, measure=True)
-    told = explain(plan, target, accuracy, threads=threads)
+    told = explain(plan, target, accuracy, threads=threads, template=template)
     if as_json:
         _print_json(told.to_json())
     else:
@@ -198,10 +205,16 @@ def explain_command(
 @_plan_command
 @click.option("--stage", type=click.Choice(STAGES), help="One stage's record; all but program unless given.")
 def show(
-    plan: str, target: str, threads: int | None, accuracy: str | float, as_json: bool, stage: str | None
+    plan: str,
+    target: str,
+    threads: int | None,
+    accuracy: str | float,
+    template: str | None,
+    as_json: bool,
+    stage: str | None,
 ) -> None:
     """Print what each stage makes of PLAN: plan, match, kernel, choice, source, program."""
-    records = decide(plan, target, threads=threads, accuracy=accuracy)
+    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
     wanted = (stage,) if stage else STAGES[:-1]
     told = {name: RECORDS[name](records) for name in wanted}
     if as_json:
@@ -267,6 +280,7 @@ def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> No
         "overhead": benchmarks.bench_overhead,
         "footprint": benchmarks.bench_footprint,
         "accuracy": benchmarks.bench_accuracy,
+        "peaks": benchmarks.bench_peaks,
     }
     if suite in special:
         special[suite](options)

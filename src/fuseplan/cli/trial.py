@@ -73,6 +73,7 @@ def run_trial(
     *,
     threads: int | None = None,
     accuracy: Accuracy = "default",
+    template: str | None = None,
     seed: int | None = None,
     inputs: str = "normal",
 ) -> Trial:
@@ -82,7 +83,7 @@ def run_trial(
         PlanError, Unsupported, BuildError, ArgumentError: as `compile` does.
     """
     known = as_plan(plan)
-    compiled = compile_plan(known, target, threads=threads, accuracy=accuracy)
+    compiled = compile_plan(known, target, threads=threads, accuracy=accuracy, template=template)
     arrays = random_arrays(known, seed, inputs=inputs)
     out = empty(known.output)
     operands = {key: array for key, array in arrays.items() if key != "src"}
