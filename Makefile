@@ -34,8 +34,9 @@ format: $(VENV)/ready-dev ## rewrite the code as `make check` wants it
 bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE=quick)
 	@$(BIN)/fuseplan bench $(SUITE)
 
-docs: $(VENV)/ready-run ## write docs/reference from the code
+docs: $(VENV)/ready-run ## write docs/reference from the code, docs/measured.md from recorded results
 	@$(BIN)/python -m fuseplan.report.reference docs/reference
+	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

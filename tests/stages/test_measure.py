@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,17 @@ def test_share_of_others() -> None:
     assert machine.others((10.0, 100.0), (12.0, 104.0), own=1.0) == pytest.approx(0.25)
     assert machine.others((10.0, 100.0), (12.0, 104.0), own=9.0) == 0.0
     assert machine.others((0.0, 0.0), (0.0, 0.0), own=0.0) == 0.0
+
+
+def test_improved_peaks_only_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    slow = replace(
+        MADE_UP, flops=1e9, bytes_a_second={level: {"read": 300e9} for level in ("l2", "l3", "dram")}
+    )
+    taken = iter([MADE_UP, slow])
+    monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: next(taken))
+    assert peaks.improved_peaks(2) == MADE_UP
+    found = peaks.improved_peaks(2)
+    assert found.flops == MADE_UP.flops
+    assert found.bytes_a_second == {level: {"read": 300e9} for level in ("l2", "l3", "dram")}
+    assert peaks.peaks(2) == found

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fuseplan.bench.suite import Suite, load
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import commit, machine, versions
+from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
 
 LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"
 OURS, AGAIN, UNFUSED, STRICT = "fuseplan", "fuseplan:again", "fuseplan:unfused", "fuseplan:strict"
@@ -160,7 +162,23 @@ def bench_footprint(options: Options) -> dict[str, Any]:
     return _told("footprint", found.to_json(), options)
 
 
-def bench_accuracy(options: Options) -> list[dict[str, Any]]:
+def bench_peaks(options: Options) -> list[dict[str, Any]]:
+    """The most this machine does, measured now, for each thread count."""
+    console = Console(stderr=options.as_json)
+    found = []
+    for threads in options.threads:
+        with console.status(f"measuring {threads} threads"):
+            found.append(improved_peaks(threads))
+    lines = [["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], ["---"] * 6]
+    for each in found:
+        for level, rates in each.bytes_a_second.items():
+            told = [f"{rates[kind] / 1e9:.1f}" for kind in KINDS_OF_TRAFFIC]
+            lines.append([str(each.threads), f"{each.flops / 1e9:.1f}", level, *told])
+    _show(console, options, lines, "GB/s, bytes read and bytes written both counted; best of many launches.")
+    return [_told("peaks", each.to_json(), options) for each in found]
+
+
+def bench_accuracy(options: Options) -> dict[str, Any]:
     """How far results are from float64, ours beside each peer's."""
     suite = load("accuracy")
     # torch.compile computes what torch does: it would add minutes and no row that differs.
@@ -170,17 +188,22 @@ def bench_accuracy(options: Options) -> list[dict[str, Any]]:
     with _progress(console, accuracies.steps(suite)) as step:
         found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
     _print(console, options, accuracies.markdown(found))
-    return [_told("accuracy", each.to_json(), options, shown=False) for each in found]
+    return _told("accuracy", {"rows": [each.to_json() for each in found]}, options)
 
 
-def _told(name: str, found: dict[str, Any], options: Options, *, shown: bool = True) -> dict[str, Any]:
+def _told(name: str, found: dict[str, Any], options: Options) -> dict[str, Any]:
     """The finding with its stamp, appended to the results."""
     packages = [package for peer in BY_NAME.values() for package in peer.packages]
-    stamp = {"machine": machine().to_json(), "versions": versions(*packages), "commit": commit()}
+    stamp = {
+        "run": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine().to_json(),
+        "versions": versions(*packages),
+        "commit": commit(),
+    }
     stamped = {"benchmark": name, **found, **stamp}
     if options.folder is not None:
         results.append_json([stamped], name, options.folder)
-    if options.as_json and shown:
+    if options.as_json:
         print(json.dumps(stamped, indent=1))
     return stamped
 

@@ -21,7 +21,7 @@ from fuseplan.match import match
 from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import commit, machine, others, processor_seconds, versions
-from fuseplan.measure.peaks import Peaks, peaks
+from fuseplan.measure.peaks import Peaks, improved_peaks
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
@@ -64,7 +64,7 @@ def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> 
         progress: called with a case's name before each of its steps, `steps(setting)` times a case.
     """
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    machine_peaks = peaks(setting.threads, measure=True)
+    machine_peaks = improved_peaks(setting.threads)
     patience = _Patience(setting.patience)
     with scratch() as folder, processes(setting.peers, setting.threads, folder) as started:
         for case in suite.cases:
@@ -95,9 +95,7 @@ class _Patience:
 class _Measured:
     """One case on its way to rows."""
 
-    def __init__(
-        self, suite: Suite, case: Case, setting: Setting, began: str, machine_peaks: Peaks | None
-    ) -> None:
+    def __init__(self, suite: Suite, case: Case, setting: Setting, began: str, machine_peaks: Peaks) -> None:
         self._case, self._setting, self._peaks = case, setting, machine_peaks
         self._plan = FusionPlan.parse(case.plan)
         self._stamp: dict[str, Any] = {
@@ -169,15 +167,15 @@ class _Measured:
         facts = dict(answer["facts"])
         kernel = lower(match(self._plan))
         nbytes, flops = facts.pop("nbytes", kernel.minimum_bytes), facts.pop("flops", kernel.flops)
-        if self._peaks is not None:
-            floor = self._peaks.floor(flops, kernel.minimum_bytes, itemsize=_computed(self._plan))
-            told |= {"floor": floor.seconds, "bound": floor.bound}
+        floor = self._peaks.floor(flops, kernel.minimum_bytes, itemsize=_computed(self._plan))
         return Row(
             **told,
             **summarize(blocks).to_json(),
             **facts,
             nbytes=nbytes,
             flops=flops,
+            floor=floor.seconds,
+            bound=floor.bound,
             setup=answer["setup"],
             error=answer["error"],
             others=sum(disturbed) / len(disturbed),

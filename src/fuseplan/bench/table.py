@@ -168,7 +168,9 @@ def _refusals(found: Sequence[Line]) -> Iterator[str]:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3f}"
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:.3f}" if seconds >= 1e-4 else f"{seconds * 1e3:.4f}"
 
 
 def _cells(words: Iterable[str]) -> str:

@@ -55,36 +55,36 @@ def speedups(panels: Sequence[Panel], title: str, note: str, place: Path) -> Pat
         raise ArgumentError(
             f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
         )
-    figure = _figure(panels, title, note)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # The metadata has no date: the same measurements give the same file.
-        metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
-        figure.savefig(place, metadata=metadata, bbox_inches="tight", dpi=144)
-    except OSError as error:
-        raise ArgumentError(f"cannot write the chart to {place}: {error}") from error
+        import matplotlib
+    except ImportError as error:
+        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`") from error
+    # Neither a date nor random names: the same measurements give the same file. Text stays text.
+    metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
+        figure = _figure(panels, title, note)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(place, metadata=metadata, bbox_inches="tight", dpi=144)
+        except OSError as error:
+            raise ArgumentError(f"cannot write the chart to {place}: {error}") from error
     return place
 
 
 def _figure(panels: Sequence[Panel], title: str, note: str) -> Any:
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`") from error
+    from matplotlib.figure import Figure
+
     rows = [len(panel.bars) for panel in panels]
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "fuseplan"}):
-        figure = Figure(
-            figsize=(WIDTH_INCHES, ROW_INCHES * (sum(rows) + 3 * len(rows) + 2)), layout="constrained"
-        )
-        figure.suptitle(title, fontweight="bold")
-        figure.supxlabel(note, fontsize=8, color=LINE, x=0.01, ha="left")
-        made = figure.subplots(len(panels), 1, height_ratios=rows, squeeze=False, sharex=True)
-        for axes, panel in zip(made[:, 0], panels, strict=True):
-            _draw(axes, panel)
-        made[-1, 0].set_xlabel("times faster than the operators one at a time")
-        keys = {bar.get_label(): bar for bar in made[0, 0].containers}
-        figure.legend(list(keys.values()), list(keys), loc="outside lower right", fontsize=8, frameon=False)
+    size = WIDTH_INCHES, ROW_INCHES * (sum(rows) + 3 * len(rows) + 2)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontweight="bold")
+    figure.supxlabel(note, fontsize=8, color=LINE, x=0.01, ha="left")
+    made = figure.subplots(len(panels), 1, height_ratios=rows, squeeze=False, sharex=True)
+    for axes, panel in zip(made[:, 0], panels, strict=True):
+        _draw(axes, panel)
+    made[-1, 0].set_xlabel("times faster than the operators one at a time")
+    keys = {bar.get_label(): bar for bar in made[0, 0].containers}
+    figure.legend(list(keys.values()), list(keys), loc="outside lower right", fontsize=8, frameon=False)
     return figure
 
 

@@ -1,0 +1,165 @@
+"""docs/measured.md, written from recorded results: `python -m fuseplan.report.measured RESULTS PAGE`.
+
+Of each benchmark, machine and thread count it shows the last run. Nothing on the page was typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fuseplan.bench import results, suite
+from fuseplan.bench.accuracy import Deviation
+from fuseplan.bench.accuracy import markdown as accuracy_table
+from fuseplan.bench.results import Row
+from fuseplan.bench.table import lines, markdown
+from fuseplan.measure.clock import Protocol
+from fuseplan.report.docstrings import table
+
+WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
+SINGLE = (
+    "peaks",
+    "footprint",
+    "accuracy",
+)  # records of one line a run; those of compile times are named apart
+COMPILE = "compile-"
+
+Record = Mapping[str, Any]
+Lines = Iterator[str]
+
+
+def page(folder: Path) -> str:
+    """The page, from every file of results in a folder."""
+    rows: list[Row] = []
+    records: list[Record] = []
+    for place in sorted(folder.glob("*.jsonl")):
+        if place.stem in SINGLE or place.stem.startswith(COMPILE):
+            records += [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+        else:
+            rows += results.read(place)
+    return "\n".join([WRITTEN, "", "# Measured", "", _protocol(), *_machines(rows, _last(records))]) + "\n"
+
+
+PROTOCOL = """\
+`fuseplan bench SUITE` measures; each line of `benchmarks/results` is one measurement, stamped.
+
+- Every library runs in a process of its own, with the same data and thread count, weights bound
+  and outputs allocated before, in the form that is fastest for it.
+- A result is compared with float64 before it is timed; what is wrong is told and not timed.
+- Libraries take turns in blocks of {milliseconds:.0f} ms, {rounds} rounds unless told otherwise, the order
+  rotating from round to round. A time is the median over blocks of each block's median; the
+  spread is the distance between the quartiles of the blocks' medians, over that.
+- Plans that take channels last are compared with all libraries, each in the layout it likes
+  best; plans that take channels first, with those that take channels first.
+- The floor is the least time that this machine's measured peaks allow for the arithmetic and
+  the bytes. The error is the largest deviation from float64 over the largest output."""
+
+
+def _protocol() -> str:
+    usual = Protocol()
+    return PROTOCOL.format(milliseconds=usual.block_seconds * 1e3, rounds=usual.rounds)
+
+
+def _last(records: Iterable[Record]) -> list[Record]:
+    """Of each benchmark, machine and thread count, the last record."""
+    found: dict[tuple[str, str, object], Record] = {}
+    for record in records:
+        key = (record["benchmark"], str(record["machine"]), record.get("threads"))
+        if key not in found or record["run"] >= found[key]["run"]:
+            found[key] = record
+    return list(found.values())
+
+
+def _machines(rows: Sequence[Row], records: Sequence[Record]) -> Lines:
+    stamps = [row.machine for row in rows] + [dict(record["machine"]) for record in records]
+    for machine in {json.dumps(stamp, sort_keys=True): stamp for stamp in stamps}.values():
+        yield from (
+            "",
+            f"## {machine['cpu']}, {machine['cores']} cores ({machine['kind']}, {machine['system']})",
+        )
+        mine = [record for record in records if record["machine"] == machine]
+        yield from _peaks([record for record in mine if record["benchmark"] == "peaks"])
+        yield from _suites([row for row in rows if row.machine == machine])
+        for record in mine:
+            yield from _single(record)
+
+
+def _stamp(told: Record) -> str:
+    named = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
+    return f"{told['run'][:10]}, commit {told['commit'] or 'unknown'}; {named}."
+
+
+def _peaks(records: Sequence[Record]) -> Lines:
+    if not records:
+        return
+    kinds = list(records[0]["bytes_a_second"]["l2"])
+    yield from ("", "### Peaks", "", "f32 operations, and bytes read and written, a second.", "")
+    yield from table(
+        ["threads", "GFLOP/s", "where", *(f"{kind}, GB/s" for kind in kinds)],
+        [
+            [
+                str(each["threads"]),
+                f"{each['flops'] / 1e9:.1f}",
+                level,
+                *(f"{rates[kind] / 1e9:.1f}" for kind in kinds),
+            ]
+            for each in sorted(records, key=lambda each: int(each["threads"]))
+            for level, rates in each["bytes_a_second"].items()
+        ],
+    )
+
+
+def _suites(rows: Sequence[Row]) -> Lines:
+    runs: dict[tuple[str, int], list[Row]] = {}
+    for row in results.latest(rows):
+        runs.setdefault((row.suite, row.threads), []).append(row)
+    for (name, threads), listed in sorted(runs.items()):
+        found = suite.load(name)
+        versions = {name: version for row in listed for name, version in row.versions.items()}
+        shown = {"run": listed[0].run, "commit": listed[0].commit, "versions": versions}
+        shares = [row.others for row in listed if row.others is not None]
+        others = f" Other programs used {sum(shares) / len(shares):.0%} of the machine." if shares else ""
+        yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}", "")
+        yield f"`fuseplan bench {name} --threads {threads}`; milliseconds. {_stamp(shown)}{others}"
+        yield ""
+        yield markdown(found, listed).rstrip()
+        if not lines(listed):
+            yield "No line of our own."
+
+
+def _single(record: Record) -> Lines:
+    name = record["benchmark"]
+    if name == "accuracy":
+        found = [Deviation(**row) for row in record["rows"]]
+        yield from ("", "### Deviation from float64", "", f"`fuseplan bench accuracy`. {_stamp(record)}", "")
+        yield accuracy_table(found).rstrip()
+    elif name == "footprint":
+        yield from ("", "### Footprint", "", f"`fuseplan bench footprint`. {_stamp(record)}", "")
+        yield from table(["what", "is"], list(_footprint(record)))
+    elif name.startswith(COMPILE):
+        chosen = name.removeprefix(COMPILE)
+        yield from ("", f"### Compile times of {chosen}", "")
+        yield f"`fuseplan bench {chosen} --compile-times`; milliseconds. {_stamp(record)}"
+        yield ""
+        yield from table(["shape", "empty cache", "from the cache"], list(_compile(record)))
+
+
+def _footprint(record: Record) -> Iterator[list[str]]:
+    yield ["`import numpy`", f"{record['numpy_import'] * 1e3:.0f} ms"]
+    yield ["`import fuseplan` after it", f"{record['own_import'] * 1e3:.0f} ms"]
+    for package, nbytes in record["installed"].items():
+        yield [f"{package} on disk", f"{nbytes / 1e6:.1f} MB"]
+    yield ["together", f"{record['total'] / 1e6:.1f} MB"]
+
+
+def _compile(record: Record) -> Iterator[list[str]]:
+    for row in [*record["rows"], {"case": "median", **record}]:
+        times = [row.get("cold"), row.get("cached")]
+        yield [row["case"], *("" if time is None else f"{time * 1e3:.1f}" for time in times)]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(page(Path(sys.argv[1])), encoding="utf-8")

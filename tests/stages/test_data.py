@@ -1,0 +1,76 @@
+"""Random arrays, float64 references, and the measure of a deviation."""
+
+import numpy as np
+import pytest
+
+from fuseplan.errors import ArgumentError
+from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference, stored
+from fuseplan.plan import FusionPlan
+from fuseplan.tensor import TensorSpec
+
+PLAN = "[2x8x6x7, nhwc] -> conv2d(4, kernel=3) -> bias -> add -> batch_norm -> relu"
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_arrays_are_what_the_plan_takes(dtype: str) -> None:
+    plan = FusionPlan.parse(dtype + PLAN)
+    arrays = random_arrays(plan, seed=1)
+    assert list(arrays) == ["src", *(each.key for each in plan.operands)]
+    assert arrays["src"].shape == plan.src.shape
+    strides = tuple(step // plan.src.itemsize for step in arrays["src"].strides)
+    assert plan.src.same_layout(strides)
+    for each in plan.operands:
+        assert arrays[each.key].shape == each.operand.shape
+    other = tuple(step // plan.src.itemsize for step in arrays["other"].strides)
+    assert plan[2].src.same_layout(other)
+    assert arrays["variance"].min() >= 0.5
+    assert reference(plan, arrays).dtype == np.float64
+
+
+def test_a_seed_gives_the_same_arrays_and_none_gives_others() -> None:
+    plan = FusionPlan.parse("f32" + PLAN)
+    first, again, other = (random_arrays(plan, seed) for seed in (1, 1, None))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert not any(np.array_equal(first[key], other[key]) for key in first)
+
+
+def test_weights_keep_the_variance_times_the_gain() -> None:
+    plan = FusionPlan.parse("f64[1x64x20x20] -> conv2d(64, kernel=3)")
+    assert reference(plan, random_arrays(plan, seed=1)).std() == pytest.approx(1.0, abs=0.1)
+    assert reference(plan, random_arrays(plan, seed=1, gain=3.0)).std() == pytest.approx(3.0, abs=0.3)
+
+
+def test_inputs_are_what_their_names_say() -> None:
+    plan = FusionPlan.parse("f32[1x16x32x32] -> relu")
+    src = {inputs: random_arrays(plan, seed=1, inputs=inputs)["src"] for inputs in INPUTS}
+    assert abs(src["normal"].mean()) < 0.1
+    assert src["after relu"].min() == 0
+    assert 0.4 < (src["after relu"] > 0).mean() < 0.6
+    assert src["large mean"].mean() == pytest.approx(100, abs=1)
+    magnitudes = np.abs(src["large range"])
+    assert magnitudes.max() / np.median(magnitudes) > 1e2
+    with pytest.raises(ArgumentError, match="Did you mean `normal`"):
+        random_arrays(plan, inputs="norml")
+
+
+def test_stored_rounds_once() -> None:
+    values = np.array([[1.0, 1 + 2.0**-9, -(1 + 3 * 2.0**-8)]])
+    bits = stored(TensorSpec((1, 3), "bf16"), values).view(np.uint16)
+    assert bits.tolist() == [[0x3F80, 0x3F80, 0xBF82]]
+    assert stored(TensorSpec((1, 3), "f16"), values)[0, 1] == np.float16(1 + 2.0**-9)
+
+
+def test_deviation_is_over_the_largest() -> None:
+    want = np.array([1.0, -4.0])
+    assert deviation(np.array([1.0, -4.0], np.float32), want) == 0
+    assert deviation(np.array([1.5, -4.0], np.float32), want) == 0.125
+    assert deviation(np.array([0x3FC0, 0xC080], np.uint16), want) == 0.125
+    assert deviation(np.array([0.5]), np.array([0.0])) == 0.5
+
+
+def test_deviation_sees_what_is_not_finite_and_another_shape() -> None:
+    infinite = np.array([np.inf, 1.0])
+    assert deviation(infinite, np.array([1.0, 1.0])) == np.inf
+    assert deviation(np.array([1.0, 1.0]), infinite) == np.inf
+    assert deviation(infinite, infinite) == 0
+    assert deviation(np.ones(3), np.ones(2)) == np.inf

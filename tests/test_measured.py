@@ -1,0 +1,72 @@
+"""Holds docs/measured.md to the results it is written from, and the results to their form."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuseplan.bench import results, suite
+from fuseplan.bench.results import Row
+from fuseplan.plan import FusionPlan
+from fuseplan.report.measured import COMPILE, SINGLE, page
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MACHINE = {"cpu": "a CPU", "kind": "kind", "cores": 2, "system": "Linux"}
+
+
+def test_the_page_is_current() -> None:
+    assert (ROOT / "docs" / "measured.md").read_text() == page(RESULTS), "run `make docs`"
+
+
+@pytest.mark.parametrize("place", sorted(RESULTS.glob("*.jsonl")), ids=lambda place: place.name)
+def test_recorded_rows_are_stamped(place: Path) -> None:
+    if place.stem in SINGLE or place.stem.startswith(COMPILE):
+        records = [json.loads(line) for line in place.read_text().splitlines()]
+    else:
+        assert place.stem in suite.names()
+        rows = list(results.read(place))
+        records = [row.to_json() for row in rows]
+        assert all(str(FusionPlan.parse(row.plan)) == row.plan for row in rows)
+    for record in records:
+        assert record["run"]
+        assert record["commit"]
+        assert record["machine"]["cpu"]
+        assert record["versions"]["numpy"]
+
+
+def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:
+    case = suite.load("quick").cases[0]
+    stamp = {"run": "2026-01-01", "machine": MACHINE, "versions": {"numpy": "2.0"}, "commit": "abc"}
+    rows = [
+        Row(
+            "2026-01-0" + str(day), "quick", case.name, case.group, case.model, case.plan, peer, 2,
+            median=seconds, others=0.25, machine=MACHINE, versions={"numpy": "2.0"}, commit="abc",
+        )
+        for day, peer, seconds in ((1, "fuseplan", 9.0), (2, "fuseplan", 0.001), (2, "ncnn", 0.002))
+    ]  # fmt: skip
+    results.append(rows, "quick", tmp_path)
+    rates = {level: {"read": 1e9} for level in ("l2", "l3", "dram")}
+    records: dict[str, dict[str, Any]] = {
+        "peaks": {"threads": 1, "flops": 1e12, "bytes_a_second": rates},
+        "footprint": {"numpy_import": 0.1, "own_import": 0.2, "installed": {"numpy": 10**6}, "total": 10**6},
+        "accuracy": {
+            "rows": [
+                {"case": "c", "plan": "p", "inputs": "normal", "layer": 1, "peer": "ncnn", "error": 1e-6},
+            ]
+        },
+        "compile-quick": {"rows": [{"case": "c", "cold": 0.5, "cached": None}], "cold": 0.5, "cached": 0.25},
+    }
+    for name, record in records.items():
+        results.append_json([{"benchmark": name, **record, **stamp}], name, tmp_path)
+    told = page(tmp_path)
+    assert "## a CPU, 2 cores (kind, Linux)" in told
+    assert "| 1 | 1000.0 | l2 | 1.0 |" in told
+    assert f"| {case.name} |  | 1.000 | 2.000 | 2.00 (ncnn) |" in told
+    assert "9000.000" not in told, "an older run is not shown"
+    assert "Other programs used 25% of the machine" in told
+    assert "| together | 1.0 MB |" in told
+    assert "| c | normal | 1.0e-06 |" in told
+    assert "| c | 500.0 |  |" in told
+    assert "| median | 500.0 | 250.0 |" in told
