@@ -4,21 +4,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from closeness import assert_close, assert_same_exceptions, wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.gather import Stretch
 from fuseplan.backends.cpu.ir import Builder, Module
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
-from fuseplan.compile import CompiledPlan
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.template import Template
-from fuseplan.tensor import DTYPES
 
 LAST, FIRST = {3: "nwc", 4: "nhwc", 5: "ndhwc"}, {3: "ncw", 4: "nchw", 5: "ncdhw"}
 TEMPLATES: dict[type[Template], dict[int, str]] = {Depthwise: LAST, DepthwisePlanes: FIRST}
@@ -64,21 +62,6 @@ def plan_of(
     layout, axes, channels = TEMPLATES[kind][len(extents)], len(extents) - 2, int(extents[1])
     text = f"conv{axes}d({channels * many}, {conv}, groups={channels}){tail}"
     return FusionPlan.parse(f"{dtype}[{shape}, {layout}] -> {text}")
-
-
-def wide(array: NDArray[Any]) -> NDArray[np.float64]:
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
-def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 8.0) -> None:
-    """Within `slack` roundings of the compute type, and one of the storage, of the largest result."""
-    plan = compiled.plan
-    got, want = wide(compiled(**arrays)), reference(plan, arrays)
-    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
-    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    np.testing.assert_allclose(got, want, rtol=rounding, atol=(epsilon + rounding / 8) * np.abs(want).max())
 
 
 @BOTH
@@ -202,10 +185,7 @@ def test_nan_and_infinity_reach_what_they_touch(kind: type[Template], shape: str
     for key in ("src", "weight"):
         arrays = random_arrays(plan, 9)
         arrays[key].flat[arrays[key].size // 2] = bad
-        got, want = wide(compiled(**arrays)), reference(plan, arrays)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-        np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
-        np.testing.assert_array_equal(np.isneginf(got), np.isneginf(want))
+        assert_same_exceptions(compiled, arrays)
 
 
 @BOTH
