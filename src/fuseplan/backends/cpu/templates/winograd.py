@@ -59,7 +59,12 @@ class Winograd(Template):
         yield claim(conv is not None, Reason.NO_CONTRACTION)
         if conv is not None:
             plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
-            yield claim(conv.kernel == (3, 3) and plain, Reason.NOT_3X3, got=conv.text)
+            yield claim(
+                conv.kernel == (3, 3) and plain,
+                Reason.NOT_3X3,
+                got=conv.text,
+                operator=kernel.contraction_step,
+            )
             yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
             yield from model.layout_claims(kernel)
             yield model.accuracy_claim(min(_bound(conv, tile) for tile in TILES), accuracy)
