@@ -94,10 +94,11 @@ def test_results_that_cannot_be_written(tmp_path: Path) -> None:
         results.append([row("fuseplan", 1.0)], "s", tmp_path / "file")
 
 
-def test_latest_keeps_the_last_run_of_each_machine_and_thread_count() -> None:
+def test_latest_keeps_the_last_run_of_each_case_machine_and_thread_count() -> None:
     old, new = row("fuseplan", 2.0, run="2026-01-01"), row("fuseplan", 1.0, run="2026-02-01")
     one, other = replace(old, threads=1), replace(old, machine={"cpu": "y"})
-    assert results.latest([old, one, new, other]) == [one, new, other]
+    case = replace(old, case="b")
+    assert results.latest([old, one, new, other, case]) == [one, new, other, case]
 
 
 def test_the_best_peer_is_the_fastest_that_did_the_same_job() -> None:

@@ -115,10 +115,16 @@ def read(place: Path) -> Iterator[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Of each (suite, threads, processor), the lines of its last run."""
+    """Of each case, on each processor and number of threads, the lines of its last run.
+
+    The peers of a case take turns in one run; two cases need not be of the same.
+    """
     listed = list(rows)
-    last: dict[tuple[str, int, str], str] = {}
+    last: dict[tuple[str, ...], str] = {}
     for row in listed:
-        key = (row.suite, row.threads, row.machine.get("cpu", ""))
-        last[key] = max(last.get(key, ""), row.run)
-    return [row for row in listed if row.run == last[row.suite, row.threads, row.machine.get("cpu", "")]]
+        last[_of(row)] = max(last.get(_of(row), ""), row.run)
+    return [row for row in listed if row.run == last[_of(row)]]
+
+
+def _of(row: Row) -> tuple[str, ...]:
+    return row.suite, row.case, row.plan, str(row.threads), str(row.machine.get("cpu", ""))

@@ -15,7 +15,7 @@ from fuseplan.bench import results, suite
 from fuseplan.bench.accuracy import Deviation
 from fuseplan.bench.accuracy import markdown as accuracy_table
 from fuseplan.bench.results import Row
-from fuseplan.bench.table import lines, markdown
+from fuseplan.bench.table import markdown
 from fuseplan.measure.clock import Protocol
 from fuseplan.report.docstrings import table
 
@@ -118,16 +118,23 @@ def _suites(rows: Sequence[Row]) -> Lines:
         runs.setdefault((row.suite, row.threads), []).append(row)
     for (name, threads), listed in sorted(runs.items()):
         found = suite.load(name)
-        versions = {name: version for row in listed for name, version in row.versions.items()}
-        shown = {"run": listed[0].run, "commit": listed[0].commit, "versions": versions}
-        shares = [row.others for row in listed if row.others is not None]
-        others = f" Other programs used {sum(shares) / len(shares):.0%} of the machine." if shares else ""
-        yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}", "")
-        yield f"`fuseplan bench {name} --threads {threads}`; milliseconds. {_stamp(shown)}{others}"
-        yield ""
-        yield markdown(found, listed).rstrip()
-        if not lines(listed):
-            yield "No line of our own."
+        places = {case.plan: place for place, case in enumerate(found.cases)}
+        shown = sorted((row for row in listed if row.plan in places), key=lambda row: places[row.plan])
+        if shown:
+            yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}", "")
+            yield f"`fuseplan bench {name} --threads {threads}`; milliseconds. {_runs(shown)}"
+            yield ""
+            yield markdown(found, shown).rstrip()
+
+
+def _runs(rows: Sequence[Row]) -> str:
+    """When and with what the rows were measured, and how quiet the machine was."""
+    last = max(rows, key=lambda row: row.run)
+    versions = {name: version for row in rows for name, version in row.versions.items()}
+    told = _stamp({"run": last.run, "commit": last.commit, "versions": versions})
+    shares = [row.others for row in rows if row.others is not None]
+    quiet = f" Other programs used {sum(shares) / len(shares):.0%} of the machine." if shares else ""
+    return told + quiet
 
 
 def _single(record: Record) -> Lines:
