@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
@@ -298,15 +299,14 @@ class _Writer:
         b, row, column = self.b, self.plan.row, self.plan.column
         values = [[place.get() for place in places] for places in sums]
         pairs = [(v, tap) for tap in range(column.kernel) for v in range(len(spot.starts))]
-        for line, users in row.users(self.knobs.rows).items():
+        parts = [pairs[begin : begin + _TESTED] for begin in range(0, len(pairs), _TESTED)]
+        for (line, users), part in product(row.users(self.knobs.rows).items(), parts):
             test = spot.lines[line]
             guards = [*tests, *([test] if test is not None else [])]
-            for begin in range(0, len(pairs), _TESTED):
-                part = pairs[begin : begin + _TESTED]
-                for (v, tap), x in zip(part, self._elements(spot, line, guards, part), strict=True):
-                    for r, upper in users:
-                        w = b.broadcast(weight, upper * column.kernel + tap)
-                        values[r][v] = b.fma(x, w, values[r][v])
+            elements = zip(part, self._elements(spot, line, guards, part), strict=True)
+            for ((v, tap), x), (r, upper) in product(elements, users):
+                w = b.broadcast(weight, upper * column.kernel + tap)
+                values[r][v] = b.fma(x, w, values[r][v])
         for places, line_values in zip(sums, values, strict=True):
             for place, value in zip(places, line_values, strict=True):
                 place.set(value)
