@@ -1,36 +1,52 @@
-"""Runs the pages: each `python` block of README and docs/guide, in order, one namespace a page.
+"""Runs the pages: each `python` and `console` block of README and docs/guide, in order, one namespace a page.
 
 An `output` block right after a `python` block is what that block prints; `...` in it stands for anything
-(times and paths differ from machine to machine). A `python` block that must raise ends with the comment `#
-raises Name`.
+(times and paths differ from machine to machine). A `python` block that must raise ends with the comment
+`# raises Name`. In a `console` block, what stands behind `$ ` is a command of the shell, and the lines below
+it are what it prints.
 """
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CANDIDATES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs" / "guide").rglob("*.md")))
-PAGES = [path for path in CANDIDATES if "```python" in path.read_text()]
+PAGES = [path for path in CANDIDATES if re.search("^```(python|console)$", path.read_text(), re.MULTILINE)]
 FENCE = re.compile(r"^```(?P<language>[a-z]*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 RAISES = re.compile(r"# raises (\w+)\s*$")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-def blocks(page: Path) -> list[tuple[int, str, str | None]]:
-    """Line number, code and expected output (None where the page gives none) of each python block."""
+class Block(NamedTuple):
+    """A block that runs: its first line's number, language, code, and what the page says it prints."""
+
+    line: int
+    language: str
+    code: str
+    expected: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     fences = list(FENCE.finditer(text))
-    found = []
     for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence["language"] != "python":
-            continue
-        is_told = following is not None and following["language"] == "output"
         line = text.count("\n", 0, fence.start()) + 2
-        found.append((line, fence["body"], following["body"] if following is not None and is_told else None))
-    return found
+        is_told = following is not None and following["language"] == "output"
+        if fence["language"] == "python":
+            yield Block(line, "python", fence["body"], following["body"] if following and is_told else None)
+        elif fence["language"] == "console":
+            for command in re.split(r"^\$ ", fence["body"], flags=re.MULTILINE)[1:]:
+                code, _, printed = command.partition("\n")
+                yield Block(line, "console", code, printed)
 
 
 def matches(printed: str, expected: str) -> bool:
@@ -55,15 +71,55 @@ def run(code: str, where: str, namespace: dict[str, object]) -> str:
     return printed.getvalue()
 
 
+def command(code: str, folder: Path) -> str:
+    """What a command prints on both outputs; `fuseplan` is this checkout's."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    script = bin_folder / "fuseplan"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fuseplan "$@"\n')
+    script.chmod(0o755)
+    paths = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    told = subprocess.run(
+        ["sh", "-c", code],
+        cwd=folder,
+        env={**os.environ, **paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return told.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))  # a page may set it; it is put back
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for line, code, expected in blocks(page):
+    for line, language, code, expected in blocks(page):
         where = f"{page.name}:{line}"
-        printed = run("\n" * (line - 1) + code, where, namespace)
+        if language == "python":
+            printed = run("\n" * (line - 1) + code, where, namespace)
+        else:
+            printed = command(code, tmp_path)
         told = f"{where} printed\n{printed}\nthe page says\n{expected}"
         assert expected is None or matches(printed, expected), told
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*CANDIDATES, *(ROOT / "docs").glob("**/*.md")],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not broken
+
+
+def test_every_page_of_the_guide_is_listed() -> None:
+    listed = (ROOT / "docs" / "guide" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs" / "guide").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in listed} == set()
 
 
 def test_outputs_are_compared() -> None:
