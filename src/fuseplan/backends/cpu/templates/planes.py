@@ -72,9 +72,10 @@ class Planes(Template):
         return Traffic(moved.read + (groups - 1) * kernel.src.nbytes, moved.written)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        # A vector of src is loaded and stored once for the features of a task: about two cycles.
-        packing = 1 + 4 / min(self.rows * self.block_tiles, _convolution(kernel).features)
-        work = _convolution(kernel).flops * _waste(kernel, target, self.rows, self.vectors) * packing
+        # Without a prologue the copy is made between products and costs nothing; with one it is made before
+        # them, in about two cycles a vector.
+        before = 4 / min(self.rows * self.block_tiles, kernel.dst.channels) if kernel.prologue else 0
+        work = _convolution(kernel).flops * _waste(kernel, target, self.rows, self.vectors) * (1 + before)
         return model.seconds(
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir import I64, Index, Value
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -66,6 +68,27 @@ def position_tiles(kernel: Kernel, size: int) -> int:
     return -(-prod(kernel.dst.spatial) // size)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A task's positions: the image, tiles first..last-1, where their copy lies, where the next task begins."""
+
+    image: Value
+    first: Value
+    last: Index
+    copy: Value
+    ahead: Index
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some vectors of positions, and their copy; `ahead` is where in src to fetch from meanwhile."""
+
+    position: Index
+    vectors: int
+    copy: Value
+    ahead: Index | None
+
+
 class _Writer:
     def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel = knobs, kernel
@@ -94,15 +117,20 @@ class _Writer:
         with self.frame.tasks(tasks) as task:
             rest, group = task // groups, task % groups
             image, block = rest // blocks, rest % blocks
-            first = block * knobs.block
-            last = b.smaller(first + knobs.block, count)
-            self._copy(image, first, last, copy)
             # This thread's next task, if all advance alike: its src is fetched while this one multiplies.
             later = b.smaller(task + self.frame.threads, tasks - 1) // groups
             ahead = self._plane(later // blocks, 0) + later % blocks * (knobs.block * self.size)
+            first = block * knobs.block
+            part = _Part(image, first, b.smaller(first + knobs.block, count), copy, ahead)
             begin = group * knobs.block_tiles
-            with b.loop(begin, b.smaller(begin + knobs.block_tiles, tiles), name="tile") as tile:
-                self._tiles(image, tile, first, last, copy, ahead)
+            end = b.smaller(begin + knobs.block_tiles, tiles)
+            if self.prologue.stages:
+                self._copy(part)
+            else:
+                self._tiles(part, begin, copies=True)
+                begin = begin + 1
+            with b.loop(begin, end, name="tile") as tile:
+                self._tiles(part, tile)
         return self.frame.source(workspace_per_thread=room * model.itemsize(self.kernel))
 
     def _plane(self, image: Index, channel: Index) -> Index:
@@ -110,67 +138,74 @@ class _Writer:
         strides = self.kernel.src.element_strides
         return image * strides[0] + channel * strides[1]
 
-    def _start(self) -> int:
-        """Where the last tile of positions begins, where it has fewer vectors: early, if there is room."""
-        return max(0, self.positions - self.rest * self.lanes)
+    def _each(self, part: _Part, run: Callable[[_Tile], None]) -> None:
+        """Runs for each tile of a task's positions: all alike, then an image's last, if it is smaller."""
+        b, room = self.b, self.channels * self.size
+        if self.whole:
+            with b.loop(part.first, b.smaller(part.last, self.whole), name="part") as number:
+                done = number - part.first
+                copy, ahead = b.at(part.copy, done * room), part.ahead + done * self.size
+                run(_Tile(number * self.size, self.knobs.vectors, copy, ahead))
+        if self.rest:
+            with b.when(b.compare("sgt", b.const(part.last, I64), self.whole)):
+                # It begins early, if there is room, so that its vectors are whole.
+                start = max(0, self.positions - self.rest * self.lanes)
+                run(_Tile(start, self.rest, b.at(part.copy, (self.whole - part.first) * room), None))
 
     # ---- the copy of src
 
-    def _copy(self, image: Value, first: Value, last: Index, copy: Value) -> None:
-        """A task's positions, as [tile of positions][channel][position of the tile]."""
+    def _copy(self, part: _Part) -> None:
+        """A task's positions after the prologue, as [tile of positions][channel][position of the tile].
+
+        Without a prologue, the first tile of features makes the copy while it multiplies.
+        """
         b = self.b
         with b.loop(0, self.channels, name="channel") as channel:
-            source = self._plane(image, channel)
-            row = b.at(copy, channel * self.size)
             known: dict[object, Value] = {}
+            source = self._plane(part.image, channel)
             self.prologue.prepare(Place(source, channel, False, self.lanes), known)
-            if self.whole:
-                with b.loop(first, b.smaller(last, self.whole), name="part") as part:
-                    to = b.at(row, (part - first) * (self.channels * self.size))
-                    self._vectors(source + part * self.size, channel, to, self.knobs.vectors, known)
-            if self.rest:
-                with b.when(b.compare("sgt", b.const(last, "i64"), self.whole)):
-                    to = b.at(row, (self.whole - first) * (self.channels * self.size))
-                    self._vectors(source + self._start(), channel, to, self.rest, known)
 
-    def _vectors(
-        self, source: Index, channel: Index, to: Value, vectors: int, known: dict[object, Value]
-    ) -> None:
+            def read(tile: _Tile) -> None:
+                copy = b.at(tile.copy, channel * self.size)
+                self._read(source + tile.position, channel, copy, tile.vectors, known)
+
+            self._each(part, read)
+
+    def _read(
+        self, source: Index, channel: Index, copy: Value, vectors: int, known: dict[object, Value]
+    ) -> list[Value]:
+        """Neighbouring positions of one channel of src, which are also put into the copy."""
         b, dtype = self.b, self.kernel.src.dtype
+        read = []
         for j in range(vectors):
             count = min(self.lanes, self.positions - j * self.lanes)
             place = Place(source + j * self.lanes, channel, False, count)
             where = b.at(self.src, place.element, storage.element_type(dtype))
             x = storage.read(b, dtype, where, self.lanes, count=count)
-            b.store(
-                self.prologue.apply(x, place, known),
-                b.at(to, j * self.lanes),
-                align=self.frame.target.vector_bytes,
-            )
+            read.append(self.prologue.apply(x, place, known))
+            b.store(read[-1], b.at(copy, j * self.lanes), align=self.frame.target.vector_bytes)
+        return read
 
     # ---- tiles
 
-    def _tiles(self, image: Value, tile: Value, first: Value, last: Index, copy: Value, ahead: Index) -> None:
-        """One tile of features over all of the task's positions.
-
-        With each, one line of every fourth channel is fetched from `ahead` on: after a few, all have been.
-        """
+    def _tiles(self, part: _Part, number: Index, *, copies: bool = False) -> None:
+        """One tile of features over all of the task's positions; `copies` reads src and makes the copy."""
         b, rows = self.b, self.knobs.rows
-        weight = b.at(self.weight, tile * (self.channels * rows))
-        feature: Index = tile * rows
+        weight = b.at(self.weight, number * (self.channels * rows))
+        feature = number * rows
         if self.features % rows:
             feature = b.smaller(feature, self.features - rows)
         self._hoist(feature)
-        line = ahead + self._plane(0, tile % UNROLL) + tile // UNROLL % self.knobs.vectors * self.lanes
-        if self.whole:
-            with b.loop(first, b.smaller(last, self.whole), name="part") as part:
-                at = b.at(copy, (part - first) * (self.channels * self.size))
-                fetched = line + (part - first) * self.size
-                self._tile(image, feature, part * self.size, self.knobs.vectors, weight, at, fetched)
-        if self.rest:
-            with b.when(b.compare("sgt", b.const(last, "i64"), self.whole)):
-                at = b.at(copy, (self.whole - first) * (self.channels * self.size))
-                self._tile(image, feature, self._start(), self.rest, weight, at)
+        # A line of every fourth channel of the next task's src a tile: after a few tiles, all are near.
+        line = self._plane(0, number % UNROLL) + number // UNROLL % self.knobs.vectors * self.lanes
+
+        def run(tile: _Tile) -> None:
+            source = self._plane(part.image, 0) + tile.position if copies else None
+            values = self._products(tile, weight, source, line)
+            for r, vectors in enumerate(values):
+                self._store(part.image, feature + r, r, tile.position, vectors)
+
+        self._each(part, run)
 
     def _hoist(self, feature: Index) -> None:
         """What depends on the feature alone, for the tile's features side by side."""
@@ -181,31 +216,18 @@ class _Writer:
             for node, room in self.rooms.items():
                 self.b.store(self.tail.evaluate(node, place, known), self.b.at(room, start))
 
-    def _tile(
-        self,
-        image: Value,
-        feature: Index,
-        position: Index,
-        vectors: int,
-        weight: Value,
-        at: Value,
-        fetched: Index | None = None,
-    ) -> None:
-        """`rows` features x `vectors` vectors of positions: products, then the stages, then stores."""
+    def _products(self, tile: _Tile, weight: Value, source: Index | None, line: Index) -> list[list[Value]]:
+        """The sums over all channels: for each feature, its vectors of positions."""
         b, rows = self.b, self.knobs.rows
-        sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(rows)]
+        sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(tile.vectors)] for _ in range(rows)]
 
         def steps(k: Index, count: int) -> None:
-            values = [[place.get() for place in line] for line in sums]
+            values = [[place.get() for place in places] for places in sums]
             for step in range(count):
-                where = b.at(at, (k + step) * self.size)
-                line = [
-                    b.load(b.at(where, j * self.lanes), align=self.frame.target.vector_bytes)
-                    for j in range(vectors)
-                ]
+                xs = self._channel(tile, k + step, source)
                 for r in range(rows):
                     w = b.broadcast(weight, (k + step) * rows + r)
-                    values[r] = [b.fma(w, x, value) for x, value in zip(line, values[r], strict=True)]
+                    values[r] = [b.fma(w, x, value) for x, value in zip(xs, values[r], strict=True)]
             for places, ends in zip(sums, values, strict=True):
                 for place, end in zip(places, ends, strict=True):
                     place.set(end)
@@ -213,14 +235,21 @@ class _Writer:
         even = self.channels - self.channels % UNROLL
         if even:
             with b.loop(0, even, UNROLL, name="k") as k:
-                if fetched is not None:
-                    where = fetched + self._plane(0, k)
+                if tile.ahead is not None:
+                    where = tile.ahead + self._plane(0, k) + line
                     b.prefetch(b.at(self.src, where, storage.element_type(self.kernel.src.dtype)))
                 steps(k, UNROLL)
         if even < self.channels:
             steps(even, self.channels - even)
-        for r, line in enumerate(sums):
-            self._store(image, feature + r, r, position, [place.get() for place in line])
+        return [[place.get() for place in places] for places in sums]
+
+    def _channel(self, tile: _Tile, channel: Index, source: Index | None) -> list[Value]:
+        """One channel of a tile's positions: from the copy, or from `source` on in src, making the copy."""
+        b, copy = self.b, self.b.at(tile.copy, channel * self.size)
+        if source is not None:
+            return self._read(source + self._plane(0, channel), channel, copy, tile.vectors, {})
+        align = self.frame.target.vector_bytes
+        return [b.load(b.at(copy, j * self.lanes), align=align) for j in range(tile.vectors)]
 
     def _store(self, image: Value, feature: Index, row: int, position: Index, values: list[Value]) -> None:
         """One feature of a tile."""
