@@ -119,6 +119,8 @@ def _best(
         else:
             refusals.append(refusal)
     if not timed:
+        # Of templates that got equally far, the last is the most general one, and so the nearest miss.
+        refusals.reverse()
         raise Unsupported(_nothing(kernel, target, accuracy), text=plan or kernel.text, refusals=refusals)
     timed.sort(key=lambda pair: pair[0])
     passed = [Considered(template.text, seconds) for seconds, template in timed]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.reasons import Claim
+from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.tensor import TensorSpec
 
@@ -33,6 +33,12 @@ class Traffic:
     def total(self) -> int:
         """All bytes moved."""
         return self.read + self.written + 2 * self.workspace
+
+
+def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
+    """A template's error bound against the one the caller set, where it is a number."""
+    allowed = float("inf") if isinstance(accuracy, str) else accuracy
+    return claim(bound <= allowed, Reason.ACCURACY, got=f"{bound:.1e}", want=f"at most {allowed:.1e}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Traffic
+from fuseplan.template import Traffic
 
 # Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
 _CYCLES_A_SECOND = 3.0e9
@@ -37,12 +37,6 @@ def layout_claims(kernel: Kernel) -> Iterator[Claim]:
         got=str(kernel.src),
         operator=next(readers, None),
     )
-
-
-def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
-    """A template's error bound against the one the caller set, where it is a number."""
-    allowed = float("inf") if isinstance(accuracy, str) else accuracy
-    return claim(bound <= allowed, Reason.ACCURACY, got=f"{bound:.1e}", want=f"at most {allowed:.1e}")
 
 
 def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:

@@ -13,7 +13,7 @@ from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Interpreted(Template):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        """None: it computes every kernel."""
-        yield from ()
+        """It computes every kernel; a caller may still ask for less error than float64 has."""
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -46,10 +46,15 @@ class Interpreted(Template):
         """By a rate that NumPy reaches nearly everywhere; there is nothing to rank it against."""
         return kernel.flops / 1e9 + self.traffic(kernel, target).total / 1e9
 
-    def error_bound(self, kernel: Kernel) -> float:
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
         """That of a float64 sum in any order: one rounding a product."""
         depth = kernel.convolution.depth if kernel.convolution else 1
         return float(depth * 2.0**-53)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """The bound."""
+        return self.bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's own text: the interpreter reads the record."""

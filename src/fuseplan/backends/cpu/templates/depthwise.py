@@ -22,7 +22,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
 
@@ -63,7 +63,7 @@ class Depthwise(Template):
         )
         yield claim(_features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

@@ -24,7 +24,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
 _TESTED = 6  # vectors of src that one test guards: more would leave the registers
 
@@ -58,7 +58,7 @@ class DepthwisePlanes(Template):
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

@@ -17,7 +17,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Direct(Template):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         yield from model.layout_claims(kernel)
-        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

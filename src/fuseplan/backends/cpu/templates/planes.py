@@ -16,7 +16,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
 _ROWS = 16  # most features in a tile: larger ones leave more of the last tile unused
@@ -58,7 +58,7 @@ class Planes(Template):
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
         yield from model.layout_claims(kernel)
-        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

@@ -18,7 +18,7 @@ from fuseplan.kernel import Kernel, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import Scalar
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 
 _TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
@@ -53,7 +53,7 @@ class Pointwise(Template):
         yield claim(
             kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
         )
-        yield model.accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:

@@ -16,7 +16,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 
 TILES = (4, 2)
 
@@ -67,7 +67,7 @@ class Winograd(Template):
             )
             yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
             yield from model.layout_claims(kernel)
-            yield model.accuracy_claim(min(_bound(conv, tile) for tile in TILES), accuracy)
+            yield accuracy_claim(min(_bound(conv, tile) for tile in TILES), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -75,7 +75,7 @@ class Winograd(Template):
         conv = _convolution(kernel)
         for tile in TILES:
             strict = accuracy == "strict" and tile == 4
-            if not strict and model.accuracy_claim(_bound(conv, tile), accuracy).holds:
+            if not strict and accuracy_claim(_bound(conv, tile), accuracy).holds:
                 grids = _considered(kernel, target, tile)
                 best = min(grids, key=lambda grid: _cycles(grid, target)).knobs
                 yield cls(tile, best.rows, best.vectors, best.block, best.panels)
