@@ -21,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CANDIDATES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs" / "guide").rglob("*.md")))
 PAGES = [path for path in CANDIDATES if re.search("^```(python|console)$", path.read_text(), re.MULTILINE)]
+PROSE = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>[a-z]*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 RAISES = re.compile(r"# raises (\w+)\s*$")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -106,11 +107,7 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert expected is None or matches(printed, expected), told
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*CANDIDATES, *(ROOT / "docs").glob("**/*.md")],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
-)
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not broken
