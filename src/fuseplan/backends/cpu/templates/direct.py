@@ -73,7 +73,7 @@ class Direct(Template):
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         waste = _waste(kernel, target, self.rows, self.vectors)
-        work = _convolution(kernel).flops * waste * _transposing(kernel)
+        work = _convolution(kernel).flops * waste * _transposing(kernel, target)
         return model.seconds(
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )
@@ -111,14 +111,15 @@ def _convolution(kernel: Kernel) -> Convolution:
     return kernel.convolution
 
 
-def _transposing(kernel: Kernel) -> float:
+def _transposing(kernel: Kernel, target: Target) -> float:
     """Time with transpositions over time without.
 
     Measured on Zen 5 with 1x1 kernels: channels-first results cost 14 floating-point operations' time an
-    element, the channels-last copy of a channels-first src 20.
+    element, the channels-last copy of a channels-first src 20, or 40 where it leaves the near caches.
     """
     results = 0 if direct_writer.features_innermost(kernel) else 14 * kernel.dst.size
-    copied = 0 if staging.channels_last(kernel) else 20 * kernel.src.size
+    near = kernel.src.size * model.itemsize(kernel) <= target.l2_bytes * target.threads
+    copied = 0 if staging.channels_last(kernel) else (20 if near else 40) * kernel.src.size
     return 1 + (results + copied) / _convolution(kernel).flops
 
 

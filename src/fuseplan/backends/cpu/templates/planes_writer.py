@@ -70,7 +70,7 @@ def position_tiles(kernel: Kernel, size: int) -> int:
 
 @dataclass(frozen=True)
 class _Part:
-    """A task's positions: the image, tiles first..last-1, where their copy lies, where the next task begins."""
+    """A task's positions: the image, tiles first..last-1, where their copy lies, where the next begins."""
 
     image: Value
     first: Value
