@@ -1,6 +1,8 @@
 """Holds docs/measured.md to the results it is written from, and the results to their form."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,29 @@ def test_recorded_rows_are_stamped(place: Path) -> None:
         assert record["commit"]
         assert record["machine"]["cpu"]
         assert record["versions"]["numpy"]
+
+
+FACTS = tomllib.loads((ROOT / "benchmarks" / "facts.toml").read_text())["fact"]
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: str(fact["claim"])[:50])
+def test_a_fact_is_cited_where_it_says(fact: dict[str, Any]) -> None:
+    assert fact["cites"] in comments(ROOT / fact["file"])
+
+
+def test_every_measured_claim_is_a_fact() -> None:
+    """A comment that says `measured on` some machine has its line in benchmarks/facts.toml."""
+    for path in (ROOT / "src").rglob("*.py"):
+        cited = [fact["cites"] for fact in FACTS if ROOT / fact["file"] == path]
+        for claim in re.finditer(r"\b[Mm]easured on [A-Z]", comments(path)):
+            around = comments(path)[: claim.end()]
+            assert any(claim[0] in cites and around.endswith(cites[: cites.index(claim[0]) + len(claim[0])])
+                       for cites in cited), f"{path.name}: {claim[0]}..."  # fmt: skip
+
+
+def comments(path: Path) -> str:
+    """A file's text without line breaks, indents and comment signs."""
+    return " ".join(path.read_text().replace("#", " ").split())
 
 
 def test_a_page_of_every_kind_of_result(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def available_threads() -> int:
 def _host_processor() -> tuple[str, str]:
     """LLVM's name and features of this processor."""
     try:
-        from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 60 ms
+        from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 40 ms
     except ImportError as error:
         raise ArgumentError(
             "target 'cpu' is this machine, and telling its processor needs llvmlite: "

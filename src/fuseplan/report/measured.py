@@ -16,8 +16,9 @@ from fuseplan.bench.accuracy import Deviation
 from fuseplan.bench.accuracy import markdown as accuracy_table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import markdown
-from fuseplan.measure.clock import Protocol
+from fuseplan.measure.clock import SHORTEST_SAMPLE, Protocol
 from fuseplan.report.docstrings import table
+from fuseplan.report.facts import facts
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 SINGLE = (
@@ -40,7 +41,8 @@ def page(folder: Path) -> str:
             records += [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
         else:
             rows += results.read(place)
-    return "\n".join([WRITTEN, "", "# Measured", "", _protocol(), *_machines(rows, _last(records))]) + "\n"
+    told = [*_machines(rows, _last(records)), *facts(folder.parent / "facts.toml")]
+    return "\n".join([WRITTEN, "", "# Measured", "", _protocol(), *told]) + "\n"
 
 
 PROTOCOL = """\
@@ -48,10 +50,16 @@ PROTOCOL = """\
 
 - Every library runs in a process of its own, with the same data and thread count, weights bound
   and outputs allocated before, in the form that is fastest for it.
-- A result is compared with float64 before it is timed; what is wrong is told and not timed.
+- Data is random, and normal unless told otherwise. A result is compared with float64 before it
+  is timed; what is wrong is told and not timed.
 - Libraries take turns in blocks of {milliseconds:.0f} ms, {rounds} rounds unless told otherwise, the order
-  rotating from round to round. A time is the median over blocks of each block's median; the
-  spread is the distance between the quartiles of the blocks' medians, over that.
+  rotating from round to round. The first call of a block is not timed. A sample is one call, or
+  the mean of as many as last {microseconds:.0f} us.
+- A time is the median over blocks of each block's median; the spread is the distance between the
+  quartiles of the blocks' medians, over that. The share of the machine that other programs used
+  in the meantime is recorded.
+- The same buffers are used in each call; with `--cold` they are rotated past the last cache.
+  `--twice` measures fuseplan twice, which shows the noise.
 - Plans that take channels last are compared with all libraries, each in the layout it likes
   best; plans that take channels first, with those that take channels first.
 - The floor is the least time that this machine's measured peaks allow for the arithmetic and
@@ -60,7 +68,9 @@ PROTOCOL = """\
 
 def _protocol() -> str:
     usual = Protocol()
-    return PROTOCOL.format(milliseconds=usual.block_seconds * 1e3, rounds=usual.rounds)
+    return PROTOCOL.format(
+        milliseconds=usual.block_seconds * 1e3, rounds=usual.rounds, microseconds=SHORTEST_SAMPLE * 1e6
+    )
 
 
 def _last(records: Iterable[Record]) -> list[Record]:

@@ -177,7 +177,7 @@ class Pool:
 
     Args:
         native: workers sleep in the kernel's futex. Where there is none they wait for a Python semaphore,
-            which makes a launch about ten times dearer.
+            which makes a launch on two threads about three times dearer.
     """
 
     def __init__(self, native: bool | None = None) -> None:
