@@ -26,6 +26,7 @@ from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
 
+WIDE = 220  # columns: all peers and all figures
 LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"
 OURS, AGAIN, UNFUSED, STRICT = "fuseplan", "fuseplan:again", "fuseplan:unfused", "fuseplan:strict"
 
@@ -69,7 +70,7 @@ def bench(name: str, options: Options) -> list[Row]:
     suite = _chosen(load(name), options.only)
     extra = [AGAIN] * options.is_twice + [UNFUSED] * options.is_unfused
     peers = [OURS, *extra, *peers_of(options.libraries)]
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     rows: list[Row] = []
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
@@ -82,6 +83,12 @@ def bench(name: str, options: Options) -> list[Row]:
     if options.as_json:
         print(json.dumps([row.to_json() for row in rows], indent=1))
     return rows
+
+
+def _console(options: Options) -> Console:
+    """Where tables and progress go; what is no terminal has room for the widest table."""
+    console = Console(stderr=options.as_json)
+    return console if console.is_terminal else Console(stderr=options.as_json, width=WIDE)
 
 
 def _chosen(suite: Suite, only: str) -> Suite:
@@ -116,7 +123,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[str], object]]
 def bench_compile(name: str, options: Options) -> dict[str, Any]:
     """Cold and cached compile times over a suite."""
     suite = _chosen(load(name), options.only)
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     with _progress(console, 2) as step:
         found = compile_times(suite, step)
     lines = [["shape", "cold ms", "cached ms"], ["---"] * 3]
@@ -131,7 +138,7 @@ def bench_overhead(options: Options) -> list[Row]:
     """What calling a bound plan costs, in microseconds, beside the same plan in the peers."""
     suite = load("overhead")
     peers = [OURS, *peers_of(options.libraries)]
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     rows: list[Row] = []
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
@@ -148,7 +155,7 @@ def bench_overhead(options: Options) -> list[Row]:
 
 def bench_footprint(options: Options) -> dict[str, Any]:
     """Seconds to import fuseplan, and bytes of what it needs."""
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     with console.status("starting processes"):
         found = footprint()
     lines = [["what", "is"], ["---"] * 2]
@@ -164,7 +171,7 @@ def bench_footprint(options: Options) -> dict[str, Any]:
 
 def bench_peaks(options: Options) -> list[dict[str, Any]]:
     """The most this machine does, measured now, for each thread count."""
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     found = []
     for threads in options.threads:
         with console.status(f"measuring {threads} threads"):
@@ -184,7 +191,7 @@ def bench_accuracy(options: Options) -> dict[str, Any]:
     # torch.compile computes what torch does: it would add minutes and no row that differs.
     libraries = ",".join(word for word in options.libraries.split(",") if word != "torch.compile")
     peers = [OURS, STRICT, *peers_of(libraries)]
-    console = Console(stderr=options.as_json)
+    console = _console(options)
     with _progress(console, accuracies.steps(suite)) as step:
         found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
     _print(console, options, accuracies.markdown(found))

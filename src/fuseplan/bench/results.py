@@ -27,6 +27,7 @@ class Row:
         suite, case, group, model, plan: what was measured.
         peer: who ran it: `fuseplan`, or the peer's name with its layout, such as `torch:nhwc`.
         threads: how many threads it was given.
+        copies: of its buffers, taken in turn; more than one keeps them out of the caches.
         template, knobs, target: our kernel; None for a peer.
         n, blocks, minimum, median, p90, spread: see `fuseplan.measure.stats.Timing`.
         setup: seconds from the plan to the first result: compiling, packing weights.
@@ -46,6 +47,7 @@ class Row:
     plan: str
     peer: str
     threads: int
+    copies: int = 1
     template: str | None = None
     knobs: dict[str, Any] | None = None
     target: str | None = None
@@ -115,7 +117,7 @@ def read(place: Path) -> Iterator[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Of each case, on each processor and number of threads, the lines of its last run.
+    """Of each case, on each processor, number of threads and copies, the lines of its last run.
 
     The peers of a case take turns in one run; two cases need not be of the same.
     """
@@ -127,4 +129,4 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _of(row: Row) -> tuple[str, ...]:
-    return row.suite, row.case, row.plan, str(row.threads), str(row.machine.get("cpu", ""))
+    return row.suite, row.case, row.plan, str(row.threads), str(row.copies), str(row.machine.get("cpu", ""))

@@ -98,10 +98,12 @@ class _Measured:
     def __init__(self, suite: Suite, case: Case, setting: Setting, began: str, machine_peaks: Peaks) -> None:
         self._case, self._setting, self._peaks = case, setting, machine_peaks
         self._plan = FusionPlan.parse(case.plan)
+        buffers = self._plan.src.nbytes + self._plan.output.nbytes
+        self._copies = copies_past(parse_target("cpu").l3_bytes, buffers) if setting.is_cold else 1
         self._stamp: dict[str, Any] = {
             "run": began, "suite": suite.name, "case": case.name, "group": case.group, "model": case.model,
-            "plan": str(self._plan), "threads": setting.threads, "machine": machine().to_json(),
-            "commit": commit(), "clock": CLOCK,
+            "plan": str(self._plan), "threads": setting.threads, "copies": self._copies,
+            "machine": machine().to_json(), "commit": commit(), "clock": CLOCK,
         }  # fmt: skip
 
     def rows(
@@ -132,16 +134,11 @@ class _Measured:
         return [self._row(name, prepared[name], blocks.get(name), disturbed.get(name)) for name in started]
 
     def _prepare(self, process: Process, place: Path, want: NDArray[np.float64]) -> dict[str, Any]:
-        copies = 1
-        if self._setting.is_cold:
-            copies = copies_past(
-                parse_target("cpu").l3_bytes, self._plan.src.nbytes + self._plan.output.nbytes
-            )
         answer = process.ask(
             do="prepare",
             plan=str(self._plan),
             data={"seed": self._setting.seed},
-            copies=copies,
+            copies=self._copies,
             result=str(place),
         )
         if "refused" in answer:
@@ -167,7 +164,12 @@ class _Measured:
         facts = dict(answer["facts"])
         kernel = lower(match(self._plan))
         nbytes, flops = facts.pop("nbytes", kernel.minimum_bytes), facts.pop("flops", kernel.flops)
-        floor = self._peaks.floor(flops, kernel.minimum_bytes, itemsize=_computed(self._plan))
+        floor = self._peaks.floor(
+            flops,
+            kernel.minimum_bytes,
+            footprint=kernel.minimum_bytes * self._copies,
+            itemsize=_computed(self._plan),
+        )
         return Row(
             **told,
             **summarize(blocks).to_json(),

@@ -1,6 +1,7 @@
 """docs/measured.md, written from recorded results: `python -m fuseplan.report.measured RESULTS PAGE`.
 
-Of each benchmark, machine and thread count it shows the last run. Nothing on the page was typed by hand.
+Of each benchmark, machine and thread count it shows the last run. Its last section lists the numbers that
+comments cite.
 """
 
 from __future__ import annotations
@@ -123,16 +124,17 @@ def _peaks(records: Sequence[Record]) -> Lines:
 
 
 def _suites(rows: Sequence[Row]) -> Lines:
-    runs: dict[tuple[str, int], list[Row]] = {}
+    runs: dict[tuple[str, int, bool], list[Row]] = {}
     for row in results.latest(rows):
-        runs.setdefault((row.suite, row.threads), []).append(row)
-    for (name, threads), listed in sorted(runs.items()):
+        runs.setdefault((row.suite, row.threads, row.copies > 1), []).append(row)
+    for (name, threads, is_cold), listed in sorted(runs.items()):
         found = suite.load(name)
         places = {case.plan: place for place, case in enumerate(found.cases)}
         shown = sorted((row for row in listed if row.plan in places), key=lambda row: places[row.plan])
         if shown:
-            yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}", "")
-            yield f"`fuseplan bench {name} --threads {threads}`; milliseconds. {_runs(shown)}"
+            how, option = (", out of the caches", " --cold") if is_cold else ("", "")
+            yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}{how}", "")
+            yield f"`fuseplan bench {name} --threads {threads}{option}`; milliseconds. {_runs(shown)}"
             yield ""
             yield markdown(found, shown).rstrip()
 
