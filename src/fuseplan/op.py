@@ -34,6 +34,7 @@ PER: dict[str, Callable[[TensorSpec], Shape]] = {
     "element": lambda src: src.shape,
     "shared": lambda src: (1,),
 }
+SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
 IN_SRC_DTYPE = ("weight", "element")  # the other operands are few, and kept in the compute dtype
 
 
@@ -219,7 +220,7 @@ class Elementwise(Op):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """One operator with its defaults, on a tensor of each rank; odd sizes, both orders of the axes."""
-        for text in ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]"):
+        for text in SAMPLE_TENSORS:
             yield text, cls()
 
 

@@ -121,14 +121,18 @@ def _best(
     if not timed:
         # Of templates that got equally far, the last is the most general one, and so the nearest miss.
         refusals.reverse()
-        raise Unsupported(_nothing(kernel, target, accuracy), text=plan or kernel.text, refusals=refusals)
+        alone = templates[0].name if len(templates) < len(backend_of(target.backend).templates) else None
+        what = _nothing(kernel, target, accuracy, alone)
+        raise Unsupported(what, text=plan or kernel.text, refusals=refusals)
     timed.sort(key=lambda pair: pair[0])
     passed = [Considered(template.text, seconds) for seconds, template in timed]
     refused = [Considered(refusal.tried, refusal=refusal) for refusal in refusals]
     return Choice(timed[0][1], (*passed, *refused), tuple(template for _, template in timed))
 
 
-def _nothing(kernel: Kernel, target: Target, accuracy: Accuracy) -> str:
+def _nothing(kernel: Kernel, target: Target, accuracy: Accuracy, alone: str | None) -> str:
+    if alone:
+        return f"the template {alone} does not compute this plan on {target}; leave template= out to try all"
     others = [backend.name for backend in takers(kernel, target, accuracy)]
     hint = f"; target {others[0]!r} does: compile(plan, {others[0]!r})" if others else ""
     return f"no kernel on {target} computes this plan{hint}"

@@ -113,9 +113,11 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for position, node in enumerate(call.args):
         if position >= 1 or not names:
+            is_too_many = len(names) <= position and not is_open
+            count = "no fields" if not names else f"{len(names)} field{'s' * (len(names) > 1)}"
             raise PlanError(
-                "only the first field stands without its name" if names else f"{kind.name} has no fields",
-                want=f"{names[1]}=..." if names[1:] else None,
+                f"{kind.name} has {count}" if is_too_many else "only the first field stands without its name",
+                want=f"{names[position]}=..." if names[position:] else None,
                 text=text,
                 span=span_of(text, node),
             )

@@ -21,7 +21,7 @@ from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import BuildError, FuseplanError, Unsupported
+from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import peaks
@@ -45,6 +45,10 @@ class _Commands(click.Group):
         except FuseplanError as error:
             _print_error(error, ctx)
             ctx.exit(STATUSES.get(type(error), BAD))
+        except MemoryError as error:
+            message = f"the plan's tensors do not fit this machine's memory: {error}"
+            _print_error(ArgumentError(message), ctx)
+            ctx.exit(BAD)
 
 
 def _print_error(error: FuseplanError, ctx: click.Context) -> None:
@@ -244,7 +248,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 
 
 @fuseplan.command()
-@click.argument("suite", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
+@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
 @click.option(
     "--peers", default=benchmarks.LIBRARIES, show_default=True, help="Those that are installed run."

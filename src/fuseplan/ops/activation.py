@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from fuseplan.op import Elementwise, Op, one_of, operator, parameter
+from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, one_of, operator, parameter
 from fuseplan.scalar import (
     Scalar,
     erf,
@@ -215,7 +215,8 @@ class Clamp(Elementwise):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Both bounds, and one."""
-        yield "f32[2x5x3x7, nhwc]", cls(-0.5, 0.75)
+        for text in SAMPLE_TENSORS:
+            yield text, cls(-0.5, 0.75)
         yield "f32[3x5]", cls(0, float("inf"))
 
 

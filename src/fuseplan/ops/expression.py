@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from fuseplan.errors import PlanError
 from fuseplan.formula import parse_expression
-from fuseplan.op import Elementwise, Op, Parameter, operator, real, refused
+from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, Parameter, operator, real, refused
 from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
 from fuseplan.syntax import python_expression
 
@@ -69,7 +69,8 @@ class Expression(Elementwise):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """A text, and a function with two parameters."""
-        yield "f32[2x5x3x7, nhwc]", cls("x * sigmoid(k * x)", k=1.702)
+        for src in SAMPLE_TENSORS:
+            yield src, cls("x * sigmoid(k * x)", k=1.702)
         yield "f32[3x5]", cls(lambda x, low, high: (x - low) / (high - low), low=-1, high=3)
 
 
