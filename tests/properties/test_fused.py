@@ -71,8 +71,8 @@ def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
 
 def compiled_or_refused(plan: FusionPlan) -> CompiledPlan | None:
     """The compiled plan; None where it is the one kind of plan drawn here that no kernel computes."""
-    is_strided = plan.src.layout is None and isinstance(plan[0].op, Add | BatchNorm) and len(plan) > 1
-    if not is_strided:
+    may_refuse = plan.src.layout is None and any(isinstance(step.op, Add | BatchNorm) for step in plan)
+    if not may_refuse:
         return compile_plan(plan, "cpu", cache=False)
     try:
         return compile_plan(plan, "cpu", cache=False)

@@ -25,17 +25,28 @@ class Knobs(Protocol):
     """What the template chose; see `Direct`."""
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Output positions in a tile."""
+
     @property
-    def vectors(self) -> int: ...
+    def vectors(self) -> int:
+        """Vectors of features in a tile."""
+
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Tiles of positions in a task."""
+
     @property
-    def block_panels(self) -> int: ...
+    def block_panels(self) -> int:
+        """Tile widths of features in a task."""
+
     @property
-    def lines(self) -> int: ...
+    def lines(self) -> int:
+        """Output lines for which a task copies src; 0 for none."""
+
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """The choice as a person writes it."""
 
 
 def write(knobs: Knobs, kernel: Kernel, target: Target) -> Source:
