@@ -97,6 +97,7 @@ def test_every_candidate_and_other_knobs(chain: str, tensor: str, dtype: str) ->
         Pointwise(1, 1, 5, whole, False),
         Pointwise(2, 3, 2, whole, True),
         Pointwise(2, 1, 3, 48, True),
+        Pointwise(2, 8, 1, 16, False),
         Pointwise(1, 8, 1, whole, False),
     ]
     for template in [*candidates, *odd]:

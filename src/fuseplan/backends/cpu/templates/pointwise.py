@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, storage
@@ -91,29 +92,26 @@ def _moved(kernel: Kernel) -> int:
     return kernel.src.nbytes + kernel.dst.nbytes + elements
 
 
-def _repeat(path: Walk, width: int, stream: bool) -> int:
-    """Positions after which a run of channels is whole vectors, if that is soon, and long enough."""
+def _repeat(path: Walk, width: int, room: int, stream: bool) -> int:
+    """Positions after which a run of channels is whole vectors, if `room` holds it, and long enough."""
     if not path.period:
         return 1
     wanted = 2 * _STREAMED_RUN * width if stream else 4 * width
-    times = next((times for times in range(1, width + 1) if path.period * times % width == 0), 1)
-    if path.period * times > 4 * wanted:
+    whole = lcm(path.period, width)
+    if whole > min(room, 4 * wanted):
         return 1
-    return times * max(1, -(-wanted // (path.period * times)))
+    return whole // path.period * max(1, min(-(-wanted // whole), room // whole))
 
 
 def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
     """Knobs with about four tasks a thread, fewer where a task would be too small to be worth handing out."""
     width, plain = lanes(kernel, target), walk(kernel)
-    path = plain.repeated(_repeat(plain, width, stream))
-    step = 4 * width
+    step, room = 4 * width, _scratch_room(kernel, target)
+    path = plain.repeated(_repeat(plain, width, room, stream))
     tasks = max(1, min(4 * target.threads, _moved(kernel) // _TASK_BYTES))
-    most = path.run.extent
-    if path.period:
-        most = min(most, _scratch_room(kernel, target) // step * step) if path.repeats == 1 else most
     units = path.rows * -(-path.channels // width)
-    chunks = max(-(-path.run.extent // most), 1)
-    if units < tasks:
+    chunks = -(-path.run.extent // (room // step * step)) if path.period and path.repeats == 1 else 1
+    if units < tasks and path.repeats == 1:
         chunks = max(chunks, min(-(-tasks // units), path.run.extent // (4 * step) or 1))
     block_run = -(-path.run.extent // chunks)
     if chunks > 1:
@@ -125,9 +123,10 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
 
 
 def _scratch_room(kernel: Kernel, target: Target) -> int:
-    """Elements of a run whose channel's values fit half the first cache."""
-    values = max(1, len(kernel.epilogue))
-    return max(1024, target.l1_bytes // 2 // (values * model.itemsize(kernel)))
+    """Elements of a run whose channels' values fit half the first cache; never less than a few vectors."""
+    values = sum(operand.per == "channel" for operand in kernel.operands)
+    fitting = target.l1_bytes // 2 // (max(1, values) * model.itemsize(kernel))
+    return max(16 * lanes(kernel, target), fitting)
 
 
 @dataclass(frozen=True)
@@ -148,9 +147,16 @@ class _Writer:
     def __init__(self, knobs: Pointwise, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel = knobs, kernel
         self.path = walk(kernel).repeated(knobs.repeat)
+        # A run over several positions is not split: a task has the values of all its channels.
+        extent = self.path.run.extent
+        self.block_run = min(knobs.block_run, extent) if self.path.repeats == 1 else extent
         slots = slots_of(kernel, workspace=False)
         self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
         self.b, self.lanes = self.frame.body, self.frame.lanes
+        if self.block_run < extent and self.block_run % self.lanes:
+            raise ValueError(
+                f"a part of a run is whole vectors of {self.lanes}, not {self.block_run} elements"
+            )
         self.stages = Elementwise(self.frame, "epilogue")
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.activation = any(operand.per == "activation" for operand in kernel.operands)
@@ -167,7 +173,7 @@ class _Writer:
         """Room for each hoisted value of all channels that a task meets at once."""
         if not self.path.along_channels and self.path.channel is None:
             return {}
-        extent = self.knobs.block_run if self.path.along_channels else self.lanes
+        extent = self.block_run if self.path.along_channels else self.lanes
         return {node: self.b.buffer(extent + 2 * self.lanes) for node in self.hoisted}
 
     def source(self) -> Source:
@@ -175,11 +181,11 @@ class _Writer:
         b, knobs, path = self.b, self.knobs, self.path
         groups = -(-path.channels // self.lanes)
         units, extent = path.rows * groups, path.run.extent
-        chunks, blocks = -(-extent // knobs.block_run), -(-units // knobs.block_rows)
+        chunks, blocks = -(-extent // self.block_run), -(-units // knobs.block_rows)
         with self.frame.tasks(blocks * chunks) as task:
             chunk, block = task % chunks, task // chunks
-            start: Index = chunk * knobs.block_run if chunks > 1 else 0
-            stop = b.smaller(start + knobs.block_run, extent) if chunks > 1 else extent
+            start: Index = chunk * self.block_run if chunks > 1 else 0
+            stop = b.smaller(start + self.block_run, extent) if chunks > 1 else extent
             begin: Index = block * knobs.block_rows if blocks > 1 else 0
             end = b.smaller(begin + knobs.block_rows, units) if blocks > 1 else units
             self._share(start, stop)
@@ -287,10 +293,10 @@ class _Writer:
     def _ends(self) -> dict[int, int]:
         """Where the last part of a run may end, and where that part begins."""
         ends = [self.path.run.extent, *([self.path.short] if self.path.short else [])]
-        return {end: (end - 1) // self.knobs.block_run * self.knobs.block_run for end in ends}
+        return {end: (end - 1) // self.block_run * self.block_run for end in ends}
 
     def _shortest(self) -> int:
-        return min(self.knobs.block_run, *(end - start for end, start in self._ends().items()))
+        return min(self.block_run, *(end - start for end, start in self._ends().items()))
 
     def _plain(self, line: _Line, start: Index, stop: Index) -> None:
         b, lanes, step = self.b, self.lanes, self.lanes * self.knobs.vectors
