@@ -80,6 +80,12 @@ def test_exit_statuses(command: str, words: tuple[str, ...], status: int, says: 
     assert says in result.output
 
 
+def test_tensors_larger_than_memory_are_an_error_of_the_caller() -> None:
+    result = call("run", "f32[99999999x99999999x9x9] -> relu")
+    assert result.exit_code == 2
+    assert "do not fit this machine's memory" in result.output
+
+
 def test_errors_are_json_where_json_is_wanted() -> None:
     result = call("run", REFUSED, "--json")
     assert result.exit_code == 3

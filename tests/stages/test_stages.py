@@ -209,6 +209,13 @@ def test_where_nothing_fits_every_refusal_is_told(monkeypatch: pytest.MonkeyPatc
     assert "compile(plan, 'cpu')" in refused.value.what, "the target that would take it"
 
 
+def test_a_template_named_alone_is_blamed_alone() -> None:
+    with pytest.raises(Unsupported) as refused:
+        decide("f32[1x8] -> relu", "cpu:avx2", template="direct")
+    assert "the template direct does not compute this plan" in refused.value.what
+    assert [refusal.tried for refusal in refused.value.refusals] == ["direct"]
+
+
 def test_the_reference_is_last_and_takes_everything() -> None:
     assert BACKENDS[-1] is REFERENCE
     assert backend_of("reference") is REFERENCE

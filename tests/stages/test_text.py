@@ -97,6 +97,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         ("f32[2x3] -> 3", "3", "this is not an operator"),
         ("f32[2x3] -> ops.relu()", "ops.relu()", "this is not an operator"),
         ("f32[2x3] -> relu(1)", "1", "relu has no fields"),
+        ("f32[2x3] -> elu(1, 2)", "2", "elu has 1 field"),
         ("f32[2x3] -> clamp(0, 6)", "6", "want max=..."),
         ("f32[2x3] -> clamp(0)", "clamp", "clamp needs max"),
         ("f32[2x3] -> clamp", "clamp", "clamp needs min and max"),
