@@ -57,6 +57,11 @@ class Reason(Enum):
         "this kernel convolves each channel alone",
         "`direct` takes any groups",
     )
+    GROUP_WIDTH = (
+        "group-width",
+        "this kernel packs several narrow groups into a vector",
+        "`direct` takes groups of any width",
+    )
     CHANNEL_MULTIPLIER = (
         "channel-multiplier",
         "this kernel makes few features from each channel",

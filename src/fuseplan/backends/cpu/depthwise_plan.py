@@ -1,4 +1,4 @@
-"""How the depthwise templates go about a convolution: where src is read, and which of its axes are tiled."""
+"""How the depthwise and grouped templates go about it: where src is read, and which of its axes are tiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from functools import cached_property
 from math import prod
 
 from fuseplan.backends.cpu import model, staging, storage
+from fuseplan.backends.cpu.packing import packing
 from fuseplan.backends.cpu.windows import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
+from fuseplan.template import lanes
 
 _UNROLLED_TAPS = 64  # of the last two axes; a larger kernel loops over its rows
 _UNROLLED_COLUMNS = 64  # taps along the last axis; a longer row of taps is a loop
 _MOST_SUMS, _MOST_PLANE_SUMS = 24, 16  # in a tile: with more, 32 registers spill
+_MOST_PRODUCTS = 800  # that a tile writes out
 _WHOLE = 520  # products of the plane that is written out as straight code
 _TASK_CYCLES = 20_000
 _PROLOGUE = 6  # functions of a prologue that cost less applied at each read than a copy of src
@@ -60,8 +63,9 @@ def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], 
 class Plan:
     """What follows from the kernel alone: where src is read, and which axes are tiled."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.conv = kernel, convolution_of(kernel)
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        self.kernel, self.target, self.conv = kernel, target, convolution_of(kernel)
+        self.packing = packing(self.conv, lanes(kernel, target))
         self.staged = staging.staged(kernel, always=True)
         self.staged = replace(self.staged, copies=not self._is_read_in_place())
         every = axes(self.conv)
@@ -76,8 +80,9 @@ class Plan:
         element = any(
             op.role == "prologue" and op.per in ("element", "activation") for op in self.kernel.operands
         )
-        is_short = self.conv.kernel[-1] <= _UNROLLED_COLUMNS
-        return self.kernel.src.element_strides[1] == 1 and cost <= _PROLOGUE and not element and is_short
+        if self.conv.kernel[-1] > _UNROLLED_COLUMNS or self.kernel.src.element_strides[1] != 1:
+            return False
+        return cost <= (_PROLOGUE if self.packing.products == 1 else 0) and not element
 
     @cached_property
     def strides(self) -> tuple[int, tuple[int, ...], int, int]:
@@ -90,47 +95,52 @@ class Plan:
         row, column = [0, *steps[len(self.far) :]][-2:]
         return image, tuple(steps[: len(self.far)]), row, column
 
-    def tiles(self, target: Target) -> list[tuple[int, int]]:
-        """Tiles whose sums fit the registers, the best first."""
+    def tiles(self) -> list[tuple[int, int]]:
+        """Tiles whose sums fit the registers and whose code is not too long, the best first."""
+        sums = min(_MOST_SUMS, self.target.vector_registers - 2)
+        most = min(sums, _MOST_PRODUCTS // (self.row.kernel * self.column.kernel * self.packing.products))
         found = [
             (rows, columns)
             for rows in range(1, min(4, self.row.out) + 1)
             for columns in range(1, min(8, self.column.out) + 1)
-            if rows * columns <= min(_MOST_SUMS, target.vector_registers - 2)
+            if rows * columns <= max(most, 1)
         ]
-        return sorted(found, key=lambda tile: (self.waste(*tile), -tile[0]))
+        tail = sum(functions(stage.expression) for stage in self.kernel.epilogue)
+        code = 0.008 + 0.001 * tail  # what a sum more may cost: among tiles as quick the smaller one wins
+        return sorted(found, key=lambda tile: (self.waste(*tile) * (1 + code * prod(tile)), -tile[0]))
 
-    def held(self, target: Target, rows: int, columns: int) -> int:
-        """How many vectors of src one test guards: those of a line, if the registers hold as many."""
-        line = len(self.column.users(columns))
-        return max(1, min(line, target.vector_registers - 2 - rows * columns))
+    def held(self, rows: int, columns: int) -> int:
+        """How many columns of src one test guards: those of a line, if the registers hold as many."""
+        line, vectors = len(self.column.users(columns)), -(-self.packing.channels // self.packing.lanes)
+        room = self.target.vector_registers - 2 - rows * columns
+        return max(1, min(line, room // (vectors if self.packing.products == 1 else vectors + 1)))
 
     def waste(self, rows: int, columns: int) -> float:
-        """Time of the tiles over time of the products alone; a little more for more code."""
-        row, column = self.row, self.column
+        """Time of the tiles over time of the products alone."""
+        row, column, each = self.row, self.column, self.packing.products
         edges = len(row.tiles(rows)) * rows / row.out * len(column.tiles(columns)) * columns / column.out
-        products = rows * columns * row.kernel * column.kernel
-        loads = len(row.users(rows)) * len(column.users(columns)) + row.kernel * column.kernel
+        taps = row.kernel * column.kernel * each
+        elements = len(row.users(rows)) * len(column.users(columns))
+        shuffles = 0 if self.conv.features_per_group == 1 else elements * each
+        loads = elements + taps * (rows if each > 1 else 1)
         latency = max(1.0, 8 / (rows * columns))
-        tail = sum(functions(stage.expression) for stage in self.kernel.epilogue)
-        return edges * latency * (1 + 0.5 * loads / products) * (1 + (0.008 + 0.001 * tail) * rows * columns)
+        extra = (0.5 * loads + 0.3 * shuffles) / (rows * columns * taps)
+        return self.packing.waste * edges * latency * (1 + extra)
 
-    def blocks(self, target: Target, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and vectors of channels of a task.
+    def blocks(self, rows: int, columns: int) -> tuple[int, int]:
+        """Output rows and blocks of channels of a task.
 
         What a tile reads fits half the first cache: with 5x5 taps over 240 channels of 28x28 that takes 0.75
         of the time of tasks whose tiles read more than it holds. Every thread has several tasks.
         """
-        width = target.vector_bytes // model.itemsize(self.kernel)
-        vectors = -(-self.conv.channels // width)
-        taps = self.row.kernel * self.column.kernel
-        each = (self.row.reach(rows) * self.column.reach(columns) + taps) * target.vector_bytes
-        block = max(1, min(vectors, target.l1_bytes // 2 // each))
-        block = -(-vectors // -(-vectors // block))
-        sheets = self.conv.batch * prod(axis.out for axis in self.far) * -(-vectors // block)
-        wanted = -(-4 * target.threads // sheets)
-        tiles = len(self.row.tiles(rows))
-        return max(1, tiles // wanted) * rows, block
+        pack, threads = self.packing, self.target.threads
+        taps = self.row.kernel * self.column.kernel * pack.products * pack.parts * pack.lanes
+        each = self.row.reach(rows) * self.column.reach(columns) * pack.channels + taps
+        block = max(1, min(pack.blocks, self.target.l1_bytes // 2 // (each * model.itemsize(self.kernel))))
+        block = -(-pack.blocks // -(-pack.blocks // block))
+        sheets = self.conv.batch * prod(axis.out for axis in self.far) * -(-pack.blocks // block)
+        wanted = -(-4 * threads // sheets)
+        return max(1, len(self.row.tiles(rows)) // wanted) * rows, block
 
 
 class PlanePlan:
@@ -138,7 +148,7 @@ class PlanePlan:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target, self.conv = kernel, target, convolution_of(kernel)
-        self.lanes = target.vector_bytes // model.itemsize(kernel)
+        self.lanes = lanes(kernel, target)
         plain = storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
         step = kernel.src.element_strides[-1]
         self.pads = self.conv.kernel[-1] > _UNROLLED_COLUMNS

@@ -32,27 +32,8 @@ class Stretch:
         return self._made[key]
 
     def _vector(self, positions: Positions) -> Value:
-        b, lanes = self.b, self.b.lanes
         starts = self._starts(sorted({at for at in positions if at is not None}))
-        if not starts:
-            return b.number(0.0)
-        picked = [_first_start(at, starts, lanes) for at in positions]
-        # Where each lane's element is by now: in `found`, or in what is shuffled into it next.
-        found, where = self._load(starts[0]), list(range(lanes))
-        for lane, (at, start) in enumerate(zip(positions, picked, strict=True)):
-            if at is not None and start == starts[0]:
-                where[lane] = at - start
-        for start in starts[1:]:
-            for lane, at in enumerate(positions):
-                if at is not None and picked[lane] == start:
-                    where[lane] = lanes + at - start
-            found, where = b.shuffle(found, self._load(start), where), list(range(lanes))
-        if None in positions:
-            zeros = [lane for lane, at in enumerate(positions) if at is None]
-            return b.shuffle(
-                found, b.number(0.0), [lanes if i in zeros else place for i, place in enumerate(where)]
-            )
-        return found if where == list(range(lanes)) else b.shuffle(found, found, where)
+        return combined(self.b, [(start, self._load(start)) for start in starts], positions)
 
     def _starts(self, wanted: Sequence[int]) -> list[int]:
         """Where to load: the fewest vectors; of two ways the one whose vectors other positions need too."""
@@ -78,5 +59,34 @@ class Stretch:
         return self._loaded[start]
 
 
-def _first_start(at: int | None, starts: Sequence[int], lanes: int) -> int | None:
-    return next((start for start in starts if at is not None and 0 <= at - start < lanes), None)
+def combined(b: Builder, pieces: Sequence[tuple[int, Value]], positions: Sequence[int | None]) -> Value:
+    """The elements at the positions, zero for None, out of vectors that begin at known places.
+
+    Lanes after the last position hold anything. A piece that holds none of the positions costs nothing.
+    """
+    lanes = b.lanes
+    holder = [_holder(at, pieces, lanes) for at in positions]
+    needed = [number for number in range(len(pieces)) if number in holder]
+    if not needed:
+        return b.number(0.0)
+    found, where = pieces[needed[0]][1], list(range(lanes))
+    for number in needed:
+        begin = pieces[number][0]
+        # Where each lane's element is by now: in `found`, or in the piece that is shuffled into it.
+        for lane, at in enumerate(positions):
+            if at is not None and holder[lane] == number:
+                where[lane] = at - begin + (lanes if number != needed[0] else 0)
+        if number != needed[0]:
+            found, where = b.shuffle(found, pieces[number][1], where), list(range(lanes))
+    if None in positions:
+        zero = [at is None for at in positions] + [False] * (lanes - len(positions))
+        picked = [lanes if is_zero else place for is_zero, place in zip(zero, where, strict=True)]
+        return b.shuffle(found, b.number(0.0), picked)
+    return found if where == list(range(lanes)) else b.shuffle(found, found, where)
+
+
+def _holder(at: int | None, pieces: Sequence[tuple[int, Value]], lanes: int) -> int | None:
+    """Which piece has the element."""
+    if at is None:
+        return None
+    return next(number for number, (start, _) in enumerate(pieces) if 0 <= at - start < lanes)

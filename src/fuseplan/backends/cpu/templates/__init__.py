@@ -8,9 +8,18 @@ from __future__ import annotations
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.grouped import Grouped
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.template import Template
 
-TEMPLATES: tuple[type[Template], ...] = (Depthwise, DepthwisePlanes, Winograd, Planes, Direct, Pointwise)
+TEMPLATES: tuple[type[Template], ...] = (
+    Depthwise,
+    DepthwisePlanes,
+    Grouped,
+    Winograd,
+    Planes,
+    Direct,
+    Pointwise,
+)

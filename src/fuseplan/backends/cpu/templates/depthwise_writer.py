@@ -1,0 +1,275 @@
+"""Writes depthwise and grouped convolutions with channels innermost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Protocol
+
+from fuseplan.backends.cpu import model, staging, storage
+from fuseplan.backends.cpu.depthwise_plan import Plan
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.gather import combined
+from fuseplan.backends.cpu.ir import I1, Index, Value, Variable
+from fuseplan.backends.cpu.windows import Axis
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+
+
+class Knobs(Protocol):
+    """What the template chose; see `Depthwise`."""
+
+    @property
+    def rows(self) -> int:
+        """Output rows in a tile."""
+
+    @property
+    def columns(self) -> int:
+        """Output columns in a tile."""
+
+    @property
+    def block_rows(self) -> int:
+        """Output rows in a task."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of channels in a task."""
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it."""
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Where a tile stands: the first element under it in src (of the first channel), and its first in dst.
+
+    `far` holds a position in src for each far axis, under the first tap; `lines` says of each line of the
+    tile whether it is in src (None: always). `column` is the first column under a tile that reads padding.
+    """
+
+    src: Value
+    dst: Index
+    far: tuple[Index, ...]
+    lines: dict[int, Value | None]
+    column: int | None
+
+
+def _groups(values: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [values[begin : begin + size] for begin in range(0, len(values), size)]
+
+
+class Writer:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+        self.knobs, self.kernel, self.plan = knobs, kernel, Plan(kernel, target)
+        self.conv = self.plan.conv
+        slots = slots_of(kernel, workspace=self.plan.staged.copies)
+        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
+        self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.dst = self.frame.pointer("dst")
+        self.dtype = (
+            "f64" if kernel.src.dtype == "f64" else "f32" if self.plan.staged.copies else kernel.src.dtype
+        )
+        self.image_stride, self.far_strides, self.row_stride, self.column_stride = self.plan.strides
+        self.held = self.plan.held(knobs.rows, knobs.columns)
+        self.packing = self.plan.packing
+        # Weights of one tap for all features of a block.
+        self.tap_size = self.packing.parts * self.packing.products * self.lanes
+
+    def source(self) -> Source:
+        """The whole kernel: phase 0 where src must be copied, then one phase of tiles."""
+        b, plan, knobs = self.b, self.plan, self.knobs
+        workspace = self.frame.pointer("workspace") if plan.staged.copies else b.parameters[0]
+        self.src = staging.emit(self.frame, plan.staged, workspace)
+        row_blocks = -(-plan.row.out // knobs.block_rows)
+        block_groups = -(-self.packing.blocks // knobs.blocks)
+        sheets = self.conv.batch * prod(axis.out for axis in plan.far)
+        with self.frame.tasks(sheets * row_blocks * block_groups) as task:
+            begin = task % block_groups * knobs.blocks
+            rest = task // block_groups
+            first, sheet = rest % row_blocks * knobs.block_rows, rest // row_blocks
+            end = b.smaller(begin + knobs.blocks, self.packing.blocks)
+            last = b.smaller(first + knobs.block_rows, plan.row.out)
+            with b.loop(first, last, knobs.rows, name="row") as start:
+                row = b.smaller(start, plan.row.out - knobs.rows)
+                self._line(sheet, row, begin, end)
+        return self.frame.source(workspace=plan.staged.elements * model.itemsize(self.kernel))
+
+    def _line(self, sheet: Value, row: Index, begin: Index, end: Index) -> None:
+        """All tiles of `knobs.rows` output rows, over a block of channels."""
+        b, plan = self.b, self.plan
+        rest, offset = sheet, b.const(0, "i64")
+        far: list[Index] = []
+        for axis, stride in reversed(list(zip(plan.far, self.far_strides, strict=True))):
+            position = rest % axis.out * axis.stride - axis.low
+            offset, rest = offset + position * stride, rest // axis.out
+            far.insert(0, position)
+        top = row * plan.row.stride - plan.row.low
+        offset = offset + rest * self.image_stride + top * self.row_stride
+        lines = {line: self._inside(plan.row, top + line) for line in plan.row.users(self.knobs.rows)}
+        dst = (sheet * plan.row.out + row) * plan.column.out
+        spot = _Spot(b.at(self.src, offset, self.stored), dst, tuple(far), lines, None)
+        self._columns(spot, begin, end)
+
+    @property
+    def stored(self) -> str:
+        """The type of one element of what is read."""
+        return storage.element_type(self.dtype)
+
+    def _inside(self, axis: Axis, position: Index) -> Value | None:
+        return self.b.compare("ult", self.b.const(position, "i64"), axis.size) if axis.is_padded else None
+
+    def _columns(self, line: _Spot, begin: Index, end: Index) -> None:
+        """Tiles along the last axis: a loop over those without padding, code of its own for each other."""
+        axis, count = self.plan.column, self.knobs.columns
+        starts = axis.tiles(count)
+        inner = [start for start in starts[:-1] if axis.is_inside(start, count)]
+        for start in starts:
+            if start not in inner:
+                first = None if axis.is_inside(start, count) else axis.first(start)
+                self._channels(self._at(line, start, first), begin, end)
+            elif start == inner[0]:
+                with self.b.loop(start, inner[-1] + 1, count, name="column") as column:
+                    self._channels(self._at(line, column, None), begin, end)
+
+    def _at(self, line: _Spot, column: Index, first: int | None) -> _Spot:
+        axis = self.plan.column
+        offset = (column * axis.stride - axis.low) * self.column_stride
+        dst = (line.dst + column) * self.conv.features
+        return replace(line, src=self.b.at(line.src, offset, self.stored), dst=dst, column=first)
+
+    def _channels(self, spot: _Spot, begin: Index, end: Index) -> None:
+        """One tile, over some blocks of channels."""
+        b, each = self.b, self.packing.channels
+        whole = self.conv.channels // each
+        if whole:
+            with b.loop(begin, b.smaller(end, whole), name="block") as block:
+                self._parts(spot, block, each)
+        if whole < self.packing.blocks:
+            with b.when(b.compare("sgt", b.const(end, "i64"), whole)):
+                self._parts(spot, whole, self.conv.channels - whole * each)
+
+    def _parts(self, spot: _Spot, block: Index, count: int) -> None:
+        for part in range(self.packing.parts):
+            if self.packing.features_of(count, part):
+                self._tile(spot, block, count, part)
+
+    # ---- one tile
+
+    def _tile(self, spot: _Spot, block: Index, count: int, part: int) -> None:
+        """One vector of the features made from a block of channels, of which `count` exist."""
+        b, knobs, pack = self.b, self.knobs, self.packing
+        sums = [
+            [b.variable(b.vector, b.number(0.0)) for _ in range(knobs.columns)] for _ in range(knobs.rows)
+        ]
+        channel = block * pack.channels
+        known: dict[object, Value] = {}
+        place = Place(0, channel, True, min(count, self.lanes))
+        self.head.prepare(place, known)
+        first = block * (self.conv.taps * self.tap_size) + part * (pack.products * self.lanes)
+        weight = b.at(self.weight, first)
+        with ExitStack() as nest:
+            tap: Index = 0
+            offset: Index = channel
+            inside: list[Value] = []
+            for axis, stride, position in zip(self.plan.far, self.far_strides, spot.far, strict=True):
+                index = nest.enter_context(b.loop(0, axis.kernel, name="tap"))
+                tap = tap * axis.kernel + index
+                offset = offset + index * (axis.dilation * stride)
+                test = self._inside(axis, position + index * axis.dilation)
+                inside += [test] if test is not None else []
+            src = b.at(spot.src, offset, self.stored)
+            near = self.plan.row.kernel * self.plan.column.kernel
+            read = _Reader(self, spot, src, place, known, inside, count)
+            self._products(sums, read, part, b.at(weight, tap * (near * self.tap_size)))
+        feature = block * pack.features + part * self.lanes
+        values = [[each.get() for each in line] for line in sums]
+        self._store(values, spot, feature, pack.features_of(count, part))
+
+    def _products(self, sums: Sequence[Sequence[Variable]], read: _Reader, part: int, weight: Value) -> None:
+        """Adds src times weight over the taps of the last two axes and the channels of a group."""
+        b, row, column, pack = self.b, self.plan.row, self.plan.column, self.packing
+        values = [[place.get() for place in line] for line in sums]
+        columns = column.users(self.knobs.columns)
+        sources = [pack.sources(part, i, pack.features_of(read.count, part)) for i in range(pack.products)]
+        lines = row.users(self.knobs.rows).items()
+        for (line, rows), some in product(lines, _groups(list(columns), self.held)):
+            elements = read.line(line, some)
+            for number, positions in enumerate(sources):
+                xs = [combined(b, pieces, positions) for pieces in elements]
+                users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
+                for (r, upper), (x, c, tap) in product(rows, users):
+                    where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
+                    values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
+        for places, line_values in zip(sums, values, strict=True):
+            for place, value in zip(places, line_values, strict=True):
+                place.set(value)
+
+    def _store(self, values: list[list[Value]], spot: _Spot, feature: Index, count: int) -> None:
+        b, dtype, features = self.b, self.kernel.dst.dtype, self.conv.features
+        known: dict[object, Value] = {}
+        for r, line in enumerate(values):
+            for c, value in enumerate(line):
+                element = spot.dst + feature + (r * self.plan.column.out + c) * features
+                result = self.tail.apply(value, Place(element, feature, True, count), known)
+                where = b.at(self.dst, element, storage.element_type(dtype))
+                storage.write(b, dtype, result, where, count=count)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads lines of src for one tile: prologue applied, zeros where there is padding."""
+
+    writer: Writer
+    spot: _Spot
+    src: Value
+    place: Place
+    known: dict[object, Value]
+    inside: list[Value]
+    count: int
+
+    def line(self, line: int, columns: Sequence[int]) -> list[list[tuple[int, Value]]]:
+        """The channels of one line at some columns, counted from the tile's first, in pieces of a vector."""
+        b = self.writer.b
+        test = self.spot.lines[line]
+        tests = [*self.inside, *([test] if test is not None else [])]
+        starts = range(0, self.count, b.lanes)
+        wanted = list(product(columns, starts))
+        if tests:
+            found = self._guarded(tests, line, wanted)
+        else:
+            found = [self._element(line, *each) for each in wanted]
+        pieces = zip((start for _, start in wanted), found, strict=True)
+        return [[next(pieces) for _ in starts] for _ in columns]
+
+    def _guarded(self, tests: Sequence[Value], line: int, wanted: Sequence[tuple[int, int]]) -> list[Value]:
+        """The elements where all tests hold, else zeros."""
+        b = self.writer.b
+        both = tests[0]
+        for other in tests[1:]:
+            both = b.op(I1, f"and i1 {both.name}, {other.name}")
+        places = [b.variable(b.vector, b.number(0.0)) for _ in wanted]
+        with b.when(both):
+            for place, each in zip(places, wanted, strict=True):
+                place.set(self._element(line, *each))
+        return [place.get() for place in places]
+
+    def _element(self, line: int, column: int, start: int) -> Value:
+        """The vector of channels that begins `start` channels into the block."""
+        writer, b = self.writer, self.writer.b
+        first = self.spot.column
+        if first is not None and not 0 <= first + column < writer.plan.column.size:
+            return b.number(0.0)
+        offset = line * writer.row_stride + column * writer.column_stride + start
+        where = b.at(self.src, offset, writer.stored)
+        x = storage.read(b, writer.dtype, where, b.lanes, count=min(b.lanes, self.count - start))
+        return x if writer.plan.staged.copies else writer.head.apply(x, self.place, self.known)

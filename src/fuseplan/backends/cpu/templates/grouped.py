@@ -1,0 +1,51 @@
+"""Convolution in many narrow groups, channels innermost: several groups share one vector of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.depthwise_plan import convolution_of
+from fuseplan.backends.cpu.templates.depthwise import Depthwise, features_innermost
+from fuseplan.kernel import Kernel
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, accuracy_claim, lanes
+
+_WIDEST = 16  # channels of a group: the products of each have code of their own
+
+
+@dataclass(frozen=True)
+class Grouped(Depthwise):
+    """Depthwise's tiles over whole groups: a vector of channels is shuffled once for each channel of a group.
+
+    reads:  src about twice from a near cache, once from memory; weight once for each tile
+    writes: dst once
+    chosen: groups so narrow that two or more have their features in one vector, and channels are innermost
+    """
+
+    name: ClassVar[str] = "grouped"
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        conv = convolution_of(kernel)
+        most = lanes(kernel, target) // 2
+        fits = conv.groups > 1 and 2 <= conv.channels_per_group <= _WIDEST and conv.features_per_group <= most
+        yield claim(
+            fits,
+            Reason.GROUP_WIDTH,
+            got=f"{conv.groups} of {conv.channels_per_group} channels, {conv.features_per_group} features",
+            want=f"2 or more of 2 to {_WIDEST} channels, at most {most} features",
+            operator=kernel.contraction_step,
+        )
+        yield claim(features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
+        yield from model.layout_claims(kernel)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """One rounding a product in a sum over taps and a group's channels (Higham, 2002, section 3.1)."""
+        return convolution_of(kernel).depth * model.unit_roundoff(kernel)
