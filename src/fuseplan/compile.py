@@ -153,7 +153,7 @@ def compile(
         target: `cpu` (this machine), a kind of machine such as `cpu:avx2`, or `reference`.
         threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given.
         accuracy: `default`; `strict`, which excludes Winograd F(4x4, 3x3); or the largest error bound
-            allowed: |error| <= bound * sum of |src||weight|.
+            allowed, as `explain` tells it: for direct convolution |error| <= bound * sum of |src||weight|.
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
             (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.
         cache: look for the object code, and keep it, in memory and on disk.

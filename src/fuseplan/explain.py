@@ -105,6 +105,7 @@ def explain_records(records: Records) -> Explanation:
             "flops": {"plan": kernel.flops, "algorithm": template.flops(kernel)},
             "estimated_seconds": records.choice.seconds,
             "error_bound": template.error_bound(kernel),
+            "error_scale": template.error_scale,
             "floor": _floor(records, traffic.total),
         }
     )
@@ -152,7 +153,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
         f"{_bytes(traffic['saved'])} saved; the least possible is {_bytes(traffic['least'])}"
     )
     yield f"arithmetic  {_count(flops['algorithm'])} operations; by the formula {_count(flops['plan'])}"
-    yield f"error       at most {told['error_bound']:.1e} of the sum of |src||weight| of an output element,"
+    yield f"error       at most {told['error_bound']:.1e} of {told['error_scale']},"
     yield "            before it is rounded to the output's dtype"
     yield f"estimate    {_seconds(told['estimated_seconds'])}, by the model that ranks templates"
     yield f"floor       {_floor_text(told)}"

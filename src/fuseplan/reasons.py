@@ -50,7 +50,7 @@ class Reason(Enum):
     ACCURACY = (
         "accuracy",
         "the error bound of this algorithm is above the one asked for",
-        "Allow a larger bound with accuracy=",
+        "Allow a larger bound with accuracy=, or make the plan in f64",
     )
     NOT_DEPTHWISE = (
         "not-depthwise",

@@ -46,9 +46,11 @@ class Template(ABC):
     """A way to run a kernel. A class is a search space; an instance is a choice, and its fields are knobs.
 
     `limits` may be called with any kernel; every other method only with a kernel that `limits` lets pass.
+    `error_scale` says in words what the error bound is a share of.
     """
 
     name: ClassVar[str]
+    error_scale: ClassVar[str] = "the sum of |src||weight| of an output element"
 
     @classmethod
     @abstractmethod
@@ -74,7 +76,7 @@ class Template(ABC):
 
     @abstractmethod
     def error_bound(self, kernel: Kernel) -> float:
-        """A number b such that |error| <= b * sum of |src||weight| of an output element."""
+        """A number b such that |error| <= b * `error_scale`, before the result is rounded to dst's dtype."""
 
     @abstractmethod
     def emit(self, kernel: Kernel, target: Target) -> Source:

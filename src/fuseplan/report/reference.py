@@ -145,7 +145,7 @@ def _template(template: type[Template], target: str) -> Lines:
     yield from markdown(dataclasses.replace(told, sections={}))
     yield from _entries(told.named)
     bound = parse(getattr(template, "bound", template.error_bound).__doc__)
-    yield from ("", f"Error bound: {prose(bound.summary)}")
+    yield from ("", f"Error bound, as a share of {prose(template.error_scale)}: {prose(bound.summary)}")
     knobs = told.sections.get("Attributes", ())
     if knobs:
         yield from ("", "Knobs:", "", *(f"- `{name}`: {prose(said)}" for name, said in knobs))

@@ -42,6 +42,7 @@ class Pointwise(Template):
     """
 
     name: ClassVar[str] = "pointwise"
+    error_scale: ClassVar[str] = "what each function of the formulas gives"
 
     vectors: int
     repeat: int

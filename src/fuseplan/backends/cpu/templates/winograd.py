@@ -46,6 +46,7 @@ class Winograd(Template):
     """
 
     name: ClassVar[str] = "winograd"
+    error_scale: ClassVar[str] = "the sum of |weight| times its channel's largest |src| in the tile"
 
     tile: int
     rows: int
@@ -107,7 +108,7 @@ class Winograd(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        """See `_bound`."""
+        """Roundings on the way from src to dst, times u, times the transforms' growth (see `_bound`)."""
         return _bound(_convolution(kernel), self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
