@@ -83,7 +83,7 @@ class Winograd(Template):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         grid = Grid(kernel, target, self)
-        plain = model.traffic(kernel, target, workspace=grid.staged_elements)
+        plain = model.traffic(kernel, target)
         transformed = grid.positions * grid.weight_plane * model.itemsize(kernel)
         return Traffic(plain.read + transformed - kernel.weight.nbytes, plain.written, plain.workspace)
 
@@ -104,7 +104,6 @@ class Winograd(Template):
             flops=_cycles(grid, target) * 4 * grid.lanes * target.threads,
             traffic=self.traffic(kernel, target),
             efficiency=0.95,
-            phases=1 if grid.reads_src else 2,
         )
 
     def error_bound(self, kernel: Kernel) -> float:
@@ -217,12 +216,12 @@ def _task_cycles(grid: Grid, target: Target) -> float:
     weights = 4 * grid.positions * grid.weight_plane
     rate = _CACHE_RATE if weights < 0.7 * target.l3_bytes else _MEMORY_RATE
     streaming = 4 * grid.positions * channels * grid.columns / rate if weights > target.l2_bytes / 2 else 0.0
-    # Transforms do two operations and move a vector in a cycle, less where planes leave the second cache.
+    # Transforms do two operations and move a vector in a cycle, less far from the caches.
     cost = transforms.cost(grid.tile)
     before = grid.size * cost.src_operations + 1.5 * grid.positions
     after = (grid.size + grid.tile) * cost.dst_operations / 2 + grid.positions + grid.tile**2
-    planes = 4 * grid.positions * (grid.inputs_plane + grid.products_plane)
-    far = 1.5 if planes > target.l2_bytes else 1.0
+    own = 4 * grid.own_elements
+    far = 3.0 if own * target.threads > target.l3_bytes else 1.5 if own > target.l2_bytes else 1.0
     around = tiles * (grid.depth // grid.lanes * before + vectors * after) * far
     return max(products, streaming) + 0.1 * streaming + around
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Protocol
 
 from fuseplan.backends.cpu import staging, storage
-from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.transforms import KERNEL
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.target import Target
@@ -37,10 +37,10 @@ class Image:
 
     Attributes:
         start: its first element.
-        extents: lines and columns.
+        extents: lines and columns of one picture.
         low: how far above and beside the first line and column the taps of output (0, 0) begin.
         line: elements from one line to the next.
-        picture: elements from one image of the batch to the next.
+        picture: elements from one picture to the next.
     """
 
     start: Value
@@ -48,6 +48,22 @@ class Image:
     low: tuple[int, int]
     line: int
     picture: int
+
+
+@dataclass(frozen=True)
+class Corner:
+    """Where a run begins.
+
+    Attributes:
+        image, y, x: its first output in dst.
+        picture, line: the same place in the `Image` that its tiles are read from; the column is `x`.
+    """
+
+    image: Value
+    y: Value
+    x: Value
+    picture: Index
+    line: Value
 
 
 def padded(count: int, unit: int) -> int:
@@ -61,25 +77,13 @@ def tiles_of(conv: Convolution, tile: int) -> int:
     return conv.batch * -(-height // tile) * -(-width // tile)
 
 
-@cache
-def _run(width: int, tile: int, lanes: int) -> int:
-    """The fewest tiles side by side that waste least of vectors of outputs; a whole line if none fill one."""
-    columns = -(-width // tile)
-    best, least = columns, 2.0
-    for run in range(1, columns + 1):
-        outputs, last = run * tile, width - (columns - run) * tile  # of a run, and of the last one in a line
-        if columns % run == 0 and last >= lanes and padded(outputs, lanes) / outputs < least:
-            best, least = run, padded(outputs, lanes) / outputs
-    return best
-
-
 class Grid:
     """The cut of one kernel's work.
 
-    A task is a block of tiles times some panels of features. A block is a whole number of runs; a run is so
-    many tiles side by side that its outputs fill vectors (one tile, where dst has its features innermost).
-    Blocks differ by one run at most, so that threads get equal work and no block has fewer tiles than a
-    register tile.
+    A task is a block of tiles times some panels of features. A block is a whole number of runs. A run is one
+    tile where tiles are read from src and dst has its features innermost; else it is all tiles of a line, since
+    a task then copies whole lines of src, padded and in the compute type, or writes whole lines of dst. Blocks
+    differ by one run at most: threads get equal work, and no block has fewer tiles than a register tile.
     """
 
     def __init__(self, kernel: Kernel, target: Target, knobs: Knobs) -> None:
@@ -93,7 +97,7 @@ class Grid:
         self.height, self.width = conv.dst_spatial
         self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
         self.features_innermost = kernel.dst.is_channels_last or self.height * self.width == 1
-        self.run = 1 if self.features_innermost else _run(self.width, self.tile, self.lanes)
+        self.run = 1 if self.reads_src and self.features_innermost else self.tile_cols
         self.runs_per_line = self.tile_cols // self.run
         self.runs = conv.batch * self.tile_rows * self.runs_per_line
         self.blocks = min(self.runs, -(-self.runs * self.run // knobs.block))
@@ -104,11 +108,15 @@ class Grid:
         self.task_panels = min(knobs.panels, self.panels)
         self.splits = -(-self.panels // self.task_panels)
 
-    def corner(self, b: Builder, run: Value) -> tuple[Value, Value, Value]:
-        """The image of a run, and the line and column of its first output there."""
+    def corner(self, b: Builder, run: Value, first: Value) -> Corner:
+        """Where a run of the block that begins with run `first` lies."""
         piece, rest = run % self.runs_per_line, run // self.runs_per_line
-        y = rest % self.tile_rows * self.tile
-        return rest // self.tile_rows, y, piece * (self.run * self.tile)
+        image, y = rest // self.tile_rows, rest % self.tile_rows * self.tile
+        x = piece * (self.run * self.tile)
+        if not self.reads_src:
+            behind = (image - first // self.tile_rows) * (KERNEL - 1)
+            return Corner(image, y, x, 0, (run - first) * self.tile + behind)
+        return Corner(image, y, x, image, y)
 
     @property
     def reads_src(self) -> bool:
@@ -117,17 +125,10 @@ class Grid:
         return plain and staging.channels_last(self.kernel)
 
     @cached_property
-    def staged(self) -> staging.Staged | None:
-        """The copy of src that tiles are read from, padded to whole tiles; None: they are read from src."""
-        if self.reads_src:
-            return None
+    def staged(self) -> staging.Staged:
+        """How src is copied where tiles are not read from it: padded to whole tiles."""
         extents = [count * self.tile + KERNEL - 1 for count in (self.tile_rows, self.tile_cols)]
         return staging.staged(self.kernel, always=True, extents=extents)
-
-    @property
-    def staged_elements(self) -> int:
-        """Room in the workspace that all threads share."""
-        return self.staged.elements if self.staged else 0
 
     # ---- a thread's own memory, in elements
 
@@ -157,6 +158,18 @@ class Grid:
         return padded(self.positions * self.conv.channels, _LINE) + _LINE if self.reads_src else 0
 
     @property
+    def copied_lines(self) -> int:
+        """Lines of src under the tallest block, each image's with its padding."""
+        runs = self.most_tiles // self.run
+        images = -(-(runs - 1) // self.tile_rows) + 1
+        return runs * self.tile + images * (KERNEL - 1)
+
+    @property
+    def copied(self) -> int:
+        """Room for them, where tasks copy them."""
+        return 0 if self.reads_src else padded(self.copied_lines * self.staged.line, _LINE)
+
+    @property
     def strip(self) -> int:
         """Room for one vector of features of a run's outputs, where positions are innermost in dst."""
         return 0 if self.features_innermost else self.run * self.tile**2 * self.lanes
@@ -165,7 +178,7 @@ class Grid:
     def own_elements(self) -> int:
         """All of it."""
         planes = self.positions * (self.inputs_plane + self.products_plane)
-        return padded(planes + self.patch + self.strip, _LINE)
+        return padded(planes + self.patch + self.copied + self.strip, _LINE)
 
     # ---- packed weights, in elements
 

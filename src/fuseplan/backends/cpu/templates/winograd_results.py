@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import I64, PTR, Index, Value
-from fuseplan.backends.cpu.templates.winograd_grid import Grid, Image
+from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.transforms import KERNEL, columns_of, transforms
 from fuseplan.backends.cpu.transpose import transposed
 
@@ -40,25 +41,26 @@ class Results:
     def emit(self, first: Value, last: Value, begin: Index, end: Index) -> None:
         """Runs first..last, features of the panels begin..end."""
         b, grid = self.b, self.grid
+        start, stop = begin * grid.panel, b.smaller(end * grid.panel, self.features)
         with b.loop(first, last, name="run") as run:
-            corner = grid.corner(b, run)
-            number = (run - first) * grid.run
-            whole = self.features - self.features % self.lanes
-            start, stop = begin * grid.panel, b.smaller(end * grid.panel, self.features)
-            at = b.at(self.products, number * grid.columns - start)
-            if whole:
-                with b.loop(start, b.smaller(stop, whole), self.lanes, name="feature") as feature:
-                    self._vector(b.at(at, feature), *corner, feature, self.lanes)
-            if whole < self.features:
-                with b.when(b.compare("sgt", b.const(stop, I64), whole)):
-                    self._vector(b.at(at, whole), *corner, whole, self.features - whole)
+            corner = grid.corner(b, run, first)
+            at = b.at(self.products, (run - first) * (grid.run * grid.columns) - start)
+            if grid.features_innermost:
+                with b.loop(0, grid.run, name="tile") as tile:
+                    products = b.at(at, tile * grid.columns)
+                    self._vectors(start, stop, partial(self._tile, products, corner, tile))
+            else:
+                self._vectors(start, stop, partial(self._line, at, corner))
 
-    def _vector(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
-        """One vector of features of a run."""
-        if self.grid.features_innermost:
-            self._tile(at, image, y, x, feature, count)
-        else:
-            self._run(at, image, y, x, feature, count)
+    def _vectors(self, start: Index, stop: Index, part: Callable[[Index, int], None]) -> None:
+        """part(first feature, how many) for every vector of features."""
+        b, whole = self.b, self.features - self.features % self.lanes
+        if whole:
+            with b.loop(start, b.smaller(stop, whole), self.lanes, name="feature") as feature:
+                part(feature, self.lanes)
+        if whole < self.features:
+            with b.when(b.compare("sgt", b.const(stop, I64), whole)):
+                part(whole, self.features - whole)
 
     # ---- one tile of outputs
 
@@ -90,10 +92,10 @@ class Results:
         mask = b.op(word, f"bitcast {lanes.type} {lanes.name} to {word}")
         return b.compare("ne", mask, 0)
 
-    def _repair(self, into: Value, step: int, image: Value, y: Value, x: Value, feature: Index) -> None:
+    def _repair(self, into: Value, step: int, corner: Corner, x: Value, feature: Index) -> None:
         """Computes the tile again, by the definition, into lines of outputs `step` elements apart."""
         b = self.b
-        numbers = (image, y, x, b.const(feature, I64), b.const(step, I64))
+        numbers = (b.const(number, I64) for number in (corner.picture, corner.line, x, feature, step))
         plain = b.at(self.weight, self.grid.positions * self.grid.weight_plane)
         pointers = ", ".join(f"ptr {pointer.name}" for pointer in (self.image.start, plain, into))
         words = ", ".join(f"i64 {number.name}" for number in numbers)
@@ -101,16 +103,17 @@ class Results:
 
     # ---- dst with features innermost
 
-    def _tile(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
+    def _tile(self, at: Value, corner: Corner, tile: Value, feature: Index, count: int) -> None:
         b, grid, features = self.b, self.grid, self.features
-        outs = self._outputs(at)
+        outs = self._outputs(b.at(at, feature))
+        y, x = corner.y, corner.x + tile * grid.tile
         places = [[b.variable(b.vector, value) for value in line] for line in outs]
         with b.when(self._is_broken(outs)):
-            self._repair(self.patch, grid.tile * self.lanes, image, y, x, feature)
+            self._repair(self.patch, grid.tile * self.lanes, corner, x, feature)
             for r, line in enumerate(places):
                 for c, place in enumerate(line):
                     place.set(b.load(b.at(self.patch, (r * grid.tile + c) * self.lanes)))
-        element = ((image * grid.height + y) * grid.width + x) * features + feature
+        element = ((corner.image * grid.height + y) * grid.width + x) * features + feature
         known: dict[object, Value] = {}
         self.tail.prepare(Place(element, feature, True, count), known)
         for r, line in enumerate(places):
@@ -137,35 +140,26 @@ class Results:
 
     # ---- dst with positions innermost
 
-    def _run(self, at: Value, image: Value, y: Value, x: Value, feature: Index, count: int) -> None:
-        """Outputs go to the strip, lanes along features, and from there through transposes to dst."""
+    def _line(self, at: Value, corner: Corner, feature: Index, count: int) -> None:
+        """A line of tiles: outputs go to the strip, lanes along features, then through transposes to dst."""
         b, grid = self.b, self.grid
         step = grid.run * grid.tile * self.lanes
         with b.loop(0, grid.run, name="tile") as tile:
-            outs = self._outputs(b.at(at, tile * grid.columns))
+            outs = self._outputs(b.at(at, tile * grid.columns + feature))
             into = b.at(self.strip, tile * (grid.tile * self.lanes))
             for r, line in enumerate(outs):
                 for c, value in enumerate(line):
                     b.store(value, b.at(into, r * step + c * self.lanes))
             with b.when(self._is_broken(outs)):
-                self._repair(into, step, image, y, x + tile * grid.tile, feature)
-        lines = b.smaller(y + grid.tile, grid.height) - y
-        outputs = b.smaller(x + grid.run * grid.tile, grid.width) - x
-        element = ((image * self.features + feature) * grid.height + y) * grid.width + x
-        with b.loop(0, lines, name="line") as line_number:
-            strip = b.at(self.strip, line_number * step)
-            self._line(strip, element + line_number * grid.width, outputs, feature, count)
-
-    def _line(self, strip: Value, element: Value, outputs: Index, feature: Index, count: int) -> None:
-        """One line of a run's outputs, `count` features of it."""
-        b, lanes = self.b, self.lanes
-        if self.grid.width < lanes:
-            self._square(strip, element, feature, count, self.grid.width)
-            return
-        with b.loop(0, outputs, lanes, name="position") as start:
+                self._repair(into, step, corner, tile * grid.tile, feature)
+        lines = b.smaller(corner.y + grid.tile, grid.height) - corner.y
+        element = ((corner.image * self.features + feature) * grid.height + corner.y) * grid.width
+        positions = min(self.lanes, grid.width)
+        with b.loop(0, lines, name="line") as number, b.loop(0, grid.width, self.lanes, name="x") as start:
             # The last square starts early and writes some outputs twice.
-            position = b.smaller(start, outputs - lanes)
-            self._square(b.at(strip, position * lanes), element + position, feature, count, lanes)
+            x = b.smaller(start, grid.width - positions)
+            square = b.at(self.strip, number * step + x * self.lanes)
+            self._square(square, element + number * grid.width + x, feature, count, positions)
 
     def _square(self, strip: Value, element: Value, feature: Index, count: int, positions: int) -> None:
         """`positions` outputs side by side of `count` features."""
@@ -183,9 +177,9 @@ def _write_repair(frame: Frame, grid: Grid, image: Image) -> None:
     Winograd's transforms mix the pixels of a tile, so one infinity would make all its outputs NaN. Who has
     such data gets IEEE's answer, only slower. Products are summed in direct's order: taps, then channels.
     """
-    numbers = [(I64, word) for word in ("number", "y", "x", "feature", "step")]
+    numbers = [(I64, word) for word in ("picture", "y", "x", "feature", "step")]
     b = frame.builder(REPAIR, [(PTR, "image"), (PTR, "weight"), (PTR, "into"), *numbers])
-    start, weight, into, number, y, x, feature, step = b.parameters
+    start, weight, into, picture, y, x, feature, step = b.parameters
     channels, width = grid.conv.channels, grid.panels * grid.panel
     padding = b.buffer(1)
     b.store(b.const(0.0, b.element), padding)
@@ -194,7 +188,7 @@ def _write_repair(frame: Frame, grid: Grid, image: Image) -> None:
         total.set(b.number(0.0))
         with b.loop(0, KERNEL, name="i") as i, b.loop(0, KERNEL, name="j") as j:
             row, column = y + r + i - image.low[0], x + c + j - image.low[1]
-            pixel = b.at(start, number * image.picture + row * image.line + column * channels)
+            pixel = b.at(start, picture * image.picture + row * image.line + column * channels)
             pixel = b.select(b.compare("ult", row, image.extents[0]), pixel, padding)
             pixel = b.select(b.compare("ult", column, image.extents[1]), pixel, padding)
             # Padding is multiplied too: zero times an infinite weight is NaN.

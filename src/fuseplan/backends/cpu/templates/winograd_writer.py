@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import I64, PTR, Index, Value, Variable
-from fuseplan.backends.cpu.templates.winograd_grid import Grid, Image
+from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
-from fuseplan.backends.cpu.transforms import rows_of, transforms
+from fuseplan.backends.cpu.transforms import KERNEL, rows_of, transforms
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -31,14 +31,14 @@ class _Writer:
         self.groups = _groups(grid.size, target.vector_registers)
 
     def source(self) -> Source:
-        """Phase 0 where src must be copied, then one phase of tasks."""
+        """One phase of tasks: none needs what another does."""
         grid, b = self.grid, self.b
-        workspace = self.frame.pointer("workspace")
-        self.image = self._image(workspace)
-        self.inputs = b.at(workspace, self.frame.thread * grid.own_elements + grid.staged_elements)
+        self.inputs = b.at(self.frame.pointer("workspace"), self.frame.thread * grid.own_elements)
         self.products = b.at(self.inputs, grid.positions * grid.inputs_plane)
         self.patch = b.at(self.products, grid.positions * grid.products_plane)
-        results = Results(self.frame, grid, self.image, self.products, b.at(self.patch, grid.patch))
+        self.copied = b.at(self.patch, grid.patch)
+        self.image = self._image()
+        results = Results(self.frame, grid, self.image, self.products, b.at(self.copied, grid.copied))
         with self.frame.tasks(grid.blocks * grid.splits) as task:
             split, block = task % grid.splits, task // grid.splits
             first = block * grid.runs // grid.blocks
@@ -48,17 +48,16 @@ class _Writer:
             self._transform_src(first, last)
             self._multiply((last - first) * grid.run, begin, end)
             results.emit(first, last, begin, end)
-        return self.frame.source(
-            workspace=grid.staged_elements * 4, workspace_per_thread=grid.own_elements * 4
-        )
+        return self.frame.source(workspace_per_thread=grid.own_elements * 4)
 
-    def _image(self, workspace: Value) -> Image:
-        """Finds or makes what tiles are read from."""
-        conv, plan = self.conv, self.grid.staged
-        if plan:
-            start = staging.emit(self.frame, plan, workspace)
-            height, width = plan.extents
-            return Image(start, (height, width), (0, 0), plan.strides[0], plan.image)
+    def _image(self) -> Image:
+        """What tiles are read from: src itself, or the lines that a task has copied."""
+        conv, grid = self.conv, self.grid
+        if not grid.reads_src:
+            self.stager = staging.Stager(self.frame, grid.staged)
+            return Image(
+                self.copied, (grid.copied_lines, grid.staged.extents[1]), (0, 0), grid.staged.line, 0
+            )
         (above, _), (beside, _) = conv.padding
         height, width = conv.src_spatial
         line = width * conv.channels
@@ -69,22 +68,33 @@ class _Writer:
     def _transform_src(self, first: Value, last: Value) -> None:
         b, grid = self.b, self.grid
         with b.loop(first, last, name="run") as run:
-            number, y, x = grid.corner(b, run)
+            corner = grid.corner(b, run, first)
+            if not grid.reads_src:
+                self._copy_lines(corner)
             with b.loop(0, grid.run, name="tile") as tile:
-                start, line = self._tile(number, y, x + tile * grid.tile)
+                start, line = self._tile(corner, corner.x + tile * grid.tile)
                 into = b.at(self.inputs, ((run - first) * grid.run + tile) * grid.depth)
                 for rows in self.groups:
                     self._transform_tile(start, line, into, rows)
 
-    def _tile(self, number: Value, y: Value, x: Value) -> tuple[Value, Index]:
+    def _copy_lines(self, corner: Corner) -> None:
+        """Copies the lines under a run, padded; two are there where the run before is the one above."""
+        b, grid = self.b, self.grid
+        new = b.compare("eq", corner.line * corner.y, 0)
+        skipped = b.select(new, b.const(0, I64), KERNEL - 1)
+        number = corner.image * grid.staged.extents[0] + corner.y + skipped
+        into = b.at(self.copied, (corner.line + skipped) * self.image.line)
+        self.stager.copy_lines(number, grid.size - skipped, into)
+
+    def _tile(self, corner: Corner, x: Value) -> tuple[Value, Index]:
         """Where a tile of src begins, and the elements from one of its lines to the next.
 
         Where tiles are read from src, those that hang over an edge are copied first, zeros where there is
         none.
         """
         b, grid, image, channels = self.b, self.grid, self.image, self.conv.channels
-        top, left = y - image.low[0], x - image.low[1]
-        inner = b.at(image.start, number * image.picture + top * image.line + left * channels)
+        top, left = corner.line - image.low[0], x - image.low[1]
+        inner = b.at(image.start, corner.picture * image.picture + top * image.line + left * channels)
         if not grid.reads_src:
             return inner, image.line
         start, step = b.variable(PTR, self.patch), b.variable(I64, grid.size * channels)
@@ -93,16 +103,16 @@ class _Writer:
             start.set(inner)
             step.set(image.line)
         with b.when(b.compare("eq", start.get(), self.patch)):
-            self._fill_patch(number, top, left)
+            self._fill_patch(corner.picture, top, left)
         return start.get(), step.get()
 
-    def _fill_patch(self, number: Value, top: Value, left: Value) -> None:
+    def _fill_patch(self, picture: Index, top: Value, left: Value) -> None:
         b, grid, image, channels = self.b, self.grid, self.image, self.conv.channels
         with b.loop(0, grid.positions * channels, self.lanes, name="zero") as element:
             b.store(b.number(0.0), b.at(self.patch, element))
         with b.loop(0, grid.size, name="i") as i, b.loop(0, grid.size, name="j") as j:
             row, column = top + i, left + j
-            pixel = b.at(image.start, number * image.picture + row * image.line + column * channels)
+            pixel = b.at(image.start, picture * image.picture + row * image.line + column * channels)
             into = b.at(self.patch, (i * grid.size + j) * channels)
 
             def copy(channel: Index, count: int, pixel: Value = pixel, into: Value = into) -> None:
