@@ -29,7 +29,9 @@ def unit_roundoff(kernel: Kernel) -> float:
 
 def layout_claims(kernel: Kernel) -> Iterator[Claim]:
     """Operands of the prologue that lie as src does need a src without gaps."""
-    inner = {op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")}
+    inner = {
+        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
+    }
     readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
     yield claim(
         not inner or kernel.src.layout is not None,
