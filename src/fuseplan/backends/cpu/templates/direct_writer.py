@@ -91,6 +91,9 @@ class _Writer:
         positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
         self.tiling = tiling(self.staged, knobs.rows, positions)
         self.tail = Elementwise(self.frame, "epilogue")
+        # Where positions are innermost, values of a feature are spread from here: 16 square roots at a time.
+        kept = [] if self.innermost else self.tail.invariants(channel=True)
+        self.rooms = {node: self.b.buffer(self.panel) for node in kept if node.fn != "leaf"}
         self.dst = self.frame.pointer("dst")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
 
@@ -150,6 +153,7 @@ class _Writer:
         left = self.conv.features_per_group - whole * self.panel
 
         def run(panel: Index, features: int) -> None:
+            self._hoist(group * self.conv.features_per_group + panel * self.panel, features)
             with b.loop(*tiles, name="tile") as tile:
                 self._tile(image, base + self.tiling.start(b, tile), group, panel, features)
 
@@ -159,6 +163,14 @@ class _Writer:
         if left:
             with b.when(b.compare("sgt", b.const(panels[1], "i64"), whole)):
                 run(whole, left)
+
+    def _hoist(self, feature: Index, features: int) -> None:
+        """What depends on the feature alone, for a panel's features side by side."""
+        for start in range(0, features, self.lanes) if self.rooms else ():
+            known: dict[object, Value] = {}
+            place = Place(0, feature + start, True, min(self.lanes, features - start))
+            for node, room in self.rooms.items():
+                self.b.store(self.tail.evaluate(node, place, known), self.b.at(room, start))
 
     # ---- one tile
 
@@ -260,8 +272,10 @@ class _Writer:
             count = min(self.lanes, features - j * self.lanes)
             for i, column in enumerate(transposed(b, square)[:count]):
                 channel = feature + (j * self.lanes + i)
-                element = (plane + channel) * self.image + position
-                self._store(column, Place(element, channel, False, self.knobs.rows), known)
+                place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
+                for node, room in self.rooms.items():
+                    self.tail.keep(node, place, b.broadcast(room, j * self.lanes + i), known)
+                self._store(column, place, known)
 
     def _store(self, value: Value, place: Place, known: dict[object, Value]) -> None:
         dtype = self.kernel.dst.dtype
