@@ -53,7 +53,8 @@ def well_conditioned(plan: FusionPlan, arrays: dict[str, Array], want: NDArray[n
     with np.errstate(all="ignore"):
         moved = [plan.reference(src * (1 + sign * nudge), operands) for sign in (-1, 1)]
         first, second = (np.abs(each - want) <= 1e3 * bound for each in moved)
-    return np.logical_and(first, second)
+    steady: NDArray[np.bool_] = np.logical_and(first, second)
+    return steady
 
 
 def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
