@@ -1,1 +1,1 @@
-"""What fuseplan shows: charts of measurements, and the reference pages made from the code."""
+"""What is drawn and written: charts, the reference pages, docs/measured.md."""
