@@ -13,6 +13,7 @@ def test_example_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
     specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     assert specification is not None
     assert specification.loader is not None
