@@ -203,8 +203,13 @@ def _blocks(tiles: int, rows: int, threads: int) -> list[int]:
 
 
 def _cycles(grid: Grid, target: Target) -> float:
-    """Every thread's tasks, in rounds: threads that have none in the last one wait."""
-    return -(-grid.blocks * grid.splits // target.threads) * _task_cycles(grid, target)
+    """Every thread's tasks, in rounds: threads that have none in the last one wait.
+
+    The more tasks, the less it matters that one takes longer than it should.
+    """
+    tasks, threads = grid.blocks * grid.splits, target.threads
+    uneven = 1 + 0.03 * min(1.0, (threads - 1) / tasks)
+    return -(-tasks // threads) * _task_cycles(grid, target) * uneven
 
 
 def _task_cycles(grid: Grid, target: Target) -> float:
@@ -221,9 +226,9 @@ def _task_cycles(grid: Grid, target: Target) -> float:
     before = grid.size * cost.src_operations + 1.5 * grid.positions
     after = (grid.size + grid.tile) * cost.dst_operations / 2 + grid.positions + grid.tile**2
     own = 4 * grid.own_elements
-    far = 3.0 if own * target.threads > target.l3_bytes else 1.5 if own > target.l2_bytes else 1.0
+    far = 1.0 if own <= target.l2_bytes else 1.5 if own * target.threads <= target.l3_bytes / 4 else 2.5
     around = tiles * (grid.depth // grid.lanes * before + vectors * after) * far
-    return max(products, streaming) + 0.1 * streaming + around
+    return max(products, streaming) + 0.2 * streaming + around
 
 
 def _product_cost(rows: int, vectors: int, target: Target) -> float:

@@ -81,9 +81,10 @@ class Grid:
     """The cut of one kernel's work.
 
     A task is a block of tiles times some panels of features. A block is a whole number of runs. A run is one
-    tile where tiles are read from src and dst has its features innermost; else it is all tiles of a line, since
-    a task then copies whole lines of src, padded and in the compute type, or writes whole lines of dst. Blocks
-    differ by one run at most: threads get equal work, and no block has fewer tiles than a register tile.
+    tile where tiles are read from src and dst has its features innermost; else it is all tiles of a line,
+    since a task then copies whole lines of src, padded and in the compute type, or writes whole lines of
+    dst. Blocks differ by one run at most: threads get equal work, and no block has fewer tiles than a
+    register tile.
     """
 
     def __init__(self, kernel: Kernel, target: Target, knobs: Knobs) -> None:
