@@ -159,7 +159,11 @@ def test_every_candidate_and_other_knobs(kind: type[Template], shape: str, conv:
     assert candidates
     odd: list[Template] = [Depthwise(2, 3, 2, 1), Depthwise(1, 1, 3, 2)]
     if kind is DepthwisePlanes:
-        odd = [DepthwisePlanes(3, 2, 2, 3), DepthwisePlanes(1, 1, 1, 2), DepthwisePlanes(2, 3, 7, 100)]
+        odd = [
+            DepthwisePlanes(3, 2, 1, 2, 3),
+            DepthwisePlanes(1, 1, 1, 1, 2),
+            DepthwisePlanes(2, 3, 1, 7, 100),
+        ]
     for template in [*candidates, *odd]:
         assert_close(forced(plan, kind, target, template), arrays)
 

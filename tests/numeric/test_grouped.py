@@ -1,4 +1,4 @@
-"""The template for narrow groups against the float64 reference."""
+"""The templates for narrow groups against the float64 reference."""
 
 from typing import Any
 
@@ -10,12 +10,14 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.packing import packing
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.grouped import Grouped
+from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.select import select
+from fuseplan.template import Template
 
 # Tensor and convolution: groups of at most two features; and of more, which only wide vectors hold twice.
 SHAPES = (
@@ -38,68 +40,95 @@ WIDE = (
 )
 
 
+# What shapes above are in the other layout.
+FIRST = {"nhwc": "nchw", "nwc": "ncw", "ndhwc": "ncdhw"}
+BOTH = pytest.mark.parametrize("kind", [Grouped, GroupedPlanes], ids=lambda kind: kind.name)
+
+
+def plan_of(kind: type[Template], tensor: str, rest: str, dtype: str = "f32") -> FusionPlan:
+    shape, layout = tensor.split(", ")
+    return FusionPlan.parse(f"{dtype}[{shape}, {layout if kind is Grouped else FIRST[layout]}] -> {rest}")
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("tensor", "conv", "width"),
     [*((*shape, width) for shape in SHAPES for width in (16, 32, 64)), *((*shape, 64) for shape in WIDE)],
 )
-def test_any_shape(tensor: str, conv: str, width: int) -> None:
-    plan = FusionPlan.parse(f"f32[{tensor}] -> {conv} -> bias -> relu")
-    assert_close(forced(plan, Grouped, narrowed(width)), random_arrays(plan, 1))
+def test_any_shape(kind: type[Template], tensor: str, conv: str, width: int) -> None:
+    plan = plan_of(kind, tensor, f"{conv} -> bias -> relu")
+    assert_close(forced(plan, kind, narrowed(width)), random_arrays(plan, 1))
 
 
+@BOTH
 @pytest.mark.parametrize(("tensor", "conv"), [*SHAPES, *WIDE])
-def test_error_stays_within_the_bound_that_is_claimed(tensor: str, conv: str) -> None:
-    plan = FusionPlan.parse(f"f32[{tensor}] -> {conv}")
-    compiled = forced(plan, Grouped, narrowed(64))
+def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], tensor: str, conv: str) -> None:
+    plan = plan_of(kind, tensor, conv)
+    compiled = forced(plan, kind, narrowed(64))
     arrays = random_arrays(plan, 2)
     got, want = wide(compiled(**arrays)), reference(plan, arrays)
     size = reference(plan, {key: np.abs(array) for key, array in arrays.items()})
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize("before", ["", "batch_norm -> relu -> ", "add -> "])
 @pytest.mark.parametrize("width", [32, 64])
-def test_any_dtype_and_operators_around(dtype: str, before: str, width: int) -> None:
-    plan = FusionPlan.parse(
-        f"{dtype}[2x18x9x13, nhwc] -> {before}conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu"
-    )
-    assert_close(forced(plan, Grouped, narrowed(width)), random_arrays(plan, 3), slack=20)
+def test_any_dtype_and_operators_around(kind: type[Template], dtype: str, before: str, width: int) -> None:
+    conv = "conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu"
+    plan = plan_of(kind, "2x18x9x13, nhwc", before + conv, dtype)
+    assert_close(forced(plan, kind, narrowed(width)), random_arrays(plan, 3), slack=20)
 
 
-@pytest.mark.parametrize("strides", ["9000:1:900:30", "9000:90:10:1"])
-def test_strided_src(strides: str) -> None:
+@BOTH
+def test_operators_around_a_volume(kind: type[Template]) -> None:
+    plan = plan_of(kind, "1x12x4x5x21, ndhwc", "batch_norm -> prelu -> conv3d(6, kernel=3, groups=3) -> bias")
+    assert_close(forced(plan, kind, narrowed(32)), random_arrays(plan, 3), slack=20)
+
+
+@BOTH
+@pytest.mark.parametrize("strides", ["9000:1:900:30", "9000:90:10:1", "9000:900:30:2"])
+def test_strided_src(kind: type[Template], strides: str) -> None:
     plan = FusionPlan.parse(f"f32[1x24x8x9, strides={strides}] -> conv2d(24, kernel=3, padding=1, groups=6)")
-    if plan.output.is_channels_last:
-        assert_close(forced(plan, Grouped, narrowed(64)), random_arrays(plan, 4))
+    if plan.output.is_channels_last == (kind is Grouped):
+        assert_close(forced(plan, kind, narrowed(64)), random_arrays(plan, 4))
     else:
-        refusal = refusal_of(plan, Grouped, narrowed(64))
+        refusal = refusal_of(plan, kind, narrowed(64))
         assert refusal is not None
-        assert refusal.reason is Reason.CHANNELS_FIRST
+        assert refusal.reason in (Reason.CHANNELS_FIRST, Reason.CHANNELS_LAST)
 
 
-def test_every_candidate_and_other_knobs() -> None:
-    plan = FusionPlan.parse("f32[2x36x13x17, nhwc] -> conv2d(36, kernel=3, padding=1, groups=9) -> bias")
+@BOTH
+def test_every_candidate_and_other_knobs(kind: type[Template]) -> None:
+    plan = plan_of(kind, "2x36x13x17, nhwc", "conv2d(36, kernel=3, padding=1, groups=9) -> bias")
     target, arrays = narrowed(32, threads=2), random_arrays(plan, 5)
-    candidates = list(Grouped.candidates(lower(match(plan)), target, "default"))
-    for template in [*candidates, Grouped(1, 1, 1, 1), Grouped(3, 5, 6, 2), Grouped(4, 4, 4, 100)]:
-        assert_close(forced(plan, Grouped, target, template), arrays)
+    candidates = list(kind.candidates(lower(match(plan)), target, "default"))
+    odd: list[Template] = [Grouped(1, 1, 1, 1), Grouped(3, 5, 6, 2), Grouped(4, 4, 4, 100)]
+    if kind is GroupedPlanes:
+        odd = [GroupedPlanes(1, 1, 3, 2, 4), GroupedPlanes(3, 2, 4, 5, 100), GroupedPlanes(2, 1, 1, 1, 2)]
+    for template in [*candidates, *odd]:
+        assert_close(forced(plan, kind, target, template), arrays)
 
 
+@BOTH
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nan_and_infinity_reach_what_they_touch(bad: float) -> None:
-    plan = FusionPlan.parse("f32[1x12x6x7, nhwc] -> conv2d(12, kernel=3, padding=1, groups=4)")
+def test_nan_and_infinity_reach_what_they_touch(kind: type[Template], bad: float) -> None:
+    plan = plan_of(kind, "1x12x6x27, nhwc", "conv2d(12, kernel=3, padding=1, groups=4)")
     for key in ("src", "weight"):
         arrays = random_arrays(plan, 6)
         arrays[key].flat[arrays[key].size // 2] = bad
-        assert_same_exceptions(forced(plan, Grouped, narrowed(64)), arrays)
+        assert_same_exceptions(forced(plan, kind, narrowed(64)), arrays)
 
 
+@BOTH
 @pytest.mark.parametrize(("tensor", "conv"), [*SHAPES, *WIDE])
-def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, conv: str, guarded: Any) -> None:
-    plan = FusionPlan.parse(f"f32[{tensor}] -> {conv} -> bias")
+def test_nothing_outside_dst_is_written_nor_outside_src_read(
+    kind: type[Template], tensor: str, conv: str, guarded: Any
+) -> None:
+    plan = plan_of(kind, tensor, f"{conv} -> bias")
     arrays = random_arrays(plan, 7)
-    compiled = forced(plan, Grouped, narrowed(64))
+    compiled = forced(plan, kind, narrowed(64))
     want = compiled(**arrays)
     src, dst = guarded(plan.src), guarded(plan.output)
     src[...] = arrays.pop("src")
@@ -107,25 +136,30 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, conv: 
 
 
 @pytest.mark.parametrize(
-    ("plan", "reason"),
+    ("kind", "plan", "reason"),
     [
-        ("f32[1x8x6x6, nhwc] -> relu", Reason.NO_CONTRACTION),
-        ("f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3)", Reason.GROUP_WIDTH),
-        ("f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, groups=8)", Reason.GROUP_WIDTH),
-        ("f32[1x32x6x6, nhwc] -> conv2d(32, kernel=3, groups=2)", Reason.GROUP_WIDTH),
-        ("f32[1x64x6x6, nhwc] -> conv2d(4, kernel=3, groups=2)", Reason.GROUP_WIDTH),
-        ("f32[1x8x6x6] -> conv2d(8, kernel=3, groups=4)", Reason.CHANNELS_FIRST),
+        (Grouped, "f32[1x8x6x6, nhwc] -> relu", Reason.NO_CONTRACTION),
+        (Grouped, "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3)", Reason.GROUP_WIDTH),
+        (Grouped, "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, groups=8)", Reason.GROUP_WIDTH),
+        (Grouped, "f32[1x32x6x6, nhwc] -> conv2d(32, kernel=3, groups=2)", Reason.GROUP_WIDTH),
+        (Grouped, "f32[1x64x6x6, nhwc] -> conv2d(4, kernel=3, groups=2)", Reason.GROUP_WIDTH),
+        (Grouped, "f32[1x8x6x6] -> conv2d(8, kernel=3, groups=4)", Reason.CHANNELS_FIRST),
+        (GroupedPlanes, "f32[1x8x6x6] -> relu", Reason.NO_CONTRACTION),
+        (GroupedPlanes, "f32[1x8x6x6] -> conv2d(8, kernel=3, groups=8)", Reason.GROUP_WIDTH),
+        (GroupedPlanes, "f32[1x64x6x6] -> conv2d(4, kernel=3, groups=2)", Reason.GROUP_WIDTH),
+        (GroupedPlanes, "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, groups=4)", Reason.CHANNELS_LAST),
     ],
 )
-def test_refusals(plan: str, reason: Reason) -> None:
-    refusal = refusal_of(plan, Grouped, narrowed(32))
+def test_refusals(kind: type[Template], plan: str, reason: Reason) -> None:
+    refusal = refusal_of(plan, kind, narrowed(32))
     assert refusal is not None
     assert refusal.reason is reason
 
 
-def test_the_cost_model_prefers_it_where_it_is_quicker() -> None:
-    plan = FusionPlan.parse("f32[1x128x56x56, nhwc] -> conv2d(128, kernel=3, padding=1, groups=32) -> relu")
-    assert isinstance(select(lower(match(plan)), narrowed(64)).template, Grouped)
+@BOTH
+def test_the_cost_model_prefers_it_where_it_is_quicker(kind: type[Template]) -> None:
+    plan = plan_of(kind, "1x128x56x56, nhwc", "conv2d(128, kernel=3, padding=1, groups=32) -> relu")
+    assert type(select(lower(match(plan)), narrowed(64)).template) is kind
 
 
 def test_a_block_holds_whole_groups_and_every_feature_has_its_weights() -> None:

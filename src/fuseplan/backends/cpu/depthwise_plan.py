@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from math import prod
 
 from fuseplan.backends.cpu import model, staging, storage
@@ -17,7 +18,7 @@ from fuseplan.template import lanes
 
 _UNROLLED_TAPS = 64  # of the last two axes; a larger kernel loops over its rows
 _UNROLLED_COLUMNS = 64  # taps along the last axis; a longer row of taps is a loop
-_MOST_SUMS, _MOST_PLANE_SUMS = 24, 16  # in a tile: with more, 32 registers spill
+_MOST_SUMS, _MOST_PLANE_SUMS = 24, 16  # in a tile
 _MOST_PRODUCTS = 800  # that a tile writes out
 _WHOLE = 520  # products of the plane that is written out as straight code
 _TASK_CYCLES = 20_000
@@ -158,61 +159,66 @@ class PlanePlan:
             last = every[-1]
             every = (*every[:-1], replace(last, size=max(last.reach(last.out), last.low + last.size), low=0))
         self.far, self.row, self.column = _split(self.conv, every)
-        # Where src has rows and planes: a row of taps that became a far axis is none of them.
+        # Axes of src outside its rows: taps that became a far axis are none, the channels of a group are one.
         self.volume = self.far[:-1] if self.pads else self.far
+        each = self.conv.channels_per_group
+        if each > 1:
+            channels = Axis(out=1, size=each, kernel=each, stride=1, dilation=1, low=0)
+            self.far, self.volume = (channels, *self.far), (channels, *self.volume)
 
     @property
     def strides(self) -> tuple[tuple[int, ...], int]:
         """Elements of src between neighbours: each axis of the volume, rows."""
-        spatial = self.kernel.src.element_strides[2:]
+        steps = self.kernel.src.element_strides[1 if self.conv.channels_per_group > 1 else 2 :]
         far = len(self.volume)
-        return tuple(spatial[:far]), [0, *spatial[far:]][-2]
+        return tuple(steps[:far]), [0, *steps[far:]][-2]
 
     @property
     def rows_a_vector(self) -> int:
         """Whole rows of results in one vector."""
         return max(1, self.lanes // self.column.out)
 
-    @property
-    def fits_whole(self) -> bool:
+    def fits_whole(self, features: int) -> bool:
         """Whether straight code for the whole plane is short enough."""
+        if self.column.out > self.lanes or any(axis.out > 1 or axis.is_padded for axis in self.far):
+            return False
+        taps = self.row.kernel * self.column.kernel
+        return -(-self.row.out // self.rows_a_vector) * taps * features <= _WHOLE
+
+    def tiles(self) -> list[tuple[int, int, int]]:
+        """Rows, vectors and features of tiles, the best first; 0 rows are whole planes."""
+        features = [number for number in (1, 2, 4, 8) if number <= self.conv.features_per_group]
         vectors = -(-self.row.out // self.rows_a_vector)
-        return not self.far and self.column.out <= self.lanes and vectors * self.conv.taps <= _WHOLE
-
-    def tiles(self) -> list[tuple[int, int]]:
-        """Tiles that fit the registers, the best first; (0, vectors) is the whole plane in one."""
-        room = self.target.vector_registers
-        if self.fits_whole:
-            return [(0, min(-(-self.row.out // self.rows_a_vector), room // 2))]
         most = -(-self.column.out // self.lanes)
-        found = [
-            (rows, vectors)
-            for rows in range(1, min(8, self.row.out) + 1)
-            for vectors in range(1, min(8, most) + 1)
-            if rows * vectors <= min(_MOST_PLANE_SUMS, room - 2)
-        ]
-        return sorted(found, key=lambda tile: self.waste(*tile))
+        tiles = [(0, min(vectors, _MOST_PLANE_SUMS // number), number) for number in features]
+        tiles = [tile for tile in tiles if self.fits_whole(tile[2])]
+        if not tiles:
+            every = product(range(1, min(8, self.row.out) + 1), range(1, min(8, most) + 1), features)
+            tiles = [tile for tile in every if prod(tile) <= _MOST_PLANE_SUMS]
+        return sorted(tiles, key=lambda tile: self.waste(*tile))
 
-    def waste(self, rows: int, vectors: int) -> float:
+    def waste(self, rows: int, vectors: int, features: int) -> float:
         """Time of the tiles over time of the same products without a loss."""
-        row, column = self.row, self.column
+        row, column, many = self.row, self.column, self.conv.features_per_group
+        again = -(-many // features) * features / many
+        # Weights that several rows use are kept, and where they exceed the registers they are spilled.
+        spills = rows != 1 and features * row.kernel * column.kernel > 20 and features > 1
         if not rows:
             used = -(-row.out // self.rows_a_vector) * self.lanes / (row.out * column.out)
-            return used * 1.5
+            return again * used * (1 + 0.2 / features + 0.3 * spills)
         width = min(self.lanes, column.out)
         edges = len(row.tiles(rows)) * rows / row.out * len(column.tiles(width)) * self.lanes / column.out
         lines = len(row.users(rows)) / rows
-        latency = max(1.0, 4 / (rows * vectors))
-        return (
-            edges * latency * (1 + 0.3 * lines * min(column.stride, 4) / row.kernel + 0.1 * lines / vectors)
-        )
+        latency = max(1.0, 4 / (rows * vectors * features))
+        elements = (0.3 * lines * min(column.stride, 4) / row.kernel + 0.1 * lines / vectors) / features
+        return again * edges * latency * (1 + elements + (0.2 + 0.5 * spills) / vectors)
 
-    def blocks(self, rows: int) -> tuple[int, int]:
-        """Planes and output rows of a task: every thread has several, of a microsecond or more."""
+    def blocks(self, rows: int, vectors: int, features: int) -> tuple[int, int]:
+        """Groups and output rows of a task: every thread has several, of a microsecond or more."""
         conv, row = self.conv, self.row
-        planes, step = conv.batch * conv.channels, max(rows, 1)
+        planes, step = conv.batch * conv.groups, max(rows, 1)
         wanted = 4 * self.target.threads
-        work = conv.flops * self.waste(rows, 1) / planes / self.lanes / 4  # cycles a plane
+        work = conv.flops * self.waste(rows, vectors, features) / planes / self.lanes / 4  # cycles a group
         if planes >= wanted or not rows:
             return max(1, min(planes // wanted, int(_TASK_CYCLES / work) + 1)), max(1, row.out)
         tiles = len(row.tiles(step))

@@ -56,6 +56,8 @@ class PlaneCopy:
             for axis, stride, step in zip(self.plan.volume, far, self.far_strides[: len(far)], strict=True):
                 index = nest.enter_context(b.loop(0, axis.size, name="far"))
                 offset, to = offset + index * stride, to + index * step
+                if axis is self.plan.volume[0] and self.plan.conv.channels_per_group > 1:
+                    channel = channel + index
             line = nest.enter_context(b.loop(0, self.rows, name="line"))
             self._line(offset + line * pitch, channel, b.at(own, to + line * self.pitch))
         return b.at(own, (b.const(0, "i64") - begin) * self.pitch)

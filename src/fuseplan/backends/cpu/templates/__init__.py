@@ -9,6 +9,7 @@ from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.grouped import Grouped
+from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.winograd import Winograd
@@ -18,6 +19,7 @@ TEMPLATES: tuple[type[Template], ...] = (
     Depthwise,
     DepthwisePlanes,
     Grouped,
+    GroupedPlanes,
     Winograd,
     Planes,
     Direct,

@@ -1,0 +1,352 @@
+"""Writes depthwise and grouped convolutions with pixels innermost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from math import prod
+from typing import Protocol
+
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.depthwise_plan import PlanePlan
+from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.gather import Positions, Stretch
+from fuseplan.backends.cpu.ir import I1, I64, Index, Value, Variable
+from fuseplan.backends.cpu.plane_copy import PlaneCopy
+from fuseplan.backends.cpu.windows import Axis
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+
+_TESTED = 6  # vectors of src that one test guards: more would leave the registers
+
+Sums = Sequence[Sequence[Sequence[Variable]]]  # a feature, a row, a vector
+
+
+class Knobs(Protocol):
+    """What the template chose; see `DepthwisePlanes`."""
+
+    @property
+    def rows(self) -> int:
+        """Output rows in a tile; 0 for whole planes."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of pixels in a tile."""
+
+    @property
+    def features(self) -> int:
+        """Features in a tile."""
+
+    @property
+    def block_planes(self) -> int:
+        """Groups in a task."""
+
+    @property
+    def block_rows(self) -> int:
+        """Output rows in a task."""
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it."""
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Planes of results, one for each feature of a tile, that are made from the same planes of src.
+
+    Attributes:
+        src: row 0, column 0 under the first tap of the far axes.
+        far: position in src along each far axis, under the first tap.
+        dst: the first element of the first plane.
+        feature: the first feature.
+        weight: its weights; those of the next feature follow.
+        known: what the epilogue knows of each feature.
+    """
+
+    src: Value
+    far: tuple[Index, ...]
+    dst: Index
+    feature: Index
+    weight: Value
+    known: Sequence[dict[object, Value]]
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Where a tile stands on its sheet.
+
+    Attributes:
+        line: src at the row under the first tap, column 0; at the tile's first column where `column` is None.
+        lines: whether each line of src under the tile exists (None: always).
+        column: the first output column, where it is known.
+        starts: output columns from the tile's first to the first of each vector.
+        dst: the tile's first element.
+    """
+
+    line: Value
+    lines: dict[int, Value | None]
+    column: int | None
+    starts: tuple[int, ...]
+    dst: Index
+
+
+class Writer:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+        self.knobs, self.kernel, self.plan = knobs, kernel, PlanePlan(kernel, target)
+        self.conv = self.plan.conv
+        slots = slots_of(kernel, workspace=self.plan.copies)
+        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.tail = Elementwise(self.frame, "epilogue")
+        self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.dst = self.frame.pointer("dst")
+        self.copy = PlaneCopy(self.frame, self.plan, knobs.block_rows) if self.plan.copies else None
+        self.size = self.plan.row.out * self.plan.column.out
+        self.sheets = prod(axis.out for axis in self.plan.far)
+        self._features: dict[tuple[object, int], Index] = {}
+        if self.copy is None:
+            self.far_strides, self.pitch = self.plan.strides
+        else:
+            self.far_strides, self.pitch = self.copy.far_strides, self.copy.pitch
+
+    def source(self) -> Source:
+        """The whole kernel: one phase, its tasks blocks of planes and of rows."""
+        b, plan, knobs, conv = self.b, self.plan, self.knobs, self.conv
+        planes = conv.batch * conv.groups
+        row_blocks = -(-plan.row.out // knobs.block_rows)
+        with self.frame.tasks(-(-planes // knobs.block_planes) * row_blocks) as task:
+            first = task % row_blocks * knobs.block_rows
+            last = b.smaller(first + knobs.block_rows, plan.row.out)
+            begin = task // row_blocks * knobs.block_planes
+            with b.loop(begin, b.smaller(begin + knobs.block_planes, planes), name="plane") as plane:
+                self._plane(plane, first, last)
+        return self.frame.source(workspace_per_thread=self.copy.nbytes if self.copy else 0)
+
+    def _plane(self, plane: Value, first: Index, last: Index) -> None:
+        """Rows `first` to `last` of all that is made from one group of planes of src."""
+        b, conv, many = self.b, self.conv, self.conv.features_per_group
+        group, image = plane % conv.groups, plane // conv.groups
+        strides, channel = self.kernel.src.element_strides, group * conv.channels_per_group
+        offset = image * strides[0] + channel * strides[1]
+        if self.copy is None:
+            src = b.at(self.frame.pointer("src"), offset)
+        else:
+            src = self.copy.emit(offset, channel, first)
+        with b.loop(0, many, self.knobs.features, name="feature") as start:
+            number = b.smaller(start, many - self.knobs.features)
+            feature = group * many + number
+            known: list[dict[object, Value]] = [{} for _ in range(self.knobs.features)]
+            for index, each in enumerate(known):
+                self.tail.prepare(Place(0, self._next(feature, index), False, self.lanes), each)
+            weight = b.at(self.weight, feature * conv.depth)
+            with b.loop(0, self.sheets, name="sheet") as position:
+                dst = ((plane * many + number) * self.sheets + position) * self.size
+                sheet = self._sheet(src, position, dst, feature, weight, known)
+                if self.knobs.rows:
+                    self._rows(sheet, first, last)
+                else:
+                    self._whole(sheet)
+
+    def _next(self, feature: Index, index: int) -> Index:
+        """A feature of the tile, always as the same value, by which what is known of it is found."""
+        key = (feature if isinstance(feature, int) else feature.name, index)
+        if key not in self._features:
+            self._features[key] = feature + index
+        return self._features[key]
+
+    def _sheet(
+        self,
+        src: Value,
+        position: Value,
+        dst: Index,
+        feature: Index,
+        weight: Value,
+        known: Sequence[dict[object, Value]],
+    ) -> _Sheet:
+        far: list[Index] = []
+        offset, rest = self.b.const(0, I64), position
+        for axis, stride in reversed(list(zip(self.plan.far, self.far_strides, strict=True))):
+            at = rest % axis.out * axis.stride - axis.low
+            offset, rest = offset + at * stride, rest // axis.out
+            far.insert(0, at)
+        return _Sheet(self.b.at(src, offset), tuple(far), dst, feature, weight, known)
+
+    def _sums(self, rows: int, vectors: int) -> Sums:
+        b = self.b
+        return [
+            [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(rows)]
+            for _ in range(self.knobs.features)
+        ]
+
+    @contextmanager
+    def _taps(self, sheet: _Sheet) -> Iterator[tuple[Value, Index, list[Value]]]:
+        """Loops over the taps of the far axes: weights and offset in src of each, and whether it is there."""
+        b = self.b
+        tests: list[Value] = []
+        at: tuple[Index, Index] = (0, 0)
+        with ExitStack() as nest:
+            for axis, stride, position in zip(self.plan.far, self.far_strides, sheet.far, strict=True):
+                index = nest.enter_context(b.loop(0, axis.kernel, name="tap"))
+                at = at[0] * axis.kernel + index, at[1] + index * (axis.dilation * stride)
+                test = self._inside(axis, position + index * axis.dilation)
+                tests += [test] if test is not None else []
+            yield b.at(sheet.weight, at[0] * (self.plan.row.kernel * self.plan.column.kernel)), at[1], tests
+
+    # ---- a plane whose rows are shorter than half a vector, or that is small altogether
+
+    def _whole(self, sheet: _Sheet) -> None:
+        """All results of a plane, in straight code; a vector holds as many whole rows as fit."""
+        b, plan = self.b, self.plan
+        each = plan.rows_a_vector * plan.column.out
+        firsts = list(range(0, self.size, each))
+        for begin in range(0, len(firsts), self.knobs.vectors):
+            block = firsts[begin : begin + self.knobs.vectors]
+            counts = [min(each, self.size - first) for first in block]
+            sums = self._sums(1, len(block))
+            with self._taps(sheet) as (weight, offset, _):
+                end = (plan.row.size - 1) * self.pitch + plan.column.size
+                src = Stretch(b, b.at(sheet.src, offset), 0, end)
+                self._whole_products(sums, src, self._operands(block, counts), weight)
+            for index, (values,) in enumerate(sums):
+                for value, first, count in zip(values, block, counts, strict=True):
+                    self._store(value.get(), sheet, index, sheet.dst + first, count)
+
+    def _whole_products(
+        self, sums: Sums, src: Stretch, operands: Mapping[Positions, list[tuple[int, int]]], weight: Value
+    ) -> None:
+        """Adds each operand times its weights to the results that it is for."""
+        b = self.b
+        values = [[place.get() for place in places] for (places,) in sums]
+        for positions, users in operands.items():
+            x = src.vector(positions)
+            for index, (number, tap) in product(range(len(values)), users):
+                w = b.broadcast(weight, index * self.conv.depth + tap)
+                values[index][number] = b.fma(x, w, values[index][number])
+        for (places,), results in zip(sums, values, strict=True):
+            for place, value in zip(places, results, strict=True):
+                place.set(value)
+
+    def _operands(
+        self, firsts: Sequence[int], counts: Sequence[int]
+    ) -> dict[Positions, list[tuple[int, int]]]:
+        """The vectors of src that a block needs, and the (result, tap) pairs that each is for."""
+        row, column = self.plan.row, self.plan.column
+        found: dict[Positions, list[tuple[int, int]]] = {}
+        for number, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+            outs = [divmod(first + lane, column.out) for lane in range(count)]
+            for tap in range(row.kernel * column.kernel):
+                y, x = divmod(tap, column.kernel)
+                positions = tuple(self._position(row.at(out[0], y), column.at(out[1], x)) for out in outs)
+                found.setdefault(positions, []).append((number, tap))
+        return dict(
+            sorted(found.items(), key=lambda item: min((at for at in item[0] if at is not None), default=0))
+        )
+
+    def _position(self, row: int | None, column: int | None) -> int | None:
+        return None if row is None or column is None else row * self.pitch + column
+
+    # ---- rows of any length
+
+    def _rows(self, sheet: _Sheet, first: Index, last: Index) -> None:
+        b, row = self.b, self.plan.row
+        with b.loop(first, last, self.knobs.rows, name="row") as start:
+            begin = b.smaller(start, row.out - self.knobs.rows)
+            top = begin * row.stride - row.low
+            lines = {line: self._inside(row, top + line) for line in row.users(self.knobs.rows)}
+            line = b.at(sheet.src, top * self.pitch)
+            dst = sheet.dst + begin * self.plan.column.out
+            self._columns(sheet, _Spot(line, lines, 0, (), dst))
+
+    def _inside(self, axis: Axis, position: Index) -> Value | None:
+        return self.b.compare("ult", self.b.const(position, I64), axis.size) if axis.is_padded else None
+
+    def _columns(self, sheet: _Sheet, line: _Spot) -> None:
+        """Tiles along a row: a loop over those that read no padding, code of its own for each other."""
+        column, width = self.plan.column, min(self.lanes, self.plan.column.out)
+        starts, many = column.tiles(width), self.knobs.vectors
+        groups = [starts[i : i + many] for i in range(0, len(starts), many)]
+        inner = [g for g in groups[:-1] if column.is_inside(g[0], many * width)]
+        for group in groups:
+            relative = tuple(start - group[0] for start in group)
+            if group not in inner:
+                spot = replace(line, column=group[0], starts=relative, dst=line.dst + group[0])
+                self._tile(sheet, spot)
+            elif group == inner[0]:
+                with self.b.loop(group[0], inner[-1][0] + 1, many * width, name="column") as first:
+                    at = self.b.at(line.line, first * column.stride - column.low)
+                    self._tile(
+                        sheet, replace(line, line=at, column=None, starts=relative, dst=line.dst + first)
+                    )
+
+    def _tile(self, sheet: _Sheet, spot: _Spot) -> None:
+        sums = self._sums(self.knobs.rows, len(spot.starts))
+        with self._taps(sheet) as (weight, offset, tests):
+            self._products(sums, replace(spot, line=self.b.at(spot.line, offset)), tests, weight)
+        count = min(self.lanes, self.plan.column.out)
+        for (index, rows), (v, start) in product(enumerate(sums), enumerate(spot.starts)):
+            for r, places in enumerate(rows):
+                element = spot.dst + (r * self.plan.column.out + start)
+                self._store(places[v].get(), sheet, index, element, count)
+
+    def _products(self, sums: Sums, spot: _Spot, tests: list[Value], weight: Value) -> None:
+        """Adds src times weight over the taps of the last two axes."""
+        b, row, column = self.b, self.plan.row, self.plan.column
+        values = [[[place.get() for place in places] for places in rows] for rows in sums]
+        pairs = [(v, tap) for tap in range(column.kernel) for v in range(len(spot.starts))]
+        parts = [pairs[begin : begin + _TESTED] for begin in range(0, len(pairs), _TESTED)]
+        for (line, users), part in product(row.users(self.knobs.rows).items(), parts):
+            test = spot.lines[line]
+            guards = [*tests, *([test] if test is not None else [])]
+            elements = zip(part, self._elements(spot, line, guards, part), strict=True)
+            for ((v, tap), x), index, (r, upper) in product(elements, range(len(sums)), users):
+                w = b.broadcast(weight, index * self.conv.depth + upper * column.kernel + tap)
+                values[index][r][v] = b.fma(x, w, values[index][r][v])
+        for places, results in zip(sums, values, strict=True):
+            for place, value in zip(chain(*places), chain(*results), strict=True):
+                place.set(value)
+
+    def _elements(
+        self, spot: _Spot, line: int, guards: Sequence[Value], pairs: Sequence[tuple[int, int]]
+    ) -> list[Value]:
+        """What the given taps of the given vectors meet on one line; zeros where it is padding."""
+        b = self.b
+        if not guards:
+            src = self._stretch(spot, line)
+            return [src.vector(self._taken(spot, *pair)) for pair in pairs]
+        both = guards[0]
+        for other in guards[1:]:
+            both = b.op(I1, f"and i1 {both.name}, {other.name}")
+        places = [b.variable(b.vector, b.number(0.0)) for _ in pairs]
+        with b.when(both):
+            src = self._stretch(spot, line)
+            for place, pair in zip(places, pairs, strict=True):
+                place.set(src.vector(self._taken(spot, *pair)))
+        return [place.get() for place in places]
+
+    def _stretch(self, spot: _Spot, line: int) -> Stretch:
+        """The part of a line that may be read: all of it, or, somewhere inside, what the tile reaches."""
+        address = self.b.at(spot.line, line * self.pitch)
+        if spot.column is not None:
+            return Stretch(self.b, address, 0, self.plan.column.size if self.copy is None else self.pitch)
+        return Stretch(self.b, address, 0, self.plan.column.reach(len(spot.starts) * self.lanes))
+
+    def _taken(self, spot: _Spot, vector: int, tap: int) -> list[int | None]:
+        column, start = self.plan.column, spot.starts[vector]
+        outs = range(start, start + min(self.lanes, column.out))
+        if spot.column is None:
+            return [out * column.stride + tap * column.dilation for out in outs]
+        return [column.at(spot.column + out, tap) for out in outs]
+
+    def _store(self, value: Value, sheet: _Sheet, index: int, first: Index, count: int) -> None:
+        """Writes pixels of one of the tile's features; `first` is where the first feature's would go."""
+        dtype, element = self.kernel.dst.dtype, first + index * (self.sheets * self.size)
+        place = Place(element, self._next(sheet.feature, index), False, count)
+        value = self.tail.apply(value, place, sheet.known[index])
+        where = self.b.at(self.dst, element, storage.element_type(dtype))
+        storage.write(self.b, dtype, value, where, count=count)
