@@ -152,7 +152,7 @@ def compile(
         plan: the plan, or its text.
         target: `cpu` (this machine), a kind of machine such as `cpu:avx2`, or `reference`.
         threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given.
-        accuracy: `default`; `strict`, which excludes Winograd F(4x4, 3x3); or the largest error bound
+        accuracy: `default`; `strict`, no Winograd but F(2x2, 3x3); or the largest error bound
             allowed, as `explain` tells it: for direct convolution |error| <= bound * sum of |src||weight|.
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
             (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.

@@ -67,9 +67,9 @@ class Reason(Enum):
         "this kernel makes few features from each channel",
         "`direct` takes any number of them",
     )
-    NOT_3X3 = (
-        "not-3x3",
-        "this kernel takes 2-D convolutions of kernel 3, stride 1, dilation 1 and one group",
+    NO_TRANSFORM = (
+        "no-transform",
+        "this kernel takes 2-D convolutions of kernel 3 or 5, stride 1, dilation 1 and one group",
         "`direct` takes any convolution",
     )
     FLOAT64 = (

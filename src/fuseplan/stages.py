@@ -101,6 +101,6 @@ def checked_accuracy(accuracy: Accuracy) -> Accuracy:
     elif isinstance(accuracy, numbers.Real) and not isinstance(accuracy, bool) and accuracy > 0:
         return float(accuracy)
     raise ArgumentError(
-        f"accuracy={accuracy!r}; want 'default', 'strict' (no Winograd F(4x4, 3x3)), or the largest error "
-        "bound allowed, a positive number"
+        f"accuracy={accuracy!r}; want 'default', 'strict' (no Winograd but F(2x2, 3x3)), or the "
+        "largest error bound allowed, a positive number"
     )

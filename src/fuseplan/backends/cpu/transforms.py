@@ -1,13 +1,14 @@
 """The transforms of Winograd's short convolutions, and their evaluation with few operations.
 
-A tile of m x m outputs of a 3x3 kernel comes from (m + 2) x (m + 2) products instead of 9 m x m:
+A tile of m x m outputs of an r x r kernel comes from n x n products, n = m + r - 1, instead of m x m x r x r:
 
     dst = A' [(G weight G') * (B' src B)] A
 
 (Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, Fast Algorithms for Convolutional
 Neural Networks, 2016). The matrices follow from m + 1 interpolation points and infinity (Toom and Cook),
 and the points decide how far rounding errors grow. 0, +-sqrt(1/2), +-sqrt(2) cost what the textbook's 0,
-+-1, +-2 cost and keep F(4x4, 3x3) a quarter of their error, about direct convolution's. That good points
++-1, +-2 cost and keep F(4x4, 3x3) a quarter of their error, about direct convolution's; F(2x2, 5x5) has the
+same points. That good points
 lie near 1, with their reciprocals, was found by Barabasz, Anderson, Soodhalter and Gregg (Error Analysis
 and Improving the Accuracy of Winograd Convolution for Deep Neural Networks, ACM TOMS 46(4), 2020).
 """
@@ -23,8 +24,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-KERNEL = 3
-POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, sqrt(1 / 2), -sqrt(1 / 2), sqrt(2), -sqrt(2))}
+# By n; one less than n, since infinity is a point too.
+POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, sqrt(1 / 2), -sqrt(1 / 2), sqrt(2), -sqrt(2))}
 
 Matrix = NDArray[np.float64]
 
@@ -45,9 +46,10 @@ Fma = Callable[[T, float, T], T]  # fma(x, factor, y) = x * factor + y, rounded 
 
 @dataclass(frozen=True)
 class Transforms:
-    """B' (`src`, n x n), G (`weight`, n x 3), A' (`dst`, m x n) of F(m, 3): m is `tile`, n = m + 2."""
+    """B' (`src`, n x n), G (`weight`, n x r), A' (`dst`, m x n) of F(m, r): m is `tile`, r is `taps`."""
 
     tile: int
+    taps: int
     src: Matrix
     weight: Matrix
     dst: Matrix
@@ -55,7 +57,7 @@ class Transforms:
     @property
     def size(self) -> int:
         """Elements along one side of a transformed tile."""
-        return self.tile + KERNEL - 1
+        return self.tile + self.taps - 1
 
     @property
     def growth(self) -> float:
@@ -64,13 +66,13 @@ class Transforms:
         return float((np.abs(self.dst) @ (rows[:, None] * np.abs(self.weight))).max() ** 2)
 
     def weights(self, weight: NDArray[Any]) -> NDArray[np.float32]:
-        """G w G' for weights of shape (features, channels, 3, 3), as (n * n, channels, features).
+        """G w G' for weights of shape (features, channels, r, r), as (n * n, channels, features).
 
         One matrix product in float64, rounded once. What exceeds the range of float32 becomes infinite, and
         so makes itself known in the results.
         """
         features, channels = weight.shape[:2]
-        columns = weight.astype(np.float64).transpose(2, 3, 1, 0).reshape(KERNEL**2, channels * features)
+        columns = weight.astype(np.float64).transpose(2, 3, 1, 0).reshape(self.taps**2, channels * features)
         with np.errstate(over="ignore", invalid="ignore"):
             transformed: NDArray[np.float32] = (np.kron(self.weight, self.weight) @ columns).astype(
                 np.float32
@@ -79,19 +81,19 @@ class Transforms:
 
 
 @cache
-def transforms(tile: int) -> Transforms:
-    """The transforms of F(tile, 3)."""
-    points = POINTS[tile]
-    n = tile + KERNEL - 1
-    src, weight, dst = np.zeros((n, n)), np.zeros((n, KERNEL)), np.zeros((tile, n))
+def transforms(tile: int, taps: int = 3) -> Transforms:
+    """The transforms of F(tile, taps)."""
+    n = tile + taps - 1
+    points = POINTS[n]
+    src, weight, dst = np.zeros((n, n)), np.zeros((n, taps)), np.zeros((tile, n))
     for row, point in enumerate(points):
         others = [other for other in points if other != point]
         src[row, : n - 1] = np.poly(others)[::-1]
-        weight[row] = [point**power / prod(point - other for other in others) for power in range(KERNEL)]
+        weight[row] = [point**power / prod(point - other for other in others) for power in range(taps)]
         dst[:, row] = [point**power for power in range(tile)]
     src[n - 1] = np.poly(points)[::-1]
-    weight[n - 1, KERNEL - 1] = dst[tile - 1, n - 1] = 1
-    return Transforms(tile, _tidied(src), weight, _tidied(dst))
+    weight[n - 1, taps - 1] = dst[tile - 1, n - 1] = 1
+    return Transforms(tile, taps, _tidied(src), weight, _tidied(dst))
 
 
 def _tidied(matrix: Matrix) -> Matrix:
@@ -206,9 +208,9 @@ class Cost:
 
 
 @cache
-def cost(tile: int) -> Cost:
-    """What the transforms of F(tile, 3) cost as they are evaluated here."""
-    made = transforms(tile)
+def cost(tile: int, taps: int = 3) -> Cost:
+    """What the transforms of F(tile, taps) cost as they are evaluated here."""
+    made = transforms(tile, taps)
     xs = [_Count() for _ in range(made.size)]
     before = _Count.operations
     src = rows_of(made.src, xs, range(made.size), _Count.fma)

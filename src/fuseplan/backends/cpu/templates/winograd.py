@@ -1,4 +1,4 @@
-"""3x3 convolution with a quarter of the multiplications, the elementwise tail applied in registers."""
+"""3x3 and 5x5 convolution with a quarter of the multiplications, the tail applied in registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 
-TILES = (4, 2)
+# Outputs along one side of a tile, by the kernel's size.
+TILES = {3: (4, 2), 5: (2,)}
+STRICT_SIZE = 4  # the largest transformed tile whose points are whole numbers
 
 # Bytes that a core takes in a cycle from the last cache and from memory, measured on Zen 5.
 _CACHE_RATE, _MEMORY_RATE = 24, 12
@@ -34,11 +36,12 @@ class Winograd(Template):
 
     reads:  src once for each part of the features, transformed weights once for each block of tiles
     writes: dst once
-    chosen: 3x3 kernels with stride 1, unless channels are few or the caller bounds the error; tile=4 takes 36
-        multiplications for 16 outputs, tile=2 takes 16 for 4 but has less than half the weights to stream
+    chosen: 3x3 and 5x5 kernels with stride 1, unless channels are few or the caller bounds the error; for
+        3x3, tile=4 takes 36 multiplications for 16 outputs, tile=2 takes 16 for 4 but has less than half the
+        weights to stream; for 5x5, tile=2 takes 36 for 4
 
     Attributes:
-        tile: outputs along one side of a tile, 4 or 2.
+        tile: outputs along one side of a tile: 4 or 2 of a 3x3 kernel, 2 of a 5x5 one.
         rows: tiles in a register tile of the products.
         vectors: vectors of features in a register tile.
         block: tiles in a task, at most.
@@ -61,22 +64,30 @@ class Winograd(Template):
         if conv is not None:
             plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
             yield claim(
-                conv.kernel == (3, 3) and plain,
-                Reason.NOT_3X3,
+                conv.kernel in ((3, 3), (5, 5)) and plain,
+                Reason.NO_TRANSFORM,
                 got=conv.text,
                 operator=kernel.contraction_step,
             )
             yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
             yield from model.layout_claims(kernel)
-            yield accuracy_claim(min(_bound(conv, tile) for tile in TILES), accuracy)
+            tiles = TILES[conv.kernel[0]]
+            yield claim(
+                accuracy != "strict" or any(_is_strict(conv, tile) for tile in tiles),
+                Reason.ACCURACY,
+                got="the transforms of F(2x2, 5x5)",
+                want="accuracy other than strict",
+                operator=kernel.contraction_step,
+            )
+            yield accuracy_claim(min(_bound(conv, tile) for tile in tiles), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         """The quickest knobs, by the model, of each tile that is exact enough."""
         conv = _convolution(kernel)
-        for tile in TILES:
-            strict = accuracy == "strict" and tile == 4
-            if not strict and accuracy_claim(_bound(conv, tile), accuracy).holds:
+        for tile in TILES[conv.kernel[0]]:
+            allowed = accuracy != "strict" or _is_strict(conv, tile)
+            if allowed and accuracy_claim(_bound(conv, tile), accuracy).holds:
                 grids = _considered(kernel, target, tile)
                 best = min(grids, key=lambda grid: _cycles(grid, target)).knobs
                 yield cls(tile, best.rows, best.vectors, best.block, best.panels)
@@ -90,7 +101,8 @@ class Winograd(Template):
     def flops(self, kernel: Kernel) -> int:
         """Two a product, those of the transforms, and the elementwise ones."""
         conv = _convolution(kernel)
-        size, cost = self.tile + 2, transforms.cost(self.tile)
+        taps = conv.kernel[0]
+        size, cost = self.tile + taps - 1, transforms.cost(self.tile, taps)
         products = 2 * size**2 * conv.channels * conv.features
         before = 2 * size * cost.src_operations * conv.channels
         after = (size + self.tile) * cost.dst_operations * conv.features
@@ -123,12 +135,12 @@ class Winograd(Template):
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
         grid = Grid(kernel, target, self)
-        (features, channels), taps = array.shape[:2], transforms.KERNEL**2
+        (features, channels), taps = array.shape[:2], grid.taps**2
         width, positions = grid.panels * grid.panel, grid.positions
         packed = np.zeros((positions + taps) * channels * width, np.float32)
         transformed, plain = np.split(packed, [positions * channels * width])
         by_panel = transformed.reshape(positions, grid.panels, channels, grid.panel).swapaxes(1, 2)
-        values = transforms.transforms(self.tile).weights(array)
+        values = grid.transforms.weights(array)
         whole = features - features % grid.panel
         by_panel[:, :, : whole // grid.panel] = values[..., :whole].reshape(
             positions, channels, -1, grid.panel
@@ -145,6 +157,10 @@ def _convolution(kernel: Kernel) -> Convolution:
     return kernel.convolution
 
 
+def _is_strict(conv: Convolution, tile: int) -> bool:
+    return tile + conv.kernel[0] - 1 <= STRICT_SIZE
+
+
 def _bound(conv: Convolution, tile: int) -> float:
     """b such that |error| <= b * (sum of |weight| times its channel's largest |src| in the tile).
 
@@ -156,9 +172,10 @@ def _bound(conv: Convolution, tile: int) -> float:
     the tile take part, so the largest |src| stands where direct convolution's bound has the very element.
     The errors met are far smaller, as they are with direct convolution.
     """
-    cost = transforms.cost(tile)
+    taps = conv.kernel[0]
+    cost = transforms.cost(tile, taps)
     roundings = conv.channels + 1 + 2 * cost.src_roundings + 2 * cost.dst_roundings
-    return roundings * 2.0**-24 * transforms.transforms(tile).growth
+    return roundings * 2.0**-24 * transforms.transforms(tile, taps).growth
 
 
 # ---- the choice of knobs
@@ -220,13 +237,16 @@ def _task_cycles(grid: Grid, target: Target) -> float:
     products = sums / 2 * _product_cost(knobs.rows, knobs.vectors, target)
     weights = 4 * grid.positions * grid.weight_plane
     rate = _CACHE_RATE if weights < 0.7 * target.l3_bytes else _MEMORY_RATE
-    streaming = 4 * grid.positions * channels * grid.columns / rate if weights > target.l2_bytes / 2 else 0.0
+    # Weights that leave room for a task in the second cache stay there.
+    stays = weights <= 0.75 * target.l2_bytes
+    streaming = 0.0 if stays else 4 * grid.positions * channels * grid.columns / rate
+    room = target.l2_bytes - weights if stays else target.l2_bytes
     # Transforms do two operations and move a vector in a cycle, less far from the caches.
-    cost = transforms.cost(grid.tile)
+    cost = grid.cost
     before = grid.size * cost.src_operations + 1.5 * grid.positions
     after = (grid.size + grid.tile) * cost.dst_operations / 2 + grid.positions + grid.tile**2
     own = 4 * grid.own_elements
-    far = 1.0 if own <= target.l2_bytes else 1.5 if own * target.threads <= target.l3_bytes / 4 else 2.5
+    far = 1.0 if own <= room else 1.5 if own * target.threads <= target.l3_bytes / 4 else 2.5
     around = tiles * (grid.depth // grid.lanes * before + vectors * after) * far
     return max(products, streaming) + 0.2 * streaming + around
 

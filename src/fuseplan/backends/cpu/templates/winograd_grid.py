@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fuseplan.backends.cpu import staging, storage
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.transforms import KERNEL
+from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.target import Target
 from fuseplan.template import lanes
@@ -20,15 +20,24 @@ class Knobs(Protocol):
     """What the template chose; see `Winograd`."""
 
     @property
-    def tile(self) -> int: ...
+    def tile(self) -> int:
+        """Outputs along one side of a tile."""
+
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Tiles in a register tile of the products."""
+
     @property
-    def vectors(self) -> int: ...
+    def vectors(self) -> int:
+        """Vectors of features in a register tile."""
+
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Tiles in a task, at most."""
+
     @property
-    def panels(self) -> int: ...
+    def panels(self) -> int:
+        """Register tiles' widths of features in a task."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ class Grid:
             raise ValueError("a kernel without a contraction has no tiles")
         self.kernel, self.knobs, self.conv = kernel, knobs, conv
         self.lanes = lanes(kernel, target)
-        self.tile, self.size = knobs.tile, knobs.tile + KERNEL - 1
+        self.tile, self.taps = knobs.tile, conv.kernel[0]
+        self.size = self.tile + self.taps - 1
         self.positions = self.size**2
         self.height, self.width = conv.dst_spatial
         self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
@@ -109,13 +119,23 @@ class Grid:
         self.task_panels = min(knobs.panels, self.panels)
         self.splits = -(-self.panels // self.task_panels)
 
+    @property
+    def transforms(self) -> Transforms:
+        """The matrices."""
+        return transforms(self.tile, self.taps)
+
+    @property
+    def cost(self) -> Cost:
+        """What the matrices' evaluation costs."""
+        return cost(self.tile, self.taps)
+
     def corner(self, b: Builder, run: Value, first: Value) -> Corner:
         """Where a run of the block that begins with run `first` lies."""
         piece, rest = run % self.runs_per_line, run // self.runs_per_line
         image, y = rest // self.tile_rows, rest % self.tile_rows * self.tile
         x = piece * (self.run * self.tile)
         if not self.reads_src:
-            behind = (image - first // self.tile_rows) * (KERNEL - 1)
+            behind = (image - first // self.tile_rows) * (self.taps - 1)
             return Corner(image, y, x, 0, (run - first) * self.tile + behind)
         return Corner(image, y, x, image, y)
 
@@ -128,7 +148,7 @@ class Grid:
     @cached_property
     def staged(self) -> staging.Staged:
         """How src is copied where tiles are not read from it: padded to whole tiles."""
-        extents = [count * self.tile + KERNEL - 1 for count in (self.tile_rows, self.tile_cols)]
+        extents = [count * self.tile + self.taps - 1 for count in (self.tile_rows, self.tile_cols)]
         return staging.staged(self.kernel, always=True, extents=extents)
 
     # ---- a thread's own memory, in elements
@@ -163,7 +183,7 @@ class Grid:
         """Lines of src under the tallest block, each image's with its padding."""
         runs = self.most_tiles // self.run
         images = -(-(runs - 1) // self.tile_rows) + 1
-        return runs * self.tile + images * (KERNEL - 1)
+        return runs * self.tile + images * (self.taps - 1)
 
     @property
     def copied(self) -> int:

@@ -11,7 +11,7 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import I64, PTR, Index, Value
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
-from fuseplan.backends.cpu.transforms import KERNEL, columns_of, transforms
+from fuseplan.backends.cpu.transforms import columns_of
 from fuseplan.backends.cpu.transpose import transposed
 
 REPAIR = "direct_tile"
@@ -66,7 +66,7 @@ class Results:
 
     def _outputs(self, at: Value) -> list[list[Value]]:
         """The dst transform: a tile of sums, lanes along features."""
-        b, grid, matrix = self.b, self.grid, transforms(self.grid.tile).dst
+        b, grid, matrix = self.b, self.grid, self.grid.transforms.dst
 
         def fma(x: Value, factor: float, y: Value) -> Value:
             return b.fma(x, b.number(factor), y)
@@ -186,14 +186,14 @@ def _write_repair(frame: Frame, grid: Grid, image: Image) -> None:
     total = b.variable(b.vector)
     with b.loop(0, grid.tile, name="r") as r, b.loop(0, grid.tile, name="c") as c:
         total.set(b.number(0.0))
-        with b.loop(0, KERNEL, name="i") as i, b.loop(0, KERNEL, name="j") as j:
+        with b.loop(0, grid.taps, name="i") as i, b.loop(0, grid.taps, name="j") as j:
             row, column = y + r + i - image.low[0], x + c + j - image.low[1]
             pixel = b.at(start, picture * image.picture + row * image.line + column * channels)
             pixel = b.select(b.compare("ult", row, image.extents[0]), pixel, padding)
             pixel = b.select(b.compare("ult", column, image.extents[1]), pixel, padding)
             # Padding is multiplied too: zero times an infinite weight is NaN.
             stride = b.select(b.compare("eq", pixel, padding), b.const(0, I64), 1)
-            taps = b.at(weight, (i * KERNEL + j) * (channels * width) + feature)
+            taps = b.at(weight, (i * grid.taps + j) * (channels * width) + feature)
             with b.loop(0, channels, name="channel") as channel:
                 value = b.broadcast(pixel, channel * stride)
                 total.set(b.fma(value, b.load(b.at(taps, channel * width)), total.get()))

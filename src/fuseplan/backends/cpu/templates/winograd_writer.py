@@ -9,7 +9,7 @@ from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import I64, PTR, Index, Value, Variable
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
-from fuseplan.backends.cpu.transforms import KERNEL, rows_of, transforms
+from fuseplan.backends.cpu.transforms import rows_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -78,10 +78,10 @@ class _Writer:
                     self._transform_tile(start, line, into, rows)
 
     def _copy_lines(self, corner: Corner) -> None:
-        """Copies the lines under a run, padded; two are there where the run before is the one above."""
+        """Copies the lines under a run, padded; some are there where the run before is the one above."""
         b, grid = self.b, self.grid
         new = b.compare("eq", corner.line * corner.y, 0)
-        skipped = b.select(new, b.const(0, I64), KERNEL - 1)
+        skipped = b.select(new, b.const(0, I64), grid.taps - 1)
         number = corner.image * grid.staged.extents[0] + corner.y + skipped
         into = b.at(self.copied, (corner.line + skipped) * self.image.line)
         self.stager.copy_lines(number, grid.size - skipped, into)
@@ -139,7 +139,7 @@ class _Writer:
         self, tile: Value, line: Index, into: Value, rows: Sequence[int], channel: Index, count: int
     ) -> None:
         """The given rows of one vector's transform: down the columns, then along the lines."""
-        b, grid, matrix = self.b, self.grid, transforms(self.grid.tile).src
+        b, grid, matrix = self.b, self.grid, self.grid.transforms.src
         needed = [bool(matrix[list(rows), i].any()) for i in range(grid.size)]
         lines = [b.at(tile, channel + i * line) if needed[i] else None for i in range(grid.size)]
         between: list[list[Value]] = []
