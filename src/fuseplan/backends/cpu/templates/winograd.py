@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -187,11 +188,11 @@ def _considered(kernel: Kernel, target: Target, tile: int) -> Iterator[Grid]:
     tiles, most = tiles_of(conv, tile), -(-conv.features // width)
     for rows, vectors in _register_tiles(tiles, most, target):
         panels = -(-most // vectors)
-        for block in _blocks(tiles, rows, threads):
-            for part in sorted({-(-panels // splits) for splits in (1, 2, threads, 2 * threads)}):
-                grid = Grid(kernel, target, Winograd(tile, rows, vectors, block, part))
-                if grid.fewest_tiles >= rows:
-                    yield grid
+        parts = sorted({-(-panels // splits) for splits in (1, 2, threads, 2 * threads)})
+        for block, part in product(_blocks(tiles, rows, threads), parts):
+            grid = Grid(kernel, target, Winograd(tile, rows, vectors, block, part))
+            if grid.fewest_tiles >= rows:
+                yield grid
 
 
 def _register_tiles(tiles: int, most: int, target: Target) -> list[tuple[int, int]]:
