@@ -6,7 +6,7 @@ import os
 
 from hypothesis import settings
 
-# Examples have no deadline: how long one takes says more about what else the machine does. Continuous integration
-# draws the same ones each time, so that what fails there fails for its commit; elsewhere they are new.
+# Examples have no deadline: how long one takes says more about what else the machine does. Continuous
+# integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
 settings.register_profile("fuseplan", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fuseplan")

@@ -188,6 +188,13 @@ class Kernel:
         raise KeyError(key)
 
     @property
+    def contraction(self) -> Convolution:
+        """The convolution; ValueError in a pointwise kernel."""
+        if self.convolution is None:
+            raise ValueError("a pointwise kernel has no convolution")
+        return self.convolution
+
+    @property
     def weight(self) -> KernelOperand:
         """The contraction's operand; KeyError in a pointwise kernel."""
         for operand in self.operands:

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from closeness import assert_close, wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
-from fuseplan.compile import CompiledPlan
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
@@ -54,27 +53,12 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
     return FusionPlan.parse(f"{dtype}[{shape}, {layout}] -> {conv}{tail}")
 
 
-def wide(array: NDArray[Any]) -> NDArray[np.float64]:
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
-def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 16.0) -> None:
-    """Within `slack` roundings of the compute type, and one of the storage, of the largest result."""
-    plan = compiled.plan
-    got, want = wide(compiled(**arrays)), reference(plan, arrays)
-    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
-    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    np.testing.assert_allclose(got, want, rtol=rounding, atol=(epsilon + rounding / 8) * np.abs(want).max())
-
-
 @BOTH
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_any_shape(shape: str, conv: str, width: int, last: bool) -> None:
     plan = plan_of(shape, conv, last, " -> bias -> relu")
-    assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1))
+    assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1), slack=16)
 
 
 @BOTH
@@ -94,7 +78,7 @@ def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, las
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[8:9] + SHAPES[15:])
 def test_any_dtype(shape: str, conv: str, width: int, dtype: str, last: bool) -> None:
     plan = plan_of(shape, conv, last, " -> bias -> add -> relu", dtype)
-    assert_close(forced(plan, Direct, narrowed(width)), random_arrays(plan, 3))
+    assert_close(forced(plan, Direct, narrowed(width)), random_arrays(plan, 3), slack=16)
 
 
 @BOTH
@@ -107,7 +91,7 @@ def test_any_dtype(shape: str, conv: str, width: int, dtype: str, last: bool) ->
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_operators_before_and_after(before: str, after: str, dtype: str, last: bool) -> None:
     plan = plan_of("2x13x10x9", f"{before} -> conv2d(21, kernel=3, padding=1)", last, f" -> {after}", dtype)
-    assert_close(forced(plan, Direct, narrowed(64, threads=2)), random_arrays(plan, 4))
+    assert_close(forced(plan, Direct, narrowed(64, threads=2)), random_arrays(plan, 4), slack=16)
 
 
 @BOTH
@@ -117,7 +101,7 @@ def test_operators_before_and_after(before: str, after: str, dtype: str, last: b
 def test_any_knobs(rows: int, vectors: int, block: int, panels: int, last: bool) -> None:
     plan = plan_of("2x20x12x7", "conv2d(70, kernel=3, padding=1)", last, " -> bias -> relu")
     knobs = Direct(rows, vectors, block, panels)
-    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 5))
+    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 5), slack=16)
 
 
 @BOTH
@@ -130,7 +114,7 @@ def test_lines_copied_by_each_thread(conv: str, rows: int, lines: int, last: boo
     plan = plan_of("2x20x15x18", conv, last, " -> bias -> relu")
     covering = tiling(staging.staged(lower(match(plan))), rows, lines * plan.output.shape[3])
     knobs = Direct(rows, 1, covering.count, 3, lines)
-    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 6))
+    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 6), slack=16)
 
 
 @pytest.mark.parametrize("rows", range(1, 17))
@@ -194,7 +178,7 @@ def test_nothing_outside_the_tensors_is_touched(shape: str, conv: str, last: boo
 
 def test_strided_source() -> None:
     plan = FusionPlan.parse("f32[2x4x9x11, strides=2000:500:50:3] -> relu -> conv2d(5, kernel=3) -> bias")
-    assert_close(forced(plan, Direct, narrowed(32)), random_arrays(plan, 9))
+    assert_close(forced(plan, Direct, narrowed(32)), random_arrays(plan, 9), slack=16)
 
 
 def test_refusals() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from closeness import assert_close, wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import transforms
 from fuseplan.backends.cpu.templates.direct import Direct
@@ -18,7 +19,6 @@ from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
-from fuseplan.tensor import DTYPES
 
 LAYOUTS = pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 BOTH = pytest.mark.parametrize("tile", [2, 4])
@@ -72,21 +72,6 @@ def compiled_with(plan: FusionPlan, tile: int, width: int, threads: int = 1) -> 
     return forced(plan, Winograd, narrowed(width, threads), template)
 
 
-def wide(array: NDArray[Any]) -> NDArray[np.float64]:
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
-def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 24.0) -> None:
-    """Within `slack` roundings of f32, and one of the storage, of the largest result."""
-    plan = compiled.plan
-    got, want = wide(compiled(**arrays)), reference(plan, arrays)
-    epsilon = DTYPES["f32"].epsilon * slack
-    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    np.testing.assert_allclose(got, want, rtol=rounding, atol=(epsilon + rounding / 8) * np.abs(want).max())
-
-
 # ---- results
 
 
@@ -95,7 +80,7 @@ def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack:
 @pytest.mark.parametrize(("shape", "features", "padding"), SHAPES)
 def test_any_shape(tile: int, layout: str, width: int, shape: str, features: int, padding: str) -> None:
     plan = plan_of(shape, features, padding, layout, " -> bias -> relu")
-    assert_close(compiled_with(plan, tile, width), random_arrays(plan, 1))
+    assert_close(compiled_with(plan, tile, width), random_arrays(plan, 1), slack=24)
 
 
 @BOTH
@@ -107,7 +92,7 @@ def test_half_storage(
     tile: int, layout: str, dtype: str, width: int, shape: str, features: int, padding: str
 ) -> None:
     plan = plan_of(shape, features, padding, layout, " -> bias -> add -> relu", dtype=dtype)
-    assert_close(compiled_with(plan, tile, width), random_arrays(plan, 2))
+    assert_close(compiled_with(plan, tile, width), random_arrays(plan, 2), slack=24)
 
 
 @BOTH
@@ -123,7 +108,7 @@ def test_operators_before_and_after(tile: int, layout: str, before: str, after: 
 @pytest.mark.parametrize("strides", ["7000:1:700:20", "9000:1000:30:1", "9000:3:900:60"])
 def test_strided_src(tile: int, strides: str) -> None:
     plan = FusionPlan.parse(f"f32[2x9x10x12, strides={strides}] -> conv2d(9, kernel=3, padding=1) -> bias")
-    assert_close(compiled_with(plan, tile, 32), random_arrays(plan, 4))
+    assert_close(compiled_with(plan, tile, 32), random_arrays(plan, 4), slack=24)
 
 
 @BOTH
@@ -132,7 +117,7 @@ def test_strided_src(tile: int, strides: str) -> None:
 def test_any_knobs(tile: int, layout: str, knobs: tuple[int, int, int, int]) -> None:
     plan = plan_of("2x10x22x37", 75, "1", layout, " -> bias")
     template = Winograd(tile, *knobs)
-    assert_close(forced(plan, Winograd, narrowed(32, 2), template), random_arrays(plan, 5))
+    assert_close(forced(plan, Winograd, narrowed(32, 2), template), random_arrays(plan, 5), slack=24)
 
 
 @BOTH
@@ -144,7 +129,7 @@ def test_any_number_of_threads(tile: int, layout: str, shape: str, threads: int)
     arrays = random_arrays(plan, 6)
     compiled = compiled_with(plan, tile, 64, threads)
     first = compiled(**arrays)
-    assert_close(compiled, arrays)
+    assert_close(compiled, arrays, slack=24)
     for _ in range(10):
         np.testing.assert_array_equal(compiled(**arrays), first)
 

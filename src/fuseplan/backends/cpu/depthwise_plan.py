@@ -25,17 +25,10 @@ _TASK_CYCLES = 20_000
 _PROLOGUE = 6  # functions of a prologue that cost less applied at each read than a copy of src
 
 
-def convolution_of(kernel: Kernel) -> Convolution:
-    """The kernel's convolution; `limits` has seen to it that there is one."""
-    if kernel.convolution is None:
-        raise ValueError("a kernel without a contraction has no convolution")
-    return kernel.convolution
-
-
 def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     """What both depthwise templates ask of a convolution."""
     yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-    conv = convolution_of(kernel)
+    conv = kernel.contraction
     depthwise = conv.groups == conv.channels
     yield claim(
         depthwise,
@@ -65,7 +58,7 @@ class Plan:
     """What follows from the kernel alone: where src is read, and which axes are tiled."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target, self.conv = kernel, target, convolution_of(kernel)
+        self.kernel, self.target, self.conv = kernel, target, kernel.contraction
         self.packing = packing(self.conv, lanes(kernel, target))
         self.staged = staging.staged(kernel, always=True)
         self.staged = replace(self.staged, copies=not self._is_read_in_place())
@@ -148,7 +141,7 @@ class PlanePlan:
     """The same for pixels innermost: tiles lie within one plane."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target, self.conv = kernel, target, convolution_of(kernel)
+        self.kernel, self.target, self.conv = kernel, target, kernel.contraction
         self.lanes = lanes(kernel, target)
         plain = storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
         step = kernel.src.element_strides[-1]

@@ -27,6 +27,14 @@ def unit_roundoff(kernel: Kernel) -> float:
     return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
 
 
+def summation_bound(kernel: Kernel) -> float:
+    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
+    """
+    return kernel.contraction.depth * unit_roundoff(kernel)
+
+
 def layout_claims(kernel: Kernel) -> Iterator[Claim]:
     """Operands of the prologue that lie as src does need a src without gaps."""
     inner = {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.depthwise_plan import Plan, convolution_of, depthwise_claims
+from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
 from fuseplan.backends.cpu.packing import packing
 from fuseplan.backends.cpu.templates.depthwise_writer import Writer
 from fuseplan.emit import Source
@@ -47,7 +47,7 @@ class Depthwise(Template):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield from depthwise_claims(kernel)
-        conv = convolution_of(kernel)
+        conv = kernel.contraction
         fewer = conv.features_per_group <= _MULTIPLIER
         yield claim(
             fewer,
@@ -58,7 +58,7 @@ class Depthwise(Template):
         )
         yield claim(features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -76,13 +76,8 @@ class Depthwise(Template):
         traffic = self.traffic(kernel, target)
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0, phases=phases)
 
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum over the taps: taps * epsilon / 2 (Higham, 2002, section 3.1)."""
-        return convolution_of(kernel).taps * model.unit_roundoff(kernel)
-
     def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
+        return model.summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
@@ -93,7 +88,7 @@ class Depthwise(Template):
         """weight as [block of channels][tap][vector of features][channel of a group][lane]."""
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
-        return packing(convolution_of(kernel), lanes(kernel, target)).weights(array)
+        return packing(kernel.contraction, lanes(kernel, target)).weights(array)
 
 
 def features_innermost(kernel: Kernel) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.depthwise_plan import PlanePlan, convolution_of, depthwise_claims
+from fuseplan.backends.cpu.depthwise_plan import PlanePlan, depthwise_claims
 from fuseplan.backends.cpu.templates.depthwise_planes_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -51,7 +51,7 @@ class DepthwisePlanes(Template):
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -64,16 +64,11 @@ class DepthwisePlanes(Template):
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         waste = PlanePlan(kernel, target).waste(self.rows, self.vectors, self.features)
-        work, traffic = convolution_of(kernel).flops * waste, self.traffic(kernel, target)
+        work, traffic = kernel.contraction.flops * waste, self.traffic(kernel, target)
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0)
 
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum over the taps: taps * epsilon / 2 (Higham, 2002, section 3.1)."""
-        return convolution_of(kernel).taps * model.unit_roundoff(kernel)
-
     def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
+        return model.summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()

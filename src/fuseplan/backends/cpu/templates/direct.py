@@ -14,7 +14,7 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.templates import direct_writer
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
@@ -51,11 +51,11 @@ class Direct(Template):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        conv, width = _convolution(kernel), lanes(kernel, target)
+        conv, width = kernel.contraction, lanes(kernel, target)
         tiles = sorted(_tiles(kernel, target), key=lambda tile: _waste(kernel, target, *tile))
         for rows, vectors in tiles[:2]:
             panels = -(-conv.features_per_group // (vectors * width))
@@ -73,18 +73,13 @@ class Direct(Template):
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         waste = _waste(kernel, target, self.rows, self.vectors)
-        work = _convolution(kernel).flops * waste * _transposing(kernel, target)
+        work = kernel.contraction.flops * waste * _transposing(kernel, target)
         return model.seconds(
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )
 
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum of `depth` of them: depth * u (Higham, 2002, section 3.1)."""
-        return _convolution(kernel).depth * model.unit_roundoff(kernel)
-
     def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
+        return model.summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return direct_writer.write(self, kernel, target)
@@ -95,7 +90,7 @@ class Direct(Template):
         """The weight as [group][panel][tap, channel][feature of the panel], zeros after the last feature."""
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
-        conv = _convolution(kernel)
+        conv = kernel.contraction
         panel = self.vectors * lanes(kernel, target)
         features, depth = conv.features_per_group, conv.depth
         panels = -(-features // panel)
@@ -103,12 +98,6 @@ class Direct(Template):
         if features != panels * panel:
             last = np.pad(last, ((0, 0), (0, panels * panel - features), (0, 0)))
         return np.ascontiguousarray(last.reshape(conv.groups, panels, panel, depth).swapaxes(2, 3))
-
-
-def _convolution(kernel: Kernel) -> Convolution:
-    if kernel.convolution is None:
-        raise ValueError("a kernel without a contraction has no convolution")
-    return kernel.convolution
 
 
 def _transposing(kernel: Kernel, target: Target) -> float:
@@ -120,7 +109,7 @@ def _transposing(kernel: Kernel, target: Target) -> float:
     results = 0 if direct_writer.features_innermost(kernel) else 14 * kernel.dst.size
     near = kernel.src.size * model.itemsize(kernel) <= target.l2_bytes * target.threads
     copied = 0 if staging.channels_last(kernel) else (20 if near else 40) * kernel.src.size
-    return 1 + (results + copied) / _convolution(kernel).flops
+    return 1 + (results + copied) / kernel.contraction.flops
 
 
 def _covering(kernel: Kernel, rows: int) -> Tiling:
@@ -129,7 +118,7 @@ def _covering(kernel: Kernel, rows: int) -> Tiling:
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
     """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
-    conv = _convolution(kernel)
+    conv = kernel.contraction
     width, positions = lanes(kernel, target), direct_writer.sheet(kernel)
     most = positions if direct_writer.features_innermost(kernel) else min(positions, width)
     for vectors in range(1, min(4, -(-conv.features_per_group // width)) + 1):
@@ -140,7 +129,7 @@ def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
 
 def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     """Time of the tiles over time of the same products without a loss."""
-    conv, width = _convolution(kernel), lanes(kernel, target)
+    conv, width = kernel.contraction, lanes(kernel, target)
     features = conv.features_per_group
     whole, left = divmod(features, vectors * width)
     edge_features = (whole * vectors + -(-left // width)) * width / features
@@ -159,7 +148,7 @@ def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
 
 def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int, int]:
     """Tiles and panels of a task: their data stays in the second cache, and each thread gets several."""
-    conv, covering = _convolution(kernel), _covering(kernel, rows)
+    conv, covering = kernel.contraction, _covering(kernel, rows)
     position_bytes = max(1, conv.channels_per_group * prod(conv.stride) * model.itemsize(kernel))
     fitting = max(1, int(target.l2_bytes * 0.4) // (position_bytes * rows))
     usual = max(1, (192 if covering.positions > 2000 else 96) // rows)
@@ -176,7 +165,7 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
     A thread's own copy is written again and again to the same place, so it never leaves the near caches; one
     copy for all costs nothing more while it fits them.
     """
-    conv, plan = _convolution(kernel), staging.staged(kernel)
+    conv, plan = kernel.contraction, staging.staged(kernel)
     is_large = plan.elements * model.itemsize(kernel) > target.l2_bytes * target.threads
     if not is_large or len(conv.dst_spatial) == 1 or conv.groups > 1:
         return 0

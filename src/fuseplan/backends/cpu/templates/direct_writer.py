@@ -74,9 +74,7 @@ def room(plan: staging.Staged, lines: int) -> int:
 
 class _Writer:
     def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
-        if kernel.convolution is None:
-            raise ValueError("a kernel without a contraction has no convolution")
-        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.convolution
+        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel)
         slots = slots_of(kernel, workspace=self.staged.copies)
         self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")

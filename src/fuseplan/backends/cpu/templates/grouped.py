@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.depthwise_plan import convolution_of
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, features_innermost
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
@@ -31,7 +30,7 @@ class Grouped(Depthwise):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        conv = convolution_of(kernel)
+        conv = kernel.contraction
         most = lanes(kernel, target) // 2
         fits = conv.groups > 1 and 2 <= conv.channels_per_group <= _WIDEST and conv.features_per_group <= most
         yield claim(
@@ -43,9 +42,4 @@ class Grouped(Depthwise):
         )
         yield claim(features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
-
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum over taps and a group's channels (Higham, 2002, section 3.1)."""
-        return convolution_of(kernel).depth * model.unit_roundoff(kernel)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)

@@ -8,7 +8,6 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.depthwise_plan import convolution_of
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
@@ -33,7 +32,7 @@ class GroupedPlanes(DepthwisePlanes):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        conv = convolution_of(kernel)
+        conv = kernel.contraction
         yield claim(
             conv.groups > 1 and 2 <= conv.channels_per_group <= _WIDEST,
             Reason.GROUP_WIDTH,
@@ -44,9 +43,4 @@ class GroupedPlanes(DepthwisePlanes):
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
-
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum over taps and a group's channels (Higham, 2002, section 3.1)."""
-        return convolution_of(kernel).depth * model.unit_roundoff(kernel)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates import planes_writer
 from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
@@ -48,7 +48,7 @@ class Planes(Template):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        conv = _convolution(kernel)
+        conv = kernel.contraction
         yield claim(
             conv.is_matrix_product and conv.groups == 1,
             Reason.NOT_POINT_CONVOLUTION,
@@ -58,7 +58,7 @@ class Planes(Template):
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
         yield from model.layout_claims(kernel)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+        yield accuracy_claim(model.summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -75,18 +75,13 @@ class Planes(Template):
         # Without a prologue the copy is made between products and costs nothing; with one it is made before
         # them, in about two cycles a vector.
         before = 4 / min(self.rows * self.block_tiles, kernel.dst.channels) if kernel.prologue else 0
-        work = _convolution(kernel).flops * _waste(kernel, target, self.rows, self.vectors) * (1 + before)
+        work = kernel.contraction.flops * _waste(kernel, target, self.rows, self.vectors) * (1 + before)
         return model.seconds(
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )
 
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        """One rounding a product in a sum of `depth` of them: depth * u (Higham, 2002, section 3.1)."""
-        return _convolution(kernel).depth * model.unit_roundoff(kernel)
-
     def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
+        return model.summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return planes_writer.write(self, kernel, target)
@@ -97,17 +92,11 @@ class Planes(Template):
         """The weight as [tile][channel][feature of the tile]; the last tile begins early instead of late."""
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
-        conv = _convolution(kernel)
+        conv = kernel.contraction
         matrix = array.reshape(conv.features, conv.channels)
         tiles = range(planes_writer.feature_tiles(kernel, self.rows))
         starts = [min(tile * self.rows, conv.features - self.rows) for tile in tiles]
         return np.ascontiguousarray(np.stack([matrix[start : start + self.rows].T for start in starts]))
-
-
-def _convolution(kernel: Kernel) -> Convolution:
-    if kernel.convolution is None:
-        raise ValueError("a kernel without a contraction has no convolution")
-    return kernel.convolution
 
 
 def _has_planes(spec: TensorSpec) -> bool:
@@ -116,7 +105,7 @@ def _has_planes(spec: TensorSpec) -> bool:
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
     """Tiles whose accumulators, vectors of src and one spread weight fit the registers."""
-    conv, width = _convolution(kernel), lanes(kernel, target)
+    conv, width = kernel.contraction, lanes(kernel, target)
     for vectors in range(1, min(4, -(-prod(conv.dst_spatial) // width)) + 1):
         top = min(_ROWS, conv.features, (target.vector_registers - 1 - vectors) // vectors)
         for rows in range(max(1, top // 2), top + 1):
@@ -125,7 +114,7 @@ def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
 
 def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
     """Time of the tiles over time of the same products without a loss."""
-    conv, width = _convolution(kernel), lanes(kernel, target)
+    conv, width = kernel.contraction, lanes(kernel, target)
     positions = prod(conv.dst_spatial)
     features = planes_writer.feature_tiles(kernel, rows) * rows / conv.features
 
@@ -143,7 +132,7 @@ def _waste(kernel: Kernel, target: Target, rows: int, vectors: int) -> float:
 
 def _blocks(kernel: Kernel, target: Target, rows: int, vectors: int) -> tuple[int, int]:
     """Tiles of positions and of features in a task: src's part fits the second cache, threads get several."""
-    conv, width = _convolution(kernel), lanes(kernel, target)
+    conv, width = kernel.contraction, lanes(kernel, target)
     count = planes_writer.position_tiles(kernel, vectors * width)
     tiles = planes_writer.feature_tiles(kernel, rows)
     tile_bytes = conv.channels * vectors * width * model.itemsize(kernel)

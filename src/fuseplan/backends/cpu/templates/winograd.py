@@ -85,7 +85,7 @@ class Winograd(Template):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         """The quickest knobs, by the model, of each tile that is exact enough."""
-        conv = _convolution(kernel)
+        conv = kernel.contraction
         for tile in TILES[conv.kernel[0]]:
             allowed = accuracy != "strict" or _is_strict(conv, tile)
             if allowed and accuracy_claim(_bound(conv, tile), accuracy).holds:
@@ -101,7 +101,7 @@ class Winograd(Template):
 
     def flops(self, kernel: Kernel) -> int:
         """Two a product, those of the transforms, and the elementwise ones."""
-        conv = _convolution(kernel)
+        conv = kernel.contraction
         taps = conv.kernel[0]
         size, cost = self.tile + taps - 1, transforms.cost(self.tile, taps)
         products = 2 * size**2 * conv.channels * conv.features
@@ -121,7 +121,7 @@ class Winograd(Template):
 
     def error_bound(self, kernel: Kernel) -> float:
         """Roundings on the way from src to dst, times u, times the transforms' growth (see `_bound`)."""
-        return _bound(_convolution(kernel), self.tile)
+        return _bound(kernel.contraction, self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return winograd_writer.write(Grid(kernel, target, self), kernel, target, self.text)
@@ -152,12 +152,6 @@ class Winograd(Template):
         return packed
 
 
-def _convolution(kernel: Kernel) -> Convolution:
-    if kernel.convolution is None:
-        raise ValueError("a kernel without a contraction has no convolution")
-    return kernel.convolution
-
-
 def _is_strict(conv: Convolution, tile: int) -> bool:
     return tile + conv.kernel[0] - 1 <= STRICT_SIZE
 
@@ -184,7 +178,7 @@ def _bound(conv: Convolution, tile: int) -> float:
 
 def _considered(kernel: Kernel, target: Target, tile: int) -> Iterator[Grid]:
     """The better register tiles with blocks of a few sizes, features whole or shared out among threads."""
-    conv, width, threads = _convolution(kernel), lanes(kernel, target), target.threads
+    conv, width, threads = kernel.contraction, lanes(kernel, target), target.threads
     tiles, most = tiles_of(conv, tile), -(-conv.features // width)
     for rows, vectors in _register_tiles(tiles, most, target):
         panels = -(-most // vectors)
