@@ -25,7 +25,7 @@ PLANS = (
     "f32[1x64x28x28] -> conv2d(64, kernel=1) -> bias -> gelu",
     "f32[1x32x28x28, nhwc] -> conv2d(32, kernel=3, padding=1, groups=32) -> bias -> hardswish",
     "f32[1x32x28x28] -> conv2d(32, kernel=3, stride=2, padding=1, groups=32) -> bias -> relu",
-    "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, groups=16) -> bias -> relu",
+    "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, groups=32) -> bias -> relu",
     "f32[1x64x14x14] -> conv2d(64, kernel=3, padding=1, groups=16) -> bias -> relu",
     "f32[1x24x14x14, nhwc] -> conv2d(32, kernel=5, padding=2) -> scale -> sigmoid",
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
