@@ -37,6 +37,7 @@ bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE
 docs: $(VENV)/ready-run ## write docs/reference from the code, docs/measured.md from recorded results
 	@$(BIN)/python -m fuseplan.report.reference docs/reference
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
+	@$(BIN)/python -m fuseplan.report.readme benchmarks/results README.md
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

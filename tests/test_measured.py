@@ -12,6 +12,7 @@ from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
 from fuseplan.plan import FusionPlan
 from fuseplan.report.measured import COMPILE, SINGLE, page
+from fuseplan.report.readme import rewritten
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -20,6 +21,13 @@ MACHINE = {"cpu": "a CPU", "kind": "kind", "cores": 2, "system": "Linux"}
 
 def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "measured.md").read_text() == page(RESULTS), "run `make docs`"
+
+
+def test_the_readmes_table_is_current() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert rewritten(readme, RESULTS) == readme, "run `make docs`"
+    with pytest.raises(ValueError, match="want the lines"):
+        rewritten("no marks", RESULTS)
 
 
 @pytest.mark.parametrize("place", sorted(RESULTS.glob("*.jsonl")), ids=lambda place: place.name)
