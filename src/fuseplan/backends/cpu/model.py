@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
@@ -25,6 +26,11 @@ def itemsize(kernel: Kernel) -> int:
 def unit_roundoff(kernel: Kernel) -> float:
     """Half the distance from 1 to the next number of the compute type."""
     return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
+
+
+def features_innermost(kernel: Kernel) -> bool:
+    """Whether the features of one position follow one another in dst."""
+    return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
 
 
 def summation_bound(kernel: Kernel) -> float:

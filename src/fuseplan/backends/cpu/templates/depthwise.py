@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ class Depthwise(Template):
             want=f"at most {_MULTIPLIER}",
             operator=kernel.contraction_step,
         )
-        yield claim(features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
+        yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
         yield accuracy_claim(model.summation_bound(kernel), accuracy)
 
@@ -89,8 +88,3 @@ class Depthwise(Template):
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
         return packing(kernel.contraction, lanes(kernel, target)).weights(array)
-
-
-def features_innermost(kernel: Kernel) -> bool:
-    """Whether dst's neighbours are features of one position."""
-    return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1

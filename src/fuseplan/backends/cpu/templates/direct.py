@@ -106,7 +106,7 @@ def _transposing(kernel: Kernel, target: Target) -> float:
     Measured on Zen 5 with 1x1 kernels: channels-first results cost 14 floating-point operations' time an
     element, the channels-last copy of a channels-first src 20, or 40 where it leaves the near caches.
     """
-    results = 0 if direct_writer.features_innermost(kernel) else 14 * kernel.dst.size
+    results = 0 if model.features_innermost(kernel) else 14 * kernel.dst.size
     near = kernel.src.size * model.itemsize(kernel) <= target.l2_bytes * target.threads
     copied = 0 if staging.channels_last(kernel) else (20 if near else 40) * kernel.src.size
     return 1 + (results + copied) / kernel.contraction.flops
@@ -120,7 +120,7 @@ def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
     """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
     conv = kernel.contraction
     width, positions = lanes(kernel, target), direct_writer.sheet(kernel)
-    most = positions if direct_writer.features_innermost(kernel) else min(positions, width)
+    most = positions if model.features_innermost(kernel) else min(positions, width)
     for vectors in range(1, min(4, -(-conv.features_per_group // width)) + 1):
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
         for rows in range(max(1, top // 2), top + 1):
@@ -153,7 +153,7 @@ def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int
     fitting = max(1, int(target.l2_bytes * 0.4) // (position_bytes * rows))
     usual = max(1, (192 if covering.positions > 2000 else 96) // rows)
     block = min(fitting, usual, covering.count)
-    sheets = conv.groups * (1 if direct_writer.features_innermost(kernel) else conv.batch)
+    sheets = conv.groups * (1 if model.features_innermost(kernel) else conv.batch)
     blocks = sheets * -(-covering.count // block)
     parts = min(panels, -(-4 * target.threads // blocks))
     return block, -(-panels // parts)

@@ -55,15 +55,10 @@ def write(knobs: Knobs, kernel: Kernel, target: Target) -> Source:
     return writer.by_lines() if knobs.lines else writer.by_blocks()
 
 
-def features_innermost(kernel: Kernel) -> bool:
-    """Whether the features of one position follow one another in dst."""
-    return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
-
-
 def sheet(kernel: Kernel) -> int:
     """Positions that one sequence of tiles runs over: the batch, or an image where they are innermost."""
     image = prod(kernel.dst.shape[2:])
-    return kernel.dst.batch * image if features_innermost(kernel) else image
+    return kernel.dst.batch * image if model.features_innermost(kernel) else image
 
 
 def room(plan: staging.Staged, lines: int) -> int:
@@ -82,7 +77,7 @@ class _Writer:
         self.lanes = self.frame.lanes
         self.panel = knobs.vectors * self.lanes
         self.panels = -(-self.conv.features_per_group // self.panel)
-        self.innermost = features_innermost(kernel)
+        self.innermost = model.features_innermost(kernel)
         # Tiles stay inside an image where dst wants it, and where a task's part of src is an image's.
         self.per_image = not self.innermost or knobs.lines > 0
         self.image = prod(self.conv.dst_spatial)

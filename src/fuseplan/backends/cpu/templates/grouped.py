@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.templates.depthwise import Depthwise, features_innermost
+from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
@@ -40,6 +40,6 @@ class Grouped(Depthwise):
             want=f"2 or more of 2 to {_WIDEST} channels, at most {most} features",
             operator=kernel.contraction_step,
         )
-        yield claim(features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
+        yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield from model.layout_claims(kernel)
         yield accuracy_claim(model.summation_bound(kernel), accuracy)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from fuseplan.backends.cpu import staging, storage
+from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
 from fuseplan.kernel import Convolution, Kernel
@@ -107,7 +107,7 @@ class Grid:
         self.positions = self.size**2
         self.height, self.width = conv.dst_spatial
         self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
-        self.features_innermost = kernel.dst.is_channels_last or self.height * self.width == 1
+        self.features_innermost = model.features_innermost(kernel)
         self.run = 1 if self.reads_src and self.features_innermost else self.tile_cols
         self.runs_per_line = self.tile_cols // self.run
         self.runs = conv.batch * self.tile_rows * self.runs_per_line

@@ -217,23 +217,16 @@ class _Writer:
         for k in range(count):
             columns = [k * grid.panel + j * self.lanes for j in range(len(sums[0]))]
             line = [b.load(b.at(weight, column)) for column in columns]
+            # A position's weights come from the last cache or from memory, faster than the processor guesses:
+            # without this, 512 channels at 28x28 take 1.3 times as long.
             for column in columns:
-                self._prefetch(b.at(ahead, column))
+                b.prefetch(b.at(ahead, column))
             for r in range(len(sums)):
                 x = b.broadcast(inputs, r * grid.depth + k)
                 values[r] = [b.fma(x, w, value) for w, value in zip(line, values[r], strict=True)]
         for places, updated in zip(sums, values, strict=True):
             for place, value in zip(places, updated, strict=True):
                 place.set(value)
-
-    def _prefetch(self, pointer: Value) -> None:
-        """Asks for a line to be brought into the second cache; harmless at any address.
-
-        The weights of a position come from the last cache or from memory, faster than the processor guesses:
-        without this, 512 channels at 28x28 take 1.3 times as long.
-        """
-        self.b.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.b.line(f"call void @llvm.prefetch.p0(ptr {pointer.name}, i32 0, i32 2, i32 1)")
 
 
 def _groups(size: int, registers: int) -> list[list[int]]:
