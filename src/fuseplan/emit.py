@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SLOT_KINDS = ("src", "dst", "operand", "parameters", "workspace")
+SLOT_KINDS = ("src", "dst", "operand", "parameters", "parameter", "workspace")
 FIRST_SLOT = 16  # words before the pointers: task and finished counters of eight phases
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """How a copy engine reads or writes a slot's memory: in boxes of a tensor of up to five axes.
+
+    All sizes are elements, axes are outermost first, the innermost stride is 1. What a box has outside of the
+    tensor reads as zero and is not written.
+
+    Attributes:
+        dtype: of the elements.
+        shape: extents.
+        strides: distance between neighbours along each axis.
+        box: extents of what one copy moves.
+        steps: distance between the elements of a box along each axis; all 1 unless a convolution strides.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Slot:
-    """One pointer of the argument block.
+    """One argument of the kernel: a pointer unless said otherwise.
 
     `src` and `dst` have no key; `operand` has the operand's; `parameters` points to the kernel's parameters,
-    in order, in the compute dtype; `workspace` points to the shared part and after it each thread's own.
+    in order, in the compute dtype; `parameter` is one of them by value, in the compute dtype; `workspace`
+    points to the shared part and after it each thread's own. With a `map`, the argument is that tensor map
+    of the memory instead of its pointer.
     """
 
     kind: str
     key: str = ""
+    map: TensorMap | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in SLOT_KINDS:
@@ -34,7 +59,13 @@ class Source:
     """A generated kernel: `text` in `language`; its function `entry` reads pointers in the order of `slots`.
 
     The workspace of a launch on `threads` threads is `workspace_bytes + threads * workspace_bytes_per_thread`
-    bytes: the shared part first, then one part a thread.
+    bytes: the shared part first, then one part a thread. A GPU's workspace is zero before its first launch,
+    and every launch leaves it zero.
+
+    Attributes:
+        language: `llvm`, `triton`, `gluon`, or `kernel` for the reference's own.
+        grid: programs of a launch along three axes, where the language has a grid.
+        options: what the toolchain is told besides the text: `num_warps`, `num_stages`, `maxnreg`.
     """
 
     text: str = field(repr=False)
@@ -43,6 +74,8 @@ class Source:
     workspace_bytes: int = 0
     workspace_bytes_per_thread: int = 0
     language: str = "llvm"
+    grid: tuple[int, int, int] = (1, 1, 1)
+    options: tuple[tuple[str, int], ...] = ()
 
     def workspace(self, threads: int) -> int:
         """Bytes of workspace for that many threads."""
@@ -53,10 +86,12 @@ class Source:
         """All but the text, as JSON values: what a launch needs when the object code is at hand."""
         return {
             "entry": self.entry,
-            "slots": [[slot.kind, slot.key] for slot in self.slots],
+            "slots": [[slot.kind, slot.key, slot.map and asdict(slot.map)] for slot in self.slots],
             "workspace_bytes": self.workspace_bytes,
             "workspace_bytes_per_thread": self.workspace_bytes_per_thread,
             "language": self.language,
+            "grid": list(self.grid),
+            "options": [list(option) for option in self.options],
         }
 
     @classmethod
@@ -69,8 +104,22 @@ class Source:
         return cls(
             text="",
             entry=str(frame["entry"]),
-            slots=tuple(Slot(str(kind), str(key)) for kind, key in frame["slots"]),
+            slots=tuple(Slot(str(kind), str(key), _map(each)) for kind, key, each in frame["slots"]),
             workspace_bytes=int(frame["workspace_bytes"]),
             workspace_bytes_per_thread=int(frame["workspace_bytes_per_thread"]),
             language=str(frame["language"]),
+            grid=_triple(frame["grid"]),
+            options=tuple((str(name), int(value)) for name, value in frame["options"]),
         )
+
+
+def _map(found: Mapping[str, Any] | None) -> TensorMap | None:
+    if found is None:
+        return None
+    axes = {name: tuple(map(int, found[name])) for name in ("shape", "strides", "box", "steps")}
+    return TensorMap(str(found["dtype"]), **axes)
+
+
+def _triple(grid: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = map(int, grid)
+    return x, y, z

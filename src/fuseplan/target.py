@@ -24,10 +24,14 @@ class Target:
         name: the kind: `avx2`, `avx512`, `neon`, `baseline`; empty where a backend has one kind.
         vector_bytes: width of one vector register.
         vector_registers: how many of them.
-        threads: the most threads one launch may use.
-        l1_bytes, l2_bytes, l3_bytes: data caches: a core's first two, and all of the last.
-        cpu: LLVM's name of the processor.
+        threads: the most threads one launch may use; 1 on a GPU, where that is not the caller's to say.
+        l1_bytes, l2_bytes, l3_bytes: data caches: a core's first two, and all of the last. On a GPU, the
+            shared memory that one program may use, and the second cache.
+        cpu: LLVM's name of the processor, or the GPU's name.
         features: LLVM's feature string, `+avx2,+fma,...`.
+        processors: multiprocessors or compute units of a GPU; 0 on a CPU.
+        warp: threads of a GPU that run as one; 0 on a CPU.
+        device: the GPU's index on this machine; None where it is not one of this machine's.
     """
 
     backend: str
@@ -40,6 +44,9 @@ class Target:
     l3_bytes: int = 8192 * KIB
     cpu: str = ""
     features: str = ""
+    processors: int = 0
+    warp: int = 0
+    device: int | None = None
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.name}" if self.name else self.backend

@@ -1,0 +1,1 @@
+"""The templates for GPUs, the best first."""
