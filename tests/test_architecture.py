@@ -36,6 +36,7 @@ LAYERS = (
     ("lower",),
     ("arrays", "arguments", "dlpack"),
     ("cache",),
+    ("tuned",),
     ("backends",),
     ("measure",),
     ("select", "build", "run"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.backend import Backend
@@ -12,6 +12,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template
+from fuseplan.tuned import Tuned, lookup
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Choice:
         template: the chosen one.
         considered: each candidate, the chosen one first and then by estimate, and after them the refusals.
         candidates: those that could run the kernel, by estimate.
+        tuned: the measurement it rests on; None where the cost model or the caller chose.
     """
 
     template: Template
     considered: tuple[Considered, ...]
     candidates: tuple[Template, ...] = ()
+    tuned: Tuned | None = None
 
     @property
     def seconds(self) -> float:
@@ -56,6 +59,7 @@ class Choice:
             "template": self.template.name,
             "knobs": self.template.knobs,
             "considered": [each.to_json() for each in self.considered],
+            "tuned": self.tuned.to_json() if self.tuned else None,
         }
 
 
@@ -65,15 +69,19 @@ def select(
     accuracy: Accuracy = "default",
     *,
     template: str | None = None,
+    tuned: bool = True,
     plan: str = "",
 ) -> Choice:
-    """The candidate with the least estimated time; of equals, the one its template ranks first.
+    """The candidate that was measured to be the fastest, or else the one with the least estimated time.
+
+    Of equals, the one its template ranks first.
 
     Args:
         kernel: what to compute.
         target: where.
         accuracy: `default`, `strict`, or the largest error bound allowed.
         template: the only one to consider: a template's name, or a candidate as `explain` prints it.
+        tuned: take a stored measurement, where there is one; only the cost model decides otherwise.
         plan: the plan's text, for the refusal.
 
     Raises:
@@ -82,7 +90,17 @@ def select(
     """
     wanted, _, knobs = (template or "").partition("(")
     choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
-    return _exactly(choice, template or "") if knobs else choice
+    if knobs:
+        return _exactly(choice, template or "")
+    return _measured(choice, kernel, target, accuracy) if tuned and not wanted else choice
+
+
+def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:
+    """The choice with the candidate in front that was measured to be the fastest, if one was."""
+    found = lookup(kernel, target, accuracy, backend_of(target.backend).fingerprint)
+    if found is None or all(found.template != each.text for each in choice.candidates):
+        return choice
+    return replace(_exactly(choice, found.template), tuned=found)
 
 
 def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:

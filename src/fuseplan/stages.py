@@ -44,8 +44,11 @@ def decide(
     threads: int | None = None,
     accuracy: Accuracy = "default",
     template: str | None = None,
+    tuned: bool = True,
 ) -> Records:
     """Takes a plan through the stages; no toolchain is needed, for any target.
+
+    Stored measurements decide between candidates unless `tuned` is False.
 
     Raises:
         PlanError: the text is no plan.
@@ -59,7 +62,7 @@ def decide(
     accuracy = checked_accuracy(accuracy)
     matched = match(plan)
     kernel = lower(matched)
-    choice = select(kernel, known, accuracy, template=template, plan=str(plan))
+    choice = select(kernel, known, accuracy, template=template, tuned=tuned, plan=str(plan))
     return Records(plan, known, accuracy, matched, kernel, choice)
 
 

@@ -1,0 +1,210 @@
+"""Measured choices: which template and knobs were fastest for a kernel, in files that can be merged.
+
+A file holds one JSON object a line. Two kinds of files are read: those that ship with the package, and the
+user's own, in the cache folder, which win. A choice counts where kernel, accuracy, target, processor and
+toolchain are those it was measured with; nothing is guessed from another machine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fuseplan import cache
+from fuseplan.errors import ArgumentError
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+
+SHIPPED = Path(__file__).parent / "data" / "tuned"
+OWN_FILE = "tuned.jsonl"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a choice is stored by.
+
+    Attributes:
+        kernel: SHA-256 of the kernel's text, in hexadecimal.
+        accuracy: as compile was given it.
+        target: the kind of machine, `triton:sm_90`.
+        processor: its name, `NVIDIA H100 80GB HBM3`; of a CPU with the number of threads.
+        toolchain: the backend's versions.
+    """
+
+    kernel: str
+    accuracy: str
+    target: str
+    processor: str
+    toolchain: str
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One measured choice.
+
+    Attributes:
+        key: what it is for.
+        plan: the text of the plan it was measured with.
+        template: the choice, as `explain` prints it.
+        seconds: of the fused kernel, median.
+        untuned: the cost model's choice, and `untuned_seconds` its time in the same run.
+        tried: how many candidates were timed.
+        rejected: candidates that were not: the choice, and why (a wrong result, spills, ...).
+        date: when, in UTC.
+    """
+
+    key: Key
+    plan: str
+    template: str
+    seconds: float
+    untuned: str
+    untuned_seconds: float | None
+    tried: int
+    rejected: tuple[tuple[str, str], ...]
+    date: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, the key's among them."""
+        told = asdict(self)
+        return {**told.pop("key"), **told}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Tuned:
+        """The choice that `to_json` told.
+
+        Raises:
+            KeyError, TypeError, ValueError: it did not.
+        """
+        names = [field.name for field in fields(Key)]
+        key = Key(**{name: str(told[name]) for name in names})
+        rest = {name: value for name, value in told.items() if name not in names}
+        rest["rejected"] = tuple((str(choice), str(why)) for choice, why in rest["rejected"])
+        return cls(key, **rest)
+
+
+def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> Key:
+    """The key of a kernel's choice on a target."""
+    processor = target.cpu if target.processors else f"{target.cpu}, {target.threads} threads"
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()
+    return Key(digest, str(accuracy), str(target), processor, toolchain)
+
+
+def lookup(
+    kernel: Kernel, target: Target, accuracy: object, toolchain: Callable[[], str | None]
+) -> Tuned | None:
+    """The stored choice; the user's own before a shipped one. None where there is none.
+
+    `toolchain` is asked for its versions only if something is stored for the target: it may take an import.
+    """
+    stored = [choices for choices in (_own(), _shipped()) if choices]
+    if not any(key.target == str(target) for choices in stored for key in choices):
+        return None
+    versions = toolchain()
+    if versions is None:
+        return None
+    key = key_of(kernel, target, accuracy, versions)
+    return next((choices[key] for choices in stored if key in choices), None)
+
+
+def own_file() -> Path | None:
+    """Where this user's choices are kept; None where the cache is turned off."""
+    folder = cache.folder()
+    return None if folder is None else folder / OWN_FILE
+
+
+def keep(choice: Tuned) -> None:
+    """Appends a choice to the user's file: one write of one line, so that processes do not mix theirs.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    place = own_file()
+    if place is None:
+        _unsaved[choice.key] = choice
+        return
+    line = json.dumps(choice.to_json()) + "\n"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ArgumentError(f"the tuned choice cannot be kept in {place}: {error}") from error
+
+
+def merged(files: Iterable[Path]) -> list[Tuned]:
+    """The choices of several files: of those with one key, the one measured last.
+
+    Raises:
+        ArgumentError: a file cannot be read, or holds something else.
+    """
+    found: dict[Key, Tuned] = {}
+    for place in files:
+        for choice in read(place):
+            known = found.get(choice.key)
+            if known is None or known.date <= choice.date:
+                found[choice.key] = choice
+    return sorted(found.values(), key=lambda choice: (choice.key.target, choice.plan, choice.key.accuracy))
+
+
+def read(place: Path) -> Iterator[Tuned]:
+    """The choices in a file.
+
+    Raises:
+        ArgumentError: it cannot be read, or a line is no choice.
+    """
+    try:
+        lines = place.read_text().splitlines()
+    except OSError as error:
+        raise ArgumentError(f"{place} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield Tuned.from_json(json.loads(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"{place}, line {number}: not a tuned choice: {error!r}") from error
+
+
+def write(place: Path, choices: Iterable[Tuned]) -> None:
+    """Writes a file of choices beside its place, then renames it.
+
+    Raises:
+        ArgumentError: it cannot be written.
+    """
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        beside.write_text("".join(json.dumps(choice.to_json()) + "\n" for choice in choices))
+        beside.replace(place)
+    except OSError as error:
+        raise ArgumentError(f"{place} cannot be written: {error}") from error
+
+
+_unsaved: dict[Key, Tuned] = {}  # of a process without a cache folder
+_known: dict[Path, tuple[tuple[int, int], dict[Key, Tuned]]] = {}
+
+
+def _own() -> dict[Key, Tuned]:
+    """The user's choices; read again when the file has changed."""
+    place = own_file()
+    if place is None:
+        return _unsaved
+    try:
+        found = place.stat()
+    except OSError:
+        return {}
+    stamp = (found.st_mtime_ns, found.st_size)
+    if place not in _known or _known[place][0] != stamp:
+        _known[place] = stamp, {choice.key: choice for choice in merged([place])}
+    return _known[place][1]
+
+
+@functools.cache
+def _shipped() -> dict[Key, Tuned]:
+    return {choice.key: choice for choice in merged(sorted(SHIPPED.glob("*.jsonl")))}

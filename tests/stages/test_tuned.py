@@ -1,0 +1,92 @@
+"""The store of measured choices: keys, files, which choice wins, and what compile makes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fuseplan
+from fuseplan import tuned
+from fuseplan.backends import backend_of
+from fuseplan.errors import ArgumentError
+from fuseplan.stages import decide
+from fuseplan.tuned import Tuned
+
+PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def choice_for(plan: str, place: int, date: str = "2026-01-01", **key: str) -> Tuned:
+    """A stored choice for the candidate at `place` of the cost model's order."""
+    records = decide(plan, "cpu")
+    toolchain = backend_of("cpu").fingerprint()
+    assert toolchain is not None
+    made = tuned.key_of(records.kernel, records.target, "default", toolchain)
+    made = tuned.Key(**{**vars(made), **key})
+    template = records.choice.candidates[place].text
+    return Tuned(made, plan, template, 1e-5, records.choice.template.text, 2e-5, 3, (("x()", "wrong"),), date)
+
+
+def test_a_stored_choice_goes_before_the_cost_models() -> None:
+    before = decide(PLAN, "cpu")
+    assert before.choice.tuned is None
+    chosen = choice_for(PLAN, 1)
+    tuned.keep(chosen)
+    after = decide(PLAN, "cpu")
+    assert after.choice.template.text == chosen.template != before.choice.template.text
+    assert after.choice.tuned == chosen
+    assert set(after.choice.considered) == set(before.choice.considered)
+    assert after.choice.to_json()["tuned"]["template"] == chosen.template  # type: ignore[index]
+    assert decide(PLAN, "cpu", tuned=False).choice == before.choice
+    compiled = fuseplan.compile(PLAN)
+    assert compiled.choice.template.text == chosen.template
+
+
+@pytest.mark.parametrize("field", ["processor", "toolchain", "accuracy", "target", "kernel"])
+def test_a_choice_of_another_machine_or_version_does_not_count(field: str) -> None:
+    tuned.keep(choice_for(PLAN, 1, **{field: "another"}))
+    assert decide(PLAN, "cpu").choice.tuned is None
+
+
+def test_a_choice_that_is_no_candidate_any_more_does_not_count() -> None:
+    chosen = choice_for(PLAN, 1)
+    tuned.keep(Tuned(**{**vars(chosen), "template": "direct(rows=999)"}))
+    assert decide(PLAN, "cpu").choice.tuned is None
+
+
+def test_a_template_that_the_caller_names_wins() -> None:
+    tuned.keep(choice_for(PLAN, 1))
+    wanted = decide(PLAN, "cpu", tuned=False).choice.candidates[2].text
+    assert decide(PLAN, "cpu", template=wanted).choice.template.text == wanted
+
+
+def test_of_two_files_the_later_measurement_stays(own_folder: Path) -> None:
+    early, late = choice_for(PLAN, 1, "2026-01-01"), choice_for(PLAN, 2, "2026-02-01")
+    other = choice_for(PLAN, 1, processor="another")
+    first, second, both = (own_folder / name for name in ("a.jsonl", "b.jsonl", "both.jsonl"))
+    tuned.write(first, [late, other])
+    tuned.write(second, [early])
+    tuned.write(both, tuned.merged([first, second]))
+    assert list(tuned.read(both)) == [late, other] or list(tuned.read(both)) == [other, late]
+
+
+def test_a_line_that_is_no_choice_is_an_error_that_says_where(own_folder: Path) -> None:
+    place = own_folder / "broken.jsonl"
+    place.write_text(json.dumps(choice_for(PLAN, 1).to_json()) + "\n{}\n")
+    with pytest.raises(ArgumentError, match=r"broken\.jsonl, line 2"):
+        tuned.merged([place])
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        tuned.merged([own_folder / "absent.jsonl"])
+
+
+def test_without_a_cache_folder_choices_last_as_long_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "1")
+    monkeypatch.setattr(tuned, "_unsaved", {})
+    chosen = choice_for(PLAN, 1)
+    tuned.keep(chosen)
+    assert decide(PLAN, "cpu").choice.tuned == chosen
