@@ -41,6 +41,7 @@ LAYERS = (
     ("measure",),
     ("select", "build", "run"),
     ("stages",),
+    ("tune",),
     ("compile", "explain"),
     ("bench", "report", "demo", "cli"),
 )

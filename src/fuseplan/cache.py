@@ -219,6 +219,25 @@ def _store(where: Path, place: Path, key: bytes, payload: bytes) -> None:
                 os.unlink(beside)
 
 
+def append(name: str, line: str) -> None:
+    """Appends a line to a file in the folder, in one write, so that processes do not mix theirs.
+
+    Where it cannot, says so once and goes on.
+    """
+    where = folder()
+    if where is None:
+        return
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(where / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _report(where, error)
+
+
 @contextlib.contextmanager
 def lock(key: bytes) -> Iterator[None]:
     """Holds a key, so that of many processes one compiles and the others wait for its entry.

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -119,25 +120,9 @@ def own_file() -> Path | None:
 
 
 def keep(choice: Tuned) -> None:
-    """Appends a choice to the user's file: one write of one line, so that processes do not mix theirs.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-    """
-    place = own_file()
-    if place is None:
-        _unsaved[choice.key] = choice
-        return
-    line = json.dumps(choice.to_json()) + "\n"
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ArgumentError(f"the tuned choice cannot be kept in {place}: {error}") from error
+    """Appends a choice to the user's file; where there is none it lasts as long as the process."""
+    _unsaved[choice.key] = choice
+    cache.append(OWN_FILE, json.dumps(choice.to_json()))
 
 
 def merged(files: Iterable[Path]) -> list[Tuned]:
@@ -186,23 +171,32 @@ def write(place: Path, choices: Iterable[Tuned]) -> None:
         raise ArgumentError(f"{place} cannot be written: {error}") from error
 
 
-_unsaved: dict[Key, Tuned] = {}  # of a process without a cache folder
+_unsaved: dict[Key, Tuned] = {}  # this process's own, in case that they cannot be kept
 _known: dict[Path, tuple[tuple[int, int], dict[Key, Tuned]]] = {}
 
 
 def _own() -> dict[Key, Tuned]:
     """The user's choices; read again when the file has changed."""
     place = own_file()
-    if place is None:
-        return _unsaved
     try:
-        found = place.stat()
+        found = None if place is None else place.stat()
     except OSError:
-        return {}
+        found = None
+    if place is None or found is None:
+        return _unsaved
     stamp = (found.st_mtime_ns, found.st_size)
     if place not in _known or _known[place][0] != stamp:
-        _known[place] = stamp, {choice.key: choice for choice in merged([place])}
-    return _known[place][1]
+        _known[place] = stamp, _readable(place)
+    return _unsaved | _known[place][1]
+
+
+def _readable(place: Path) -> dict[Key, Tuned]:
+    """The user's choices; a file that is broken costs them and one warning, never a compile."""
+    try:
+        return {choice.key: choice for choice in merged([place])}
+    except ArgumentError as error:
+        warnings.warn(f"{error}; the file's choices are not used: remove it", RuntimeWarning, stacklevel=2)
+        return {}
 
 
 @functools.cache

@@ -18,6 +18,7 @@ PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuned, "_unsaved", {})
     return tmp_path
 
 
@@ -84,9 +85,15 @@ def test_a_line_that_is_no_choice_is_an_error_that_says_where(own_folder: Path) 
         tuned.merged([own_folder / "absent.jsonl"])
 
 
+def test_a_broken_file_costs_a_warning_and_no_compile(own_folder: Path) -> None:
+    (own_folder / tuned.OWN_FILE).write_text("{}\n")
+    with pytest.warns(RuntimeWarning, match="line 1: not a tuned choice"):
+        records = decide(PLAN, "cpu")
+    assert records.choice.tuned is None
+
+
 def test_without_a_cache_folder_choices_last_as_long_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "1")
-    monkeypatch.setattr(tuned, "_unsaved", {})
     chosen = choice_for(PLAN, 1)
     tuned.keep(chosen)
     assert decide(PLAN, "cpu").choice.tuned == chosen

@@ -1,0 +1,109 @@
+"""Where a plan is tried: random tensors in the target's memory, the right answer, and a clock that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from fuseplan.arrays import empty
+from fuseplan.kernel import Kernel
+from fuseplan.measure import data, gpu_data
+from fuseplan.measure.clock import Protocol as HostProtocol
+from fuseplan.measure.clock import interleave
+from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
+from fuseplan.measure.stats import Timing
+from fuseplan.plan import FusionPlan
+from fuseplan.target import Target
+from fuseplan.template import Template
+from fuseplan.tensor import dtype_of
+
+Call = Callable[[], object]
+
+ROUNDS = 5
+HOST_BLOCK = 0.02  # seconds
+GPU_BLOCK = 0.004
+
+
+class Ground(Protocol):
+    """A plan's tensors on one machine.
+
+    Attributes:
+        tensors: `src` and every operand by key, random.
+    """
+
+    tensors: Mapping[str, Any]
+
+    def out(self) -> Any:
+        """A new result tensor, every element of it NaN."""
+
+    def deviation(self, out: Any) -> float:
+        """The largest distance of a result from float64, over the largest value."""
+
+    def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
+        """The variants, timed in turns."""
+
+
+class HostGround:
+    """In this machine's own memory."""
+
+    def __init__(self, plan: FusionPlan, seed: int) -> None:
+        self._plan = plan
+        self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed)
+        self._want = data.reference(plan, self.tensors)
+
+    def out(self) -> Any:
+        """A new array."""
+        made = empty(self._plan.output)
+        bits = made.view(np.uint16) if self._plan.output.dtype == "bf16" else made
+        bits[...] = 0x7FC0 if self._plan.output.dtype == "bf16" else np.nan
+        return made
+
+    def deviation(self, out: Any) -> float:
+        """By NumPy."""
+        return data.deviation(np.asarray(out), self._want)
+
+    def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
+        """Seconds of the host."""
+        return interleave(variants, HostProtocol(rounds, HOST_BLOCK))
+
+
+class GpuGround:
+    """In a GPU's memory."""
+
+    def __init__(self, plan: FusionPlan, seed: int, device: int) -> None:
+        self._plan, self._device = plan, f"cuda:{device}"
+        self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device)
+        self._want = gpu_data.reference(plan, self.tensors)
+        self._clock = GpuClock(device, GpuProtocol(block_seconds=GPU_BLOCK))
+
+    def out(self) -> Any:
+        """A new tensor."""
+        return gpu_data.empty(self._plan.output, self._device, float("nan"))
+
+    def deviation(self, out: Any) -> float:
+        """By torch, on the device."""
+        return gpu_data.deviation(out, self._want)
+
+    def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
+        """Seconds of the GPU, its second cache cold."""
+        self._clock.protocol = GpuProtocol(rounds, GPU_BLOCK)
+        return self._clock.interleave(variants)
+
+
+def ground_of(plan: FusionPlan, target: Target, seed: int = 0) -> Ground:
+    """Where a plan is tried for a target: one of this machine's."""
+    if target.device is not None:
+        return GpuGround(plan, seed, target.device)
+    return HostGround(plan, seed)
+
+
+def allowed_deviation(kernel: Kernel, template: Template) -> float:
+    """The largest right deviation over the largest output.
+
+    One rounding to the output's dtype; four times the template's bound, since a sum's terms may add up to
+    a few times the sum; and 64 roundings of the compute dtype for the elementwise operators.
+    """
+    rounding = dtype_of(kernel.dst.dtype).epsilon
+    return rounding + 4 * template.error_bound(kernel) + 64 * dtype_of(kernel.compute_dtype).epsilon
