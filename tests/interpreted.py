@@ -1,0 +1,224 @@
+"""Runs a template's source in Triton's interpreter, on NumPy arrays: the proof of plain Triton without a GPU.
+
+    assert_interpreted("f16[2x19x9x11, nhwc] -> bias -> relu", Pointwise)
+    dst = interpret(template, kernel, target, random_arrays(plan, 1))
+
+Each test process has one interpreting process of its own. `dst` is NaN before the kernel runs, memory
+outside of the arguments cannot be touched, what is only read cannot be written, and the workspace has to be
+left zero.
+Gluon is not interpretable: its templates are proven by their plain twins, by compiling, and on a GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from fuseplan.arrays import NUMPY_DTYPES, narrow
+from fuseplan.backends.triton.signature import types_of
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.emit import Slot, Source
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays, reference
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.settings import environment
+from fuseplan.target import Target, parse_target
+from fuseplan.tensor import DTYPES, TensorSpec
+
+Array = NDArray[Any]
+SERVER = Path(__file__).with_name("triton_server.py")
+SOURCES = Path(__file__).resolve().parent.parent / "src"
+
+
+@functools.cache
+def _server() -> subprocess.Popen[bytes]:
+    """The interpreting process of this one."""
+    variables = environment(TRITON_INTERPRET="1", PYTHONPATH=str(SOURCES))
+    started = subprocess.Popen(
+        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
+    )
+    atexit.register(_stop, started)
+    return started
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def _ask(request: dict[str, Any]) -> dict[Any, Any]:
+    process = _server()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    data = pickle.dumps(request)
+    process.stdin.write(struct.pack("<Q", len(data)) + data)
+    process.stdin.flush()
+    head = process.stdout.read(8)
+    if len(head) < 8:
+        _server.cache_clear()
+        raise AssertionError(f"the interpreting process died, status {process.wait()}")
+    reply: dict[Any, Any] = pickle.loads(process.stdout.read(struct.unpack("<Q", head)[0]))
+    return reply
+
+
+def wide(array: Array) -> NDArray[np.float64]:
+    """float64 of what is stored; uint16 is bf16."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def _filled(size: int, dtype: str, value: float) -> Array:
+    return (
+        narrow(np.full(size, value), dtype) if dtype == "bf16" else np.full(size, value, NUMPY_DTYPES[dtype])
+    )
+
+
+def storage(spec: TensorSpec, values: Array) -> Array:
+    """The elements as they lie in memory, one after another; what lies between them is NaN."""
+    flat = _filled(spec.span, spec.dtype, np.nan)
+    _seen(spec, flat)[...] = narrow(wide(values), spec.dtype)
+    return flat
+
+
+def _seen(spec: TensorSpec, flat: Array) -> Array:
+    steps = tuple(step * flat.itemsize for step in spec.element_strides)
+    return as_strided(flat, spec.shape, steps)
+
+
+class _Call:
+    """The values of one launch, slot by slot; slots of the same tensor share its memory."""
+
+    def __init__(
+        self,
+        template: GpuTemplate,
+        kernel: Kernel,
+        target: Target,
+        source: Source,
+        arrays: Mapping[str, Array],
+        parameters: Mapping[str, float],
+    ) -> None:
+        self.template, self.kernel, self.target = template, kernel, target
+        self.source, self.arrays, self.parameters = source, arrays, parameters
+        self.memory: dict[tuple[str, str], Array] = {}
+
+    def value(self, slot: Slot) -> Any:
+        """An array, an array and its tensor map, or a number."""
+        if slot.kind == "parameter":
+            return float(self.parameters[slot.key])
+        place = (slot.kind, slot.key)
+        if place not in self.memory:
+            self.memory[place] = self._made(slot)
+        held = self.memory[place]
+        return held if slot.map is None else (held, asdict(slot.map))
+
+    def _made(self, slot: Slot) -> Array:
+        kernel = self.kernel
+        if slot.kind == "src":
+            return storage(kernel.src, self.arrays["src"])
+        if slot.kind == "dst":
+            return _filled(kernel.dst.span, kernel.dst.dtype, np.nan)
+        if slot.kind == "workspace":
+            return np.zeros(-(-self.source.workspace_bytes // 4), np.int32)
+        if slot.kind == "parameters":
+            listed = [float(self.parameters[key]) for key in kernel.parameters]
+            return np.array(listed, NUMPY_DTYPES[kernel.compute_dtype])
+        return self._operand(slot.key)
+
+    def _operand(self, key: str) -> Array:
+        operand = self.kernel.operand(key)
+        if operand.per == "element":
+            spec = self.kernel.shape_of(operand)
+            lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
+            return storage(lying, self.arrays[key])
+        packed = self.template.pack(self.kernel, self.target, operand, wide(self.arrays[key]))
+        wanted = self.template.packing(self.kernel, operand)
+        assert packed.shape == wanted.shape
+        return narrow(packed.astype(np.float64), wanted.dtype).reshape(-1)
+
+
+def interpret(
+    template: GpuTemplate,
+    kernel: Kernel,
+    target: Target,
+    arrays: Mapping[str, Array],
+    parameters: Mapping[str, float] | None = None,
+) -> Array:
+    """What the template's kernel writes, as it is stored (bf16 as uint16), in logical order.
+
+    Args:
+        template: an instance whose source is plain Triton.
+        kernel: what it computes.
+        target: what it is emitted for.
+        arrays: `src` and the operands by key, logical shapes, as `random_arrays` gives them.
+        parameters: values by key; needed for every parameter of the kernel.
+    """
+    source = template.emit(kernel, target)
+    assert source.language == "triton", f"{template.text} is {source.language}, which cannot be interpreted"
+    call = _Call(template, kernel, target, source, arrays, parameters or {})
+    values = [call.value(slot) for slot in source.slots]
+    reply = _ask(
+        {
+            "text": source.text,
+            "entry": source.entry,
+            "types": list(types_of(source, kernel, template)),
+            "values": values,
+            "grid": list(source.grid),
+            "writes": [place for place, slot in enumerate(source.slots) if slot.kind in ("dst", "workspace")],
+        }
+    )
+    if "error" in reply:
+        raise AssertionError(f"{template.text} fails in the interpreter\n{source.text}\n{reply['error']}")
+    kinds = {source.slots[place].kind: array for place, array in reply.items()}
+    if "workspace" in kinds:
+        assert not kinds["workspace"].any(), "the workspace was not left zero"
+    return np.array(_seen(kernel.dst, kinds["dst"]))
+
+
+def assert_interpreted(
+    plan: FusionPlan | str,
+    template: GpuTemplate | type[GpuTemplate],
+    target: Target | str = "triton:sm_90",
+    *,
+    seed: int = 1,
+    slack: float = 8.0,
+) -> None:
+    """Within `slack` roundings of the compute type, and one of the storage, of the largest result.
+
+    Given a class, its first candidate is taken; a refusal fails the test.
+    """
+    plan = FusionPlan.parse(plan) if isinstance(plan, str) else plan
+    kernel, known = lower(match(plan)), parse_target(target)
+    if isinstance(template, type):
+        refusal = first_refusal(template.limits(kernel, known, "default"))
+        assert refusal is None, f"{template.name} refuses {plan}: {refusal}"
+        chosen = next(iter(template.candidates(kernel, known, "default")))
+        assert isinstance(chosen, GpuTemplate)
+        template = chosen
+    arrays = random_arrays(plan, seed)
+    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    got, want = wide(interpret(template, kernel, known, arrays, parameters)), reference(plan, arrays)
+    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
+    rounding = DTYPES[kernel.dst.dtype].epsilon if kernel.dst.itemsize == 2 else 0.0
+    largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
+    np.testing.assert_allclose(
+        got, want, rtol=rounding, atol=(epsilon + rounding / 8) * largest, err_msg=f"{plan}\n{template.text}"
+    )
