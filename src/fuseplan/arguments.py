@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,8 +115,10 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
     parameter_value(plan, key, value)
 
 
-def operand_buffer(plan: FusionPlan, operand: PlanOperand, value: Any) -> Buffer:
-    """The tensor given for an operand.
+def operand_buffer(
+    plan: FusionPlan, operand: PlanOperand, value: Any, view: Callable[[Any, str], Buffer] = view
+) -> Buffer:
+    """The tensor given for an operand, as `view` sees it.
 
     Raises:
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.

@@ -6,11 +6,12 @@ import json
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fuseplan import cache
 from fuseplan.backends import backend_of
-from fuseplan.backends.backend import Backend
+from fuseplan.backends.backend import Backend, Loaded
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
@@ -22,18 +23,24 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel that can be launched.
+    """A kernel's code.
 
     Attributes:
         source: what it was made of; without text where the object code was cached.
-        address: what the backend's launcher takes.
-        load_seconds: time from the choice to the address.
+        code: the object code.
+        target: what it is for, with the device that it was loaded onto.
+        loaded: the code in this process; None where it does not run on this machine.
+        refusal: why it does not.
+        load_seconds: time from the choice to the loaded code.
         origin: `memory`, `disk` or `compiled`.
         key: the cache's key, in hexadecimal; empty where nothing is cached.
     """
 
     source: Source
-    address: int
+    code: bytes = field(repr=False)
+    target: Target
+    loaded: Loaded | None
+    refusal: str | None
     load_seconds: float
     origin: str
     key: str
@@ -43,17 +50,25 @@ class Program:
         """Whether nothing had to be compiled."""
         return self.origin != "compiled"
 
+    @property
+    def resources(self) -> Mapping[str, int]:
+        """What the code uses, where its toolchain says: registers, spills, shared memory."""
+        return backend_of(self.target.backend).resources(self.code)
+
     def to_json(self) -> dict[str, object]:
-        """The program as JSON values; the address means nothing elsewhere."""
+        """The program as JSON values, without the code."""
         return {
             "load_seconds": self.load_seconds,
             "origin": self.origin,
             "key": self.key,
+            "code_bytes": len(self.code),
+            "resources": dict(self.resources),
+            "refusal": self.refusal,
             **self.source.frame,
         }
 
 
-_programs: dict[bytes, Program] = {}
+_programs: dict[tuple[bytes, int | None], Program] = {}
 _guard = threading.Lock()
 
 
@@ -63,68 +78,89 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
     Args:
         choice: the template and its knobs.
         kernel: what it computes.
-        target: this machine, or a kind of machine that this one is.
+        target: this machine, or a kind of machine; code for one that this is not is made where the backend
+            can, and not loaded.
         use_cache: look for it, and store it, in memory and on disk.
 
     Raises:
-        BuildError: this machine does not run code for the target, or the toolchain failed.
+        BuildError: this machine neither runs code for the target nor makes it, or the toolchain failed.
     """
     backend = backend_of(target.backend)
     refusal = backend.refuses(target)
-    if refusal:
+    if refusal and not backend.compiles_for(target):
         raise BuildError(
             f"code for {target} does not run here: {refusal}; `explain` and `show` take any target"
         )
     begin = time.perf_counter()
+    placed = target if refusal else backend.placed(target)
     key = _key(backend, choice, kernel, target) if use_cache else None
+    making = _Making(backend, choice, kernel, placed, refusal, begin, key)
     if key is None:
-        return _compiled(backend, choice, kernel, target, begin, None)
+        return making.compiled()
     with _guard:
-        known = _programs.get(key)
-    if known is not None:
-        return Program(known.source, known.address, time.perf_counter() - begin, "memory", known.key)
-    program = _stored(backend, kernel, key, begin)
+        known = _programs.get((key, placed.device))
+    if known is not None and known.refusal == refusal:
+        return replace(known, load_seconds=time.perf_counter() - begin, origin="memory")
+    program = making.stored()
     if program is None:
         with cache.lock(key):
-            program = _stored(backend, kernel, key, begin, again=True)
-            program = program or _compiled(backend, choice, kernel, target, begin, key)
+            program = making.stored(again=True) or making.compiled()
     with _guard:
-        return _programs.setdefault(key, program)
+        return _programs.setdefault((key, placed.device), program)
 
 
 def _key(backend: Backend, choice: Choice, kernel: Kernel, target: Target) -> bytes | None:
-    """What code follows from: kernel, choice, target, generator and toolchain; None if one cannot be told."""
+    """What code follows from: kernel, choice, target, generator and toolchain; None if one cannot be told.
+
+    Which of several equal devices it is does not matter. The number of threads does, on a CPU: templates cut
+    their work by it.
+    """
     generator, toolchain = cache.fingerprint(), backend.fingerprint()
     if generator is None or toolchain is None:
         return None
-    return cache.key_of(kernel.text, repr(choice.template), repr(target), generator, toolchain)
+    anywhere = replace(target, device=None)
+    return cache.key_of(kernel.text, repr(choice.template), repr(anywhere), generator, toolchain)
 
 
-def _stored(
-    backend: Backend, kernel: Kernel, key: bytes, begin: float, *, again: bool = False
-) -> Program | None:
-    """The program on disk; None if there is none that loads. A second look is counted if it finds one."""
-    payload = cache.read(key, counts_miss=not again)
-    if payload is None:
-        return None
-    try:
-        source, code = _unpacked(payload)
-        address = backend.load(kernel, source, code)
-    except (BuildError, KeyError, TypeError, ValueError, struct.error):
-        cache.reject(key)
-        return None
-    return Program(source, address, time.perf_counter() - begin, "disk", key.hex())
+@dataclass(frozen=True)
+class _Making:
+    """One program on its way: where it comes from is tried in order."""
 
+    backend: Backend
+    choice: Choice
+    kernel: Kernel
+    target: Target
+    refusal: str | None
+    begin: float
+    key: bytes | None
 
-def _compiled(
-    backend: Backend, choice: Choice, kernel: Kernel, target: Target, begin: float, key: bytes | None
-) -> Program:
-    source = choice.template.emit(kernel, target)
-    code = backend.compile_object(source, target)
-    address = backend.load(kernel, source, code)
-    if key is not None:
-        cache.write(key, _packed(source, code))
-    return Program(source, address, time.perf_counter() - begin, "compiled", key.hex() if key else "")
+    def stored(self, *, again: bool = False) -> Program | None:
+        """The program on disk; None if there is none that loads. A second look is counted if it finds one."""
+        if self.key is None:
+            return None
+        payload = cache.read(self.key, counts_miss=not again)
+        if payload is None:
+            return None
+        try:
+            return self._program(*_unpacked(payload), "disk")
+        except (BuildError, KeyError, TypeError, ValueError, struct.error):
+            cache.reject(self.key)
+            return None
+
+    def compiled(self) -> Program:
+        """The program compiled now, and stored if it has a key."""
+        source = self.choice.template.emit(self.kernel, self.target)
+        code = self.backend.compile_object(source, self.target)
+        program = self._program(source, code, "compiled")
+        if self.key is not None:
+            cache.write(self.key, _packed(source, code))
+        return program
+
+    def _program(self, source: Source, code: bytes, origin: str) -> Program:
+        backend, target = self.backend, self.target
+        loaded = None if self.refusal else backend.load(self.kernel, source, code, target)
+        seconds, key = time.perf_counter() - self.begin, self.key.hex() if self.key else ""
+        return Program(source, code, target, loaded, self.refusal, seconds, origin, key)
 
 
 def _packed(source: Source, code: bytes) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from fuseplan.arguments import Arguments
 from fuseplan.backends import backend_of
+from fuseplan.backends.backend import Loaded
 from fuseplan.build import Program, build
 from fuseplan.emit import Source
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan, Runner
@@ -16,6 +17,8 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
+
+Part = TypeVar("Part")
 
 
 class CompiledPlan:
@@ -32,13 +35,21 @@ class CompiledPlan:
 
     def __init__(self, records: Records, program: Program) -> None:
         self.records, self.program = records, program
-        self.plan, self.target = records.plan, records.target
+        self.plan, self.target = records.plan, program.target
         self.match, self.kernel, self.choice = records.match, records.kernel, records.choice
-        launch = backend_of(self.target.backend).launcher(program.address, self.target.threads)
-        self._runner = Runner(
-            self.plan, self.kernel, self.choice.template, self.target, program.source, launch
+        self._runner = None if program.loaded is None else self._made_runner(program.loaded)
+        self._unbound = None if self._runner is None else BoundPlan(self._runner, {})
+
+    def _made_runner(self, loaded: Loaded) -> Runner:
+        return Runner(
+            self.plan,
+            self.kernel,
+            self.choice.template,
+            self.program.source,
+            loaded,
+            backend_of(self.target.backend).memory(self.target),
+            self.target.threads,
         )
-        self._unbound = BoundPlan(self._runner, {})
 
     @property
     def source(self) -> Source:
@@ -84,7 +95,7 @@ class CompiledPlan:
         Raises:
             ArgumentError: a tensor is missing, unknown, not what the plan takes, or overlaps `out`.
         """
-        return self._unbound(src, out, **values)
+        return self._running(self._unbound)(src, out, **values)
 
     def execute(self, src: Any, arguments: Arguments, out: Any = None) -> Any:
         """Runs the kernel with an arguments object; packs the operands each time.
@@ -92,7 +103,7 @@ class CompiledPlan:
         Raises:
             ArgumentError: as a call does; or the arguments are another plan's.
         """
-        return self._unbound(src, out, **self._values(arguments))
+        return self._running(self._unbound)(src, out, **self._values(arguments))
 
     def bind(self, arguments: Arguments | None = None, /, **values: Any) -> BoundPlan:
         """Packs constant operands once.
@@ -107,7 +118,22 @@ class CompiledPlan:
         Raises:
             ArgumentError: one is unknown, or not what the plan takes.
         """
-        return BoundPlan(self._runner, (self._values(arguments) if arguments else {}) | values)
+        runner = self._running(self._runner)
+        return BoundPlan(runner, (self._values(arguments) if arguments else {}) | values)
+
+    def _running(self, part: Part | None) -> Part:
+        """A part that there is where the code runs on this machine.
+
+        Raises:
+            BuildError: it does not.
+        """
+        if part is None:
+            raise BuildError(
+                f"code for {self.target} does not run here: {self.program.refusal}\n"
+                "  The plan was compiled for another machine: `source` is its source, `program.code` the binary, "
+                "`program.resources` what that uses"
+            )
+        return part
 
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         if not isinstance(arguments, Arguments):
@@ -117,7 +143,7 @@ class CompiledPlan:
             )
         if arguments.plan != self.plan:
             raise ArgumentError(
-                f"the arguments are of another plan\\n  got {arguments.plan}\\n  want {self.plan}"
+                f"the arguments are of another plan\n  got {arguments.plan}\\n  want {self.plan}"
             )
         return arguments.values
 

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
-from fuseplan.arrays import Buffer, Form, address_of, aligned_bytes, aligned_copy, empty_like, form_of, view
-from fuseplan.emit import FIRST_SLOT, Slot, Source
+from fuseplan.arrays import Buffer
+from fuseplan.backends.backend import Block, Form, Loaded, Memory, Packed
+from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.plan import FusionPlan
-from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE, Template
 from fuseplan.tensor import TensorSpec
 
-Array = NDArray[Any]
-Words = list[tuple[int, int]]  # where in the argument block, and what
-_Taken = tuple[dict[str, float], Words, list[Array], dict[str, Buffer]]
-
-
-class Block:
-    """An argument block and its workspace; one launch at a time owns it.
-
-    Attributes:
-        words: the block, as 64-bit words.
-        address: of the block.
-        bound: whose constant words it holds.
-    """
-
-    __slots__ = ("_workspace", "address", "bound", "words")
-
-    def __init__(self, source: Source, threads: int) -> None:
-        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * (FIRST_SLOT + len(source.slots)))()
-        self.address = ctypes.addressof(self.words)
-        self.bound: object = None
-        self._workspace = aligned_bytes(source.workspace(threads))
-        for index, slot in enumerate(source.slots):
-            if slot.kind == "workspace":
-                self.words[FIRST_SLOT + index] = address_of(self._workspace)
+Words = list[tuple[int, int]]  # which slot, and what
+_Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
+_BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 
 
 class Runner:
@@ -56,43 +34,55 @@ class Runner:
         plan: FusionPlan,
         kernel: Kernel,
         template: Template,
-        target: Target,
         source: Source,
-        launch: Callable[[int], None],
+        loaded: Loaded,
+        memory: Memory,
+        threads: int,
     ) -> None:
-        self.plan, self.kernel, self.template, self.target = plan, kernel, template, target
-        self.launch = launch
+        self.plan, self.kernel, self.template, self.memory = plan, kernel, template, memory
         self.free: list[Block] = []
         self.operands = {operand.key: operand for operand in kernel.operands}
         self.plan_operands = {operand.key: operand for operand in plan.operands}
-        self._source = source
-        self._places = {slot: FIRST_SLOT + index for index, slot in enumerate(source.slots)}
+        self._loaded, self._threads = loaded, threads
+        self._places = {(slot.kind, slot.key): index for index, slot in enumerate(source.slots)}
 
     def place(self, kind: str, key: str = "") -> int | None:
         """Which word of the block a slot is; None where the kernel does not read it."""
-        return self._places.get(Slot(kind, key))
+        return self._places.get((kind, key))
 
     def required(self, kind: str) -> int:
         """The word of a slot that every kernel has: `src` or `dst`."""
-        return self._places[Slot(kind)]
+        return self._places[kind, ""]
 
     def block(self) -> Block:
         """A block that nobody uses; it belongs in `free` afterwards."""
         try:
             return self.free.pop()  # atomic, so two threads never get the same
         except IndexError:
-            return Block(self._source, self.target.threads)
+            return self._loaded.block(self._threads)
 
-    def packed(self, operand: KernelOperand, buffer: Buffer) -> Array:
-        """The operand as the kernel reads it: the template's packing, aligned."""
-        return aligned_copy(self.template.pack(self.kernel, self.target, operand, buffer.widened()))
+    def packed(self, key: str, buffer: Buffer, *, keep: bool) -> Packed:
+        """The operand as the kernel reads it."""
+        return self.memory.packed(self.template, self.kernel, self.operands[key], buffer, keep=keep)
 
-    def parameters(self, values: Mapping[str, float]) -> Array:
-        """The parameters as the kernel reads them: the plan's values, but for those given."""
+    def parameters(self, given: Mapping[str, float]) -> tuple[Words, list[Packed]]:
+        """The plan's parameters, but for those given, as the kernel reads them: by pointer or by value."""
         dtype = NUMPY_COMPUTE[self.kernel.compute_dtype]
-        listed = [values.get(each.key, each.parameter.value) for each in self.plan.parameters]
+        listed = [given.get(each.key, each.parameter.value) for each in self.plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
-            return aligned_copy(np.array(listed, np.float64).astype(dtype))
+            values = np.array(listed, np.float64).astype(dtype)
+        words: Words = []
+        keep: list[Packed] = []
+        place = self.place("parameters")
+        if place is not None:
+            keep.append(self.memory.kept(values))
+            words.append((place, keep[0].address))
+        bits = values.view(_BITS[self.kernel.compute_dtype])
+        for each, word in zip(self.plan.parameters, bits, strict=True):
+            place = self.place("parameter", each.key)
+            if place is not None:
+                words.append((place, int(word)))
+        return words, keep
 
 
 class BoundPlan:
@@ -105,12 +95,13 @@ class BoundPlan:
     def __init__(self, runner: Runner, values: Mapping[str, Any]) -> None:
         plan = runner.plan
         check_keys(plan, values)
-        self._runner, self._free_blocks, self._launch = runner, runner.free, runner.launch
+        self._runner, self._free_blocks, self._memory = runner, runner.free, runner.memory
         self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
         self._numbers: dict[str, float] = {}
-        bound = self._taken(values, always_parameters=True)
-        self._numbers, self._words, self._keep, self._in_place = bound
+        self._numbers, self._words, self._keep, self._in_place = self._taken(values, keep=True)
+        if self._keep:
+            self._memory.settle()
         self._held = [buffer.bounds for buffer in self._in_place.values()]
         self._missing = tuple(key for key in runner.operands if key not in values)
         self._forms: tuple[Form, Form] | None = None
@@ -137,7 +128,7 @@ class BoundPlan:
         forms = self._forms
         if forms is None or free or self._missing:
             return self._checked(src, out, free)
-        result = empty_like(src, self._runner.plan.output) if out is None else out
+        result = self._memory.empty_like(src, self._runner.plan.output) if out is None else out
         begin, target = forms[0].address(src), forms[1].address(result, writes=True)
         if not begin or not target or not self._is_apart(begin, target):
             return self._checked(src, out, free)
@@ -165,7 +156,7 @@ class BoundPlan:
                     listed[index] = word
             listed[self._src_word] = src
             listed[self._dst_word] = dst
-            self._launch(block.address)
+            block.launch()
         finally:
             self._free_blocks.append(block)
 
@@ -173,58 +164,59 @@ class BoundPlan:
         """The call with every check, from scratch; how the tensors that passed look is remembered."""
         plan = self._runner.plan
         check_keys(plan, free)
-        read = fitting(src, "`src`", plan.src)
+        read = fitting(self._memory, src, "`src`", plan.src)
         missing = [key for key in self._missing if key not in free]
         if missing:
             raise ArgumentError(_missing_text(plan, missing))
         _, words, keep, in_place = self._taken(free)
-        result = empty_like(src, plan.output) if out is None else out
-        written = fitting(result, "`out`", plan.output)
+        result = self._memory.empty_like(src, plan.output) if out is None else out
+        written = fitting(self._memory, result, "`out`", plan.output)
         if out is not None:
             if written.readonly:
                 raise ArgumentError("`out` is read-only: pass an array that may be written")
+            view = self._memory.view
             given = {key: view(free[key], key) for key in free if key in self._runner.operands}
             reads = {f"operand `{key}`": each for key, each in (self._in_place | given).items()}
             check_apart(written, {"`src`": read, **reads})
         self._run(read.address, written.address, words)
         del keep, in_place  # the packed operands lived until the kernel had read them
-        forms = (form_of(src), form_of(result))
+        forms = (self._memory.form_of(src), self._memory.form_of(result))
         self._forms = forms if None not in forms else None  # type: ignore[assignment]
         return result
 
-    def _taken(self, values: Mapping[str, Any], *, always_parameters: bool = False) -> _Taken:
+    def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
         """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""
         runner = self._runner
         words: Words = []
-        keep: list[Array] = []
+        held: list[Packed] = []
         in_place: dict[str, Buffer] = {}
         for key, operand in runner.operands.items():
             place = runner.place("operand", key)
             if key not in values or place is None:
                 continue
-            buffer = operand_buffer(runner.plan, runner.plan_operands[key], values[key])
+            buffer = operand_buffer(runner.plan, runner.plan_operands[key], values[key], self._memory.view)
             if operand.per == "element":
                 in_place[key] = buffer
                 words.append((place, buffer.address))
                 continue
-            keep.append(runner.packed(operand, buffer))
-            words.append((place, address_of(keep[-1])))
+            held.append(runner.packed(key, buffer, keep=keep))
+            words.append((place, held[-1].address))
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
         numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}
-        place = runner.place("parameters")
-        if place is not None and (given or always_parameters):
-            keep.append(runner.parameters(numbers))
-            words.append((place, address_of(keep[-1])))
-        return numbers, words, keep, in_place
+        if given or keep:
+            more, memory = runner.parameters(numbers)
+            words += more
+            held += memory
+        return numbers, words, held, in_place
 
 
-def fitting(tensor: Any, what: str, spec: TensorSpec) -> Buffer:
+def fitting(memory: Memory, tensor: Any, what: str, spec: TensorSpec) -> Buffer:
     """The tensor as a buffer.
 
     Raises:
         ArgumentError: it is not laid out as the spec says; both are shown.
     """
-    buffer = view(tensor, what)
+    buffer = memory.view(tensor, what)
     if buffer.matches(spec):
         return buffer
     own, remedy = "plan.output", "leave it out, and a new one is made"

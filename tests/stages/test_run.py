@@ -365,10 +365,11 @@ def test_a_failed_launch_gives_its_block_back(monkeypatch: pytest.MonkeyPatch) -
     bound(src)
     blocks = len(compiled._runner.free)
 
-    def fails(_: int) -> None:
+    def fails() -> None:
         raise MemoryError
 
-    monkeypatch.setattr(bound, "_launch", fails)
+    for block in compiled._runner.free:
+        monkeypatch.setattr(block, "launch", fails)
     with pytest.raises(MemoryError):
         bound(src)
     assert len(compiled._runner.free) == blocks

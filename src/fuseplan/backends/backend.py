@@ -1,16 +1,103 @@
-"""What a backend is to the pipeline."""
+"""What a backend is to the pipeline: templates, a toolchain, and the memory that its tensors lie in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
+from fuseplan.arrays import Buffer
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
+from fuseplan.tensor import TensorSpec
 
-Launch = Callable[[int], None]  # runs a loaded kernel on the argument block at an address
+
+class Words(Protocol):
+    """The arguments of a launch: one 64-bit word a slot, in the order of `Source.slots`.
+
+    A word is an address or, for a slot of kind `parameter`, the bits of the number, zeros above them. Where
+    the slot has a tensor map, the word is still the address of the memory that is mapped.
+    """
+
+    def __getitem__(self, index: int, /) -> int:
+        """The word, as a signed number."""
+
+    def __setitem__(self, index: int, word: int, /) -> None:
+        """Sets the word; of a workspace nobody but the block itself does."""
+
+
+class Block(Protocol):
+    """The arguments of one launch; one launch at a time owns it."""
+
+    bound: object  # whose constant words the block holds; the caller's to set
+
+    @property
+    def words(self) -> Words:
+        """What the next launch is given."""
+
+    def launch(self) -> None:
+        """Runs the kernel on the words: to its end on a CPU, onto the device's current stream on a GPU.
+
+        Words that did not change since the launch before cost nothing. The block may be used again as soon
+        as this returns.
+
+        Raises:
+            BuildError: the driver refuses the launch; nothing that was passed can be the reason, since all
+                of it was checked.
+        """
+
+
+class Loaded(Protocol):
+    """Code in this process, ready to run; any number of threads may ask it for blocks."""
+
+    def block(self, threads: int) -> Block:
+        """A new block, its workspace seen to, for launches on at most so many threads (a GPU ignores it)."""
+
+
+class Packed(Protocol):
+    """An operand or a vector of parameters as a kernel reads it; it lives as long as this object."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+
+class Form(Protocol):
+    """What a tensor that was accepted looks like: others that look the same need no further check."""
+
+    def address(self, tensor: Any, *, writes: bool = False) -> int:
+        """Where the tensor begins; 0 if it looks different, or must not be written though `writes` asks."""
+
+
+class Memory(Protocol):
+    """Where a target's tensors lie: the host's memory, or one GPU's."""
+
+    def view(self, tensor: Any, what: str) -> Buffer:
+        """The caller's tensor where it lies, never copied; `what` is what messages call it.
+
+        Raises:
+            ArgumentError: it is no tensor, is in other memory, or a kernel cannot read it there.
+        """
+
+    def form_of(self, tensor: Any) -> Form | None:
+        """The form of an accepted tensor; None for kinds that are checked anew each time."""
+
+    def empty_like(self, source: Any, spec: TensorSpec) -> Any:
+        """A new tensor of the spec, of the source's kind, its elements arbitrary."""
+
+    def packed(
+        self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
+    ) -> Packed:
+        """An operand as the template's kernel reads it; a copy of its own if it is to be kept."""
+
+    def kept(self, values: NDArray[Any]) -> Packed:
+        """A copy of a small array, dense: the kernel's parameters."""
+
+    def settle(self) -> None:
+        """Returns when every launch, on whichever stream, may read what was packed so far."""
 
 
 class Backend(Protocol):
@@ -34,19 +121,28 @@ class Backend(Protocol):
     def refuses(self, target: Target) -> str | None:
         """Why code for a target of this backend cannot run on this machine; None if it can."""
 
+    def compiles_for(self, target: Target) -> bool:
+        """Whether code for a target that does not run on this machine can be made here."""
+
+    def placed(self, target: Target) -> Target:
+        """A target that runs here, with the device of this machine that it runs on."""
+
     def compile_object(self, source: Source, target: Target) -> bytes:
-        """Object code of a source.
+        """All that a launch needs besides the source's frame: object code, and what it has to be told.
 
         Raises:
-            BuildError: the toolchain refuses it.
+            BuildError: the toolchain is missing, or refuses the source.
         """
 
-    def load(self, kernel: Kernel, source: Source, code: bytes) -> int:
-        """Loads object code and gives its address; `source` may be without text.
+    def resources(self, code: bytes) -> Mapping[str, int]:
+        """What a program of the object code uses, where the toolchain says: registers, spills, ..."""
+
+    def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
+        """Loads object code onto a placed target; `source` may be without text. No toolchain is imported.
 
         Raises:
-            BuildError: the code is not what this toolchain makes.
+            BuildError: the code is not what this toolchain makes, or the driver refuses it.
         """
 
-    def launcher(self, address: int, threads: int) -> Launch:
-        """A callable that runs what was loaded on so many threads, and returns when all is written."""
+    def memory(self, target: Target) -> Memory:
+        """The memory of a placed target."""

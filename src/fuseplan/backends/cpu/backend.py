@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.backend import Launch
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from fuseplan.arrays import address_of, aligned_bytes
 from fuseplan.backends.cpu.templates import TEMPLATES
-from fuseplan.emit import Source
+from fuseplan.backends.host import HostMemory
+from fuseplan.emit import FIRST_SLOT, Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target, host_target
 from fuseplan.template import Template
+
+
+class Function:
+    """A kernel at an address.
+
+    Attributes:
+        address: of its entry.
+        source: what it was made of.
+    """
+
+    def __init__(self, address: int, source: Source) -> None:
+        self.address, self.source = address, source
+
+    def block(self, threads: int) -> FunctionBlock:
+        """Counters, words and a workspace for so many threads."""
+        return FunctionBlock(self, threads)
+
+
+class FunctionBlock:
+    """The argument block of docs/design/0001-records.md, and its workspace.
+
+    Attributes:
+        words: its words after the counters.
+        bound: whose constant words it holds.
+        launch: one foreign call; the GIL is released meanwhile.
+    """
+
+    __slots__ = ("_storage", "_workspace", "bound", "launch", "words")
+
+    def __init__(self, function: Function, threads: int) -> None:
+        from fuseplan.backends.cpu import runtime
+
+        slots = function.source.slots
+        self._storage = (ctypes.c_int64 * (FIRST_SLOT + len(slots)))()
+        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * len(slots)).from_buffer(
+            self._storage, 8 * FIRST_SLOT
+        )
+        self.bound: object = None
+        self._workspace = aligned_bytes(function.source.workspace(threads))
+        for index, slot in enumerate(slots):
+            if slot.kind == "workspace":
+                self.words[index] = address_of(self._workspace)
+        launcher = runtime.pool().launcher(function.address, threads)
+        self.launch: Callable[[], None] = partial(launcher, ctypes.addressof(self._storage))
 
 
 class CpuBackend:
@@ -38,14 +87,24 @@ class CpuBackend:
 
         return toolchain.compile_object(source.text)
 
-    def load(self, kernel: Kernel, source: Source, code: bytes) -> int:
-        """The address of the kernel's entry."""
+    def compiles_for(self, target: Target) -> bool:
+        """Code is made for this processor alone."""
+        return False
+
+    def placed(self, target: Target) -> Target:
+        """The target: a machine has one host."""
+        return target
+
+    def resources(self, code: bytes) -> Mapping[str, int]:
+        """LLVM's object code does not say."""
+        return {}
+
+    def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Function:
+        """The kernel's entry."""
         from fuseplan.backends.cpu import toolchain
 
-        return toolchain.load_object(code, [source.entry])[source.entry]
+        return Function(toolchain.load_object(code, [source.entry])[source.entry], source)
 
-    def launcher(self, address: int, threads: int) -> Launch:
-        """One foreign call a launch; the GIL is released meanwhile."""
-        from fuseplan.backends.cpu import runtime
-
-        return runtime.pool().launcher(address, threads)
+    def memory(self, target: Target) -> HostMemory:
+        """The process's own."""
+        return HostMemory(target)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import ctypes
+from collections.abc import Mapping
 
-from fuseplan.backends.backend import Launch
+from fuseplan.backends.host import HostMemory
 from fuseplan.backends.reference.interpreter import Interpreter
 from fuseplan.backends.reference.template import Interpreted
 from fuseplan.emit import Source
@@ -13,16 +14,41 @@ from fuseplan.target import Target
 from fuseplan.template import Template
 
 
+class Interpretation:
+    """A kernel that is interpreted, on one thread."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def block(self, threads: int) -> InterpretedBlock:
+        """The words."""
+        return InterpretedBlock(self._interpreter)
+
+
+class InterpretedBlock:
+    """The words of one interpretation.
+
+    Attributes:
+        words: one a slot.
+        bound: whose constant words they are.
+    """
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * len(interpreter.slots))()
+        self.bound: object = None
+        self._interpreter = interpreter
+
+    def launch(self) -> None:
+        """Computes and writes dst."""
+        self._interpreter(self.words)
+
+
 class ReferenceBackend:
     """Every kernel, interpreted."""
 
     name = "reference"
     summary = "NumPy in float64: the slow right answer"
     templates: tuple[type[Template], ...] = (Interpreted,)
-
-    def __init__(self) -> None:
-        self._loaded: dict[int, Interpreter] = {}
-        self._numbers = itertools.count(1)
 
     def fingerprint(self) -> str | None:
         """None: there is no object code."""
@@ -36,12 +62,22 @@ class ReferenceBackend:
         """Nothing."""
         return b""
 
-    def load(self, kernel: Kernel, source: Source, code: bytes) -> int:
-        """An interpreter of the kernel; its address is a number that only `launcher` understands."""
-        number = next(self._numbers)
-        self._loaded[number] = Interpreter(kernel, source)
-        return number
+    def compiles_for(self, target: Target) -> bool:
+        """There is nothing to make."""
+        return False
 
-    def launcher(self, address: int, threads: int) -> Launch:
-        """The interpreter, which has one thread."""
-        return self._loaded[address]
+    def placed(self, target: Target) -> Target:
+        """The target."""
+        return target
+
+    def resources(self, code: bytes) -> Mapping[str, int]:
+        """Nothing."""
+        return {}
+
+    def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
+        """An interpreter of the kernel."""
+        return Interpretation(Interpreter(kernel, source))
+
+    def memory(self, target: Target) -> HostMemory:
+        """The process's own."""
+        return HostMemory(target)

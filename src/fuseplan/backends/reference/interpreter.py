@@ -1,19 +1,20 @@
-"""Runs a kernel record on an argument block, by NumPy in float64."""
+"""Runs a kernel record on the words of its arguments, by NumPy in float64."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, narrow
-from fuseplan.emit import FIRST_SLOT, Source
+from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, Stage
 from fuseplan.op import broadcast
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.matmul import product
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensor import TensorSpec
 
@@ -21,22 +22,21 @@ Array = NDArray[np.float64]
 
 
 class Interpreter:
-    """A kernel as a callable on the address of its argument block."""
+    """A kernel as a callable on the words of its arguments."""
 
     def __init__(self, kernel: Kernel, source: Source) -> None:
         self.kernel, self.slots = kernel, source.slots
 
-    def __call__(self, args: int) -> None:
+    def __call__(self, words: Iterable[int]) -> None:
         """Reads the tensors, computes, writes dst; each element is rounded once."""
         kernel = self.kernel
-        words = (ctypes.c_uint64 * len(self.slots)).from_address(args + 8 * FIRST_SLOT)
         places = {str(slot): int(word) for slot, word in zip(self.slots, words, strict=True)}
         leaves: dict[str, Any] = dict(self._parameters(places))
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
         x = apply(kernel.prologue, _read(kernel.src, places["src"]), leaves)
         if kernel.convolution is not None:
-            x = convolve(kernel.convolution, x, leaves[kernel.weight.key])
+            x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         x = apply(kernel.epilogue, x, leaves)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
@@ -65,7 +65,9 @@ def apply(stages: Sequence[Stage], x: Array, leaves: Mapping[str, Any]) -> Array
 
 
 def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
-    """The convolution operators' own reference."""
+    """The operators' own reference; `weight` is in canonical order."""
+    if convolution.is_matrix_product and convolution.groups == 1:
+        return product(x, weight.reshape(-1, convolution.features, convolution.channels))
     kind = CONVOLUTIONS[len(convolution.kernel) - 1]
     op = kind(
         convolution.features,

@@ -1,0 +1,60 @@
+"""The host's memory: NumPy arrays, torch's CPU tensors, anything there with DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fuseplan.arrays import Buffer, Form, address_of, aligned_copy, empty_like, form_of, view
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.target import Target
+from fuseplan.template import Template
+from fuseplan.tensor import TensorSpec
+
+
+class HostCopy:
+    """An array that a kernel reads, aligned to 64 bytes.
+
+    Attributes:
+        array: the copy.
+        address: where it begins.
+    """
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.array = aligned_copy(values)
+        self.address = address_of(self.array)
+
+
+class HostMemory:
+    """Memory that this process's own threads read."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def view(self, tensor: Any, what: str) -> Buffer:
+        """The tensor where it lies."""
+        return view(tensor, what)
+
+    def form_of(self, tensor: Any) -> Form | None:
+        """The form of an accepted array or torch tensor."""
+        return form_of(tensor)
+
+    def empty_like(self, source: Any, spec: TensorSpec) -> Any:
+        """A torch tensor for torch's, else a NumPy array."""
+        return empty_like(source, spec)
+
+    def packed(
+        self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
+    ) -> HostCopy:
+        """The template's packing, which is a copy in any case."""
+        return HostCopy(template.pack(kernel, self._target, operand, buffer.widened()))
+
+    def kept(self, values: NDArray[Any]) -> HostCopy:
+        """The copy."""
+        return HostCopy(values)
+
+    def settle(self) -> None:
+        """What was written is there."""
