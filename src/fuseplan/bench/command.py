@@ -20,8 +20,7 @@ from fuseplan.bench.compile_time import compile_times
 from fuseplan.bench.footprint import footprint
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
-from fuseplan.bench.suite import Suite, load
-from fuseplan.errors import ArgumentError
+from fuseplan.bench.suite import Suite, chosen, load
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
@@ -67,7 +66,7 @@ def bench(name: str, options: Options) -> list[Row]:
     Raises:
         ArgumentError: there is no such suite or peer, no case of that name, or results cannot be written.
     """
-    suite = _chosen(load(name), options.only)
+    suite = chosen(load(name), options.only)
     extra = [AGAIN] * options.is_twice + [UNFUSED] * options.is_unfused
     peers = [OURS, *extra, *peers_of(options.libraries)]
     console = _console(options)
@@ -89,13 +88,6 @@ def _console(options: Options) -> Console:
     """Where tables and progress go; what is no terminal has room for the widest table."""
     console = Console(stderr=options.as_json)
     return console if console.is_terminal else Console(stderr=options.as_json, width=WIDE)
-
-
-def _chosen(suite: Suite, only: str) -> Suite:
-    cases = tuple(case for case in suite.cases if only in case.name or only in case.group)
-    if not cases:
-        raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
-    return Suite(suite.name, suite.title, cases, suite.aims)
 
 
 def _run(suite: Suite, setting: runner.Setting, options: Options, console: Console) -> list[Row]:
@@ -122,7 +114,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[str], object]]
 
 def bench_compile(name: str, options: Options) -> dict[str, Any]:
     """Cold and cached compile times over a suite."""
-    suite = _chosen(load(name), options.only)
+    suite = chosen(load(name), options.only)
     console = _console(options)
     with _progress(console, 2) as step:
         found = compile_times(suite, step)

@@ -26,13 +26,17 @@ class Row:
         run: when the run began, UTC; all lines of one interleaved run share it.
         suite, case, group, model, plan: what was measured.
         peer: who ran it: `fuseplan`, or the peer's name with its layout, such as `torch:nhwc`.
-        threads: how many threads it was given.
-        copies: of its buffers, taken in turn; more than one keeps them out of the caches.
+        threads: how many threads it was given; 1 on a GPU.
+        copies: of its buffers, taken in turn; more than one keeps them out of the caches. 1 on a GPU, whose
+            cache is overwritten between calls.
         template, knobs, target: our kernel; None for a peer.
         n, blocks, minimum, median, p90, spread: see `fuseplan.measure.stats.Timing`.
         setup: seconds from the plan to the first result: compiling, packing weights.
         nbytes, flops: what the kernel moves and computes; a peer's are the least the plan needs.
         floor, bound: the least time this machine could take for them, and what sets it.
+        wall: seconds that the host takes to enqueue a call on a GPU.
+        replay: seconds a call takes in a CUDA graph of many, its tensors in the cache where they fit.
+        added: seconds that the bytes take which a plainer plan does not move; comparisons add them.
         error: the largest deviation from float64, over the largest output.
         others: the share of the machine that other programs used meanwhile.
         refused: why there is no time: the peer's limit, or a wrong result.
@@ -62,6 +66,9 @@ class Row:
     flops: int | None = None
     floor: float | None = None
     bound: str | None = None
+    wall: float | None = None
+    replay: float | None = None
+    added: float | None = None
     error: float | None = None
     others: float | None = None
     refused: str | None = None
@@ -129,4 +136,9 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _of(row: Row) -> tuple[str, ...]:
-    return row.suite, row.case, row.plan, str(row.threads), str(row.copies), str(row.machine.get("cpu", ""))
+    return row.suite, row.case, row.plan, str(row.threads), str(row.copies), device_of(row.machine)
+
+
+def device_of(machine: Mapping[str, Any]) -> str:
+    """The processor that a machine's stamp is about: its GPU where it names one."""
+    return str(machine.get("gpu") or machine.get("cpu") or "")

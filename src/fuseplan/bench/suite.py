@@ -11,7 +11,6 @@ from fuseplan.errors import ArgumentError, PlanError, did_you_mean
 from fuseplan.plan import FusionPlan
 
 FOLDERS = (Path("benchmarks/suites"), Path(__file__).resolve().parents[3] / "benchmarks" / "suites")
-AGAINST = ("all", "ncnn", "others")
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,9 @@ class Aim:
     """What a group should reach: the fastest peer's time over ours.
 
     Attributes:
-        group: whose shapes are averaged.
-        against: the peers that count: `all`, `ncnn` alone, or the `others` without it.
+        group: whose shapes are averaged; those of its parts, `group, part`, too.
+        against: the peers that count: `all`, the `others` without ncnn, or their names with commas between
+            them; `floor` is the least time that this machine allows.
         geomean: what the geometric mean over the group should be at least.
         least: what no single shape should fall below; None sets no such bound.
     """
@@ -48,6 +48,10 @@ class Aim:
     against: str
     geomean: float
     least: float | None = None
+
+    def covers(self, group: str) -> bool:
+        """Whether a group's shapes count."""
+        return group == self.group or group.startswith(f"{self.group}, ")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,18 @@ def load(name: str) -> Suite:
         raise ArgumentError(f"{place} is not a suite: {error}") from error
 
 
+def chosen(suite: Suite, only: str) -> Suite:
+    """The suite with the cases whose name or group contains `only`.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    cases = tuple(case for case in suite.cases if only in case.name or only in case.group)
+    if not cases:
+        raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
+    return Suite(suite.name, suite.title, cases, suite.aims)
+
+
 def names() -> list[str]:
     """Every suite that `load` finds by name."""
     return sorted({path.stem for folder in FOLDERS for path in folder.glob("*.toml")})
@@ -92,7 +108,7 @@ def _read(place: Path) -> Suite:
     aims = tuple(Aim(**entry) for entry in written.get("target", ()))
     groups = {case.group for case in cases}
     for aim in aims:
-        if aim.group not in groups or aim.against not in AGAINST:
+        if not any(map(aim.covers, groups)):
             raise KeyError(f"target of group {aim.group!r} against {aim.against!r}")
     return Suite(place.stem, written["title"], cases, aims)
 

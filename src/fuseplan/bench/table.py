@@ -29,9 +29,19 @@ class Line:
         return min(counted, key=_median, default=None)
 
     def ratio(self, against: str = "all") -> float | None:
-        """The fastest peer's median time over ours: above 1 we are ahead. None where either has no time."""
+        """The fastest peer's median time over ours: above 1 we are ahead. None where either has no time.
+
+        Against `floor` it is the least time this machine allows, against one of our own forms that form's.
+        """
+        other = self._seconds(against)
+        return None if other is None or not self.ours.median else other / self.ours.median
+
+    def _seconds(self, against: str) -> float | None:
+        if against == "floor":
+            return self.ours.floor
+        forms = [row.median + (row.added or 0.0) for row in self.forms if row.peer == against and row.median]
         best = self.best(against)
-        return None if best is None or not self.ours.median else _median(best) / _median(self.ours)
+        return forms[0] if forms else best.median if best else None
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,11 @@ def _median(row: Row) -> float:
 
 
 def _counts(row: Row, against: str) -> bool:
-    is_apart = row.peer.split(":")[0] == ONE_IMAGE
-    return against == "all" or (against == ONE_IMAGE) == is_apart
+    """Whether an aim is against the peer: `torch` stands for all forms of torch, `torch:steps` for one."""
+    base = row.peer.split(":")[0]
+    if against in ("all", "others"):
+        return against == "all" or base != ONE_IMAGE
+    return bool({row.peer, base} & set(against.split(",")))
 
 
 def is_comparable(row: Row) -> bool:
@@ -92,7 +105,7 @@ def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
     """Each aim of the suite beside what was reached; an aim without a measured shape is left out."""
     listed = []
     for aim in suite.aims:
-        ratios = [line.ratio(aim.against) for line in found if line.group == aim.group]
+        ratios = [line.ratio(aim.against) for line in found if aim.covers(line.group)]
         measured = [ratio for ratio in ratios if ratio is not None]
         if measured:
             listed.append(Standing(aim, len(measured), geomean(measured), min(measured)))

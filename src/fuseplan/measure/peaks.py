@@ -6,11 +6,7 @@ then on. A rate is the best of many launches: what other programs took from some
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
-import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.emit import FIRST_SLOT
+from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.peak_kernels import PeakKernel, fma_kernel, memory_kernel
-from fuseplan.settings import settings
 from fuseplan.target import Target, parse_target
 
-FORMAT = 1  # of the stored file; another number is measured again
 LAUNCHES = 16
 KINDS_OF_TRAFFIC = ("read", "copy", "stream")
 CHUNK = 64 * 1024  # regions are whole chunks: every step of every vector width divides them
@@ -102,7 +97,7 @@ def peaks(threads: int | None = None, *, measure: bool = False) -> Peaks | None:
     if stored is not None or not measure:
         return stored
     found = measure_peaks(target, threads)
-    _write(place, found)
+    write_kept(place, found.to_json())
     return found
 
 
@@ -121,7 +116,7 @@ def improved_peaks(threads: int) -> Peaks:
             for level, listed in found.bytes_a_second.items()
         }
         found = replace(found, flops=max(found.flops, stored.flops), bytes_a_second=rates)
-    _write(place, found)
+    write_kept(place, found.to_json())
     return found
 
 
@@ -189,30 +184,14 @@ def _aligned(nbytes: int) -> NDArray[np.float32]:
 
 
 def _place(threads: int) -> Path:
-    name = re.sub(r"[^A-Za-z0-9]+", "-", cpu_model()).strip("-").lower()
-    return settings().cache_dir / f"peaks-{name}-{threads}.json"
+    return place_of("peaks", cpu_model(), str(threads))
 
 
 def _read(place: Path) -> Peaks | None:
     """What is stored; None where it is absent, unreadable, or of another format."""
     try:
-        stored = json.loads(place.read_text())
-        if stored.pop("format") != FORMAT:
-            return None
-        found = Peaks(**stored)
+        found = Peaks(**(read_kept(place) or {}))
         rates = [rate for level in ("l2", "l3", "dram") for rate in found.bytes_a_second[level].values()]
         return found if min(found.flops, *rates) > 0 else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError):
         return None
-
-
-def _write(place: Path, found: Peaks) -> None:
-    """Keeps what was measured; a directory that cannot be written costs a measurement next time, no more."""
-    beside = place.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"format": FORMAT, **found.to_json()}, indent=1))
-        beside.replace(place)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()

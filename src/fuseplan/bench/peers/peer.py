@@ -75,7 +75,7 @@ class Layer:
 def layers(plan: FusionPlan) -> list[Layer]:
     """The plan's operators as peers need them; a bias right after a convolution is an operand of that."""
     folded: list[Layer] = []
-    for layer in _plain_layers(plan):
+    for layer in plain_layers(plan):
         before = folded[-1] if folded else None
         if layer.name == "bias" and before and isinstance(before.step.op, Conv) and "bias" not in before.keys:
             folded[-1] = replace(before, keys={**before.keys, **layer.keys})
@@ -84,7 +84,8 @@ def layers(plan: FusionPlan) -> list[Layer]:
     return folded
 
 
-def _plain_layers(plan: FusionPlan) -> list[Layer]:
+def plain_layers(plan: FusionPlan) -> list[Layer]:
+    """The plan's operators as peers need them, a bias by itself too."""
     return [
         Layer(
             name=step.op.name,

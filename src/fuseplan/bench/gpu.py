@@ -1,0 +1,205 @@
+"""Runs a suite on a GPU: every result checked against float64 before it is timed, all peers interleaved.
+
+All peers are in this process, since the GPU is what they share and what is timed. Of a case, all peers are
+prepared, checked, then timed in turns; then its tensors are let go.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from fuseplan.bench.peers.gpu import BY_NAME
+from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensors
+from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.bench.results import Row
+from fuseplan.bench.runner import WORST
+from fuseplan.bench.suite import Case, Suite
+from fuseplan.errors import FuseplanError
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
+from fuseplan.measure.gpu_data import deviation, random_tensors, reference
+from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
+from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks
+from fuseplan.measure.machine import commit
+from fuseplan.measure.stats import Timing
+from fuseplan.plan import FusionPlan
+
+SHOWN = 300  # characters of a library's own message
+
+Progress = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class GpuSetting:
+    """How to run a suite on a GPU.
+
+    Attributes:
+        peers: names of what is measured, in order.
+        protocol: rounds and blocks.
+        device: the GPU's index.
+        seed: of the random data.
+        run: the stamp of the run; runs that are to count as one are given the same.
+        is_host: also time the host, and a CUDA graph.
+    """
+
+    peers: Sequence[str]
+    protocol: GpuProtocol = field(default_factory=GpuProtocol)
+    device: int = 0
+    seed: int = 1
+    run: str = ""
+    is_host: bool = False
+
+
+def run(suite: Suite, setting: GpuSetting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+    """The rows of each case as it is done.
+
+    Args:
+        suite: what to measure.
+        setting: how.
+        progress: called with what begins, `steps(suite, setting)` times.
+
+    Raises:
+        ImportError: torch is not installed.
+        RuntimeError: it finds no GPU.
+    """
+    import torch
+
+    torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
+    torch.cuda.set_device(setting.device)
+    bench = _Bench(suite, setting, progress)
+    for case in suite.cases:
+        yield bench.rows(case)
+
+
+def steps(suite: Suite, setting: GpuSetting) -> int:
+    """How often `progress` is called."""
+    plans = [FusionPlan.parse(case.plan) for case in suite.cases]
+    return sum(1 + sum(BY_NAME[name]().takes(plan) for name in setting.peers) for plan in plans)
+
+
+class _Bench:
+    """What the cases of a run have in common."""
+
+    def __init__(self, suite: Suite, setting: GpuSetting, progress: Progress) -> None:
+        self._suite, self._setting, self._progress = suite, setting, progress
+        self._machine = gpu_machine(setting.device)
+        peaks = gpu_peaks(self._machine.gpu, setting.device, measure=True)
+        assert peaks is not None  # measured where nothing was stored
+        self._peaks: GpuPeaks = peaks
+        self._clock = GpuClock(setting.device, setting.protocol)
+        self._run = setting.run or datetime.now(UTC).isoformat(timespec="seconds")
+
+    def rows(self, case: Case) -> list[Row]:
+        """Prepares the plan in every peer, times those that are right, and tells of the others."""
+        plan = FusionPlan.parse(case.plan)
+        peers = [peer for peer in (BY_NAME[name]() for name in self._setting.peers) if peer.takes(plan)]
+        tensors = random_tensors(plan, self._setting.seed)
+        found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
+        live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
+        self._progress(f"{case.name}: timing")
+        calls = {name: prepared.call for name, prepared in live.items()}
+        timed = self._clock.interleave(calls)
+        host = self._host(calls) if self._setting.is_host else {}
+        listed = [
+            self._row(case, plan, name, each, timed.get(name), host.get(name, {}))
+            for name, each in found.items()
+        ]
+        del live, calls, found, tensors
+        _let_go()
+        return listed
+
+    def _prepared(self, case: Case, peer: GpuPeer, plan: FusionPlan, tensors: Tensors) -> _Found:
+        """One peer made ready and checked. A library may fail in any way; that is its refusal, not ours."""
+        self._progress(f"{case.name}: {peer.name}")
+        begin = time.perf_counter()
+        try:
+            prepared = peer.prepare(plan, tensors)
+            got = prepared.result()
+            setup = time.perf_counter() - begin
+            error = deviation(got, reference(*peer.asked(plan, tensors)))
+        except (CannotRunError, FuseplanError) as why:
+            return _Found(refused=str(why))
+        except Exception as why:
+            return _Found(refused=f"{type(why).__name__}: {str(why)[:SHOWN]}")
+        if not error <= WORST[plan.src.dtype]:
+            return _Found(refused=f"wrong: off by {error:.1e} of the largest output", error=error)
+        return _Found(prepared, setup, error)
+
+    def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
+        walls = self._clock.wall(calls)
+        found: dict[str, dict[str, float]] = {name: {"wall": wall.median} for name, wall in walls.items()}
+        for name, call in calls.items():
+            try:
+                found[name]["replay"] = self._clock.replay([call])
+            except RuntimeError:  # what cannot be captured has no such time
+                continue
+        return found
+
+    def _row(
+        self,
+        case: Case,
+        plan: FusionPlan,
+        name: str,
+        found: _Found,
+        timing: Timing | None,
+        host: Mapping[str, Any],
+    ) -> Row:
+        told: dict[str, Any] = {
+            "run": self._run, "suite": self._suite.name, "case": case.name, "group": case.group,
+            "model": case.model, "plan": str(plan), "peer": name, "threads": 1,
+            "machine": self._machine.to_json(), "versions": gpu_versions(), "commit": commit(),
+            "clock": CLOCK, "error": found.error,
+        }  # fmt: skip
+        if found.prepared is None or timing is None:
+            return Row(**told, refused=found.refused)
+        facts, kernel = dict(found.prepared.facts), lower(match(plan))
+        added = facts.pop("added_bytes", None)
+        floor = self._peaks.floor(_products(kernel), kernel.minimum_bytes, _factors(plan))
+        return Row(
+            **told,
+            **timing.to_json(),
+            **host,
+            nbytes=facts.pop("nbytes", kernel.minimum_bytes),
+            flops=facts.pop("flops", kernel.flops),
+            **facts,
+            floor=floor.seconds,
+            bound=floor.bound,
+            added=None if added is None else added / self._peaks.bytes_a_second["dram"],
+            setup=found.setup,
+        )
+
+
+@dataclass
+class _Found:
+    """A peer with a plan: made ready, or why not."""
+
+    prepared: Prepared | None = None
+    setup: float = 0.0
+    error: float | None = None
+    refused: str | None = None
+
+
+def _products(kernel: Kernel) -> int:
+    """Operations that the matrix units do."""
+    return kernel.convolution.flops if kernel.convolution else 0
+
+
+def _factors(plan: FusionPlan) -> str:
+    """The dtype of the peaks that a plan's products are held against."""
+    is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
+    return "tf32" if is_tf32 else plan.src.dtype
+
+
+def _let_go() -> None:
+    """Gives the memory of the case before back, for the next to be measured like the first."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,108 @@
+"""`fuseplan bench SUITE --target cuda`, and the same without the packages of the command line.
+
+python -m fuseplan.bench.gpu_command SUITE [--peers torch,cudnn] [--only 3x3] [--results FOLDER] ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuseplan.bench import gpu, results, table
+from fuseplan.bench.peers.gpu import USUAL, gpu_peers_of
+from fuseplan.bench.results import Row
+from fuseplan.bench.suite import chosen, load
+from fuseplan.errors import FuseplanError
+from fuseplan.measure.gpu_clock import GpuProtocol
+from fuseplan.measure.gpu_machine import gpu_machine
+
+LIBRARIES = ",".join(USUAL)
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """What a benchmark on a GPU takes.
+
+    Attributes:
+        libraries: peers, comma-separated, each in all its forms; `fuseplan` is ours.
+        rounds, block_ms: blocks a variant gets, and how long one lasts.
+        only: cases whose name or group contains it.
+        run: the stamp of the run, so that several commands count as one.
+        is_host: also time the host, and CUDA graphs.
+        folder: where results are appended; None appends none.
+        as_json: print JSON in place of tables.
+        device: the GPU's index.
+    """
+
+    libraries: str = LIBRARIES
+    rounds: int = 7
+    block_ms: float = 10.0
+    only: str = ""
+    run: str = ""
+    is_host: bool = False
+    folder: Path | None = results.FOLDER
+    as_json: bool = False
+    device: int = 0
+
+
+def bench_gpu(
+    name: str, options: GpuOptions, show: Callable[[str], object], progress: Callable[[str], object]
+) -> list[Row]:
+    """Measures a suite on a GPU, shows its tables, and appends its rows as they come.
+
+    Args:
+        name: the suite's.
+        options: how.
+        show: takes Markdown.
+        progress: takes a line when a step begins.
+
+    Raises:
+        ArgumentError: there is no such suite or peer, no case of that name, or results cannot be written.
+    """
+    suite = chosen(load(name), options.only)
+    protocol = GpuProtocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
+    peers = gpu_peers_of(options.libraries)
+    setting = gpu.GpuSetting(peers, protocol, options.device, run=options.run, is_host=options.is_host)
+    rows: list[Row] = []
+    for done in gpu.run(suite, setting, progress):
+        if options.folder is not None:
+            results.append(done, suite.name, options.folder)
+        rows += done
+    if options.as_json:
+        print(json.dumps([row.to_json() for row in rows], indent=1))
+    else:
+        show(f"{suite.title}: {gpu_machine(options.device).gpu}\n\n{table.markdown(suite, rows)}")
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one suite; the exit status is 2 where it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m fuseplan.bench.gpu_command")
+    parser.add_argument("suite")
+    parser.add_argument("--peers", default=LIBRARIES, help="comma-separated; fuseplan is ours")
+    parser.add_argument("--rounds", type=int, default=GpuOptions.rounds)
+    parser.add_argument("--block-ms", type=float, default=GpuOptions.block_ms)
+    parser.add_argument("--only", default="", help="cases whose name or group contains it")
+    parser.add_argument("--run", default="", help="stamp of the run: commands with the same count as one")
+    parser.add_argument("--host", action="store_true", help="also time the host, and CUDA graphs")
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder to append to")
+    parser.add_argument("--device", type=int, default=0)
+    given = parser.parse_args(words)
+    options = GpuOptions(
+        given.peers, given.rounds, given.block_ms, given.only, given.run, given.host, given.results,
+        device=given.device,
+    )  # fmt: skip
+    try:
+        bench_gpu(given.suite, options, print, lambda what: print(what, file=sys.stderr, flush=True))
+    except FuseplanError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

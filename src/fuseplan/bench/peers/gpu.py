@@ -1,0 +1,54 @@
+"""All that is measured on a GPU, by name. `gpu_peer` says what a peer is there."""
+
+from __future__ import annotations
+
+from fuseplan.bench.peers.gpu_fused import CublasLt, Cudnn, CudnnChannelsLast, CudnnFolded
+from fuseplan.bench.peers.gpu_ours import (
+    GpuFuseplan,
+    GpuFuseplanAgain,
+    GpuFuseplanPlain,
+    GpuFuseplanUnfused,
+)
+from fuseplan.bench.peers.gpu_torch import (
+    GpuPeer,
+    GpuTorch,
+    GpuTorchChannelsLast,
+    GpuTorchCompile,
+    GpuTorchCompileChannelsLast,
+    GpuTorchSteps,
+)
+from fuseplan.errors import ArgumentError, did_you_mean
+
+GPU_PEERS: tuple[type[GpuPeer], ...] = (
+    GpuFuseplan,
+    GpuFuseplanAgain,
+    GpuFuseplanPlain,
+    GpuFuseplanUnfused,
+    Cudnn,
+    CudnnChannelsLast,
+    CudnnFolded,
+    CublasLt,
+    GpuTorch,
+    GpuTorchChannelsLast,
+    GpuTorchSteps,
+    GpuTorchCompile,
+    GpuTorchCompileChannelsLast,
+)
+BY_NAME = {peer.name: peer for peer in GPU_PEERS}
+USUAL = ("fuseplan", "fuseplan:plain", "cudnn", "cublaslt", "torch", "torch.compile")  # with all their forms
+
+
+def gpu_peers_of(names: str) -> list[str]:
+    """The peers that a list of names stands for: `torch` is also `torch:nhwc` and `torch:steps`.
+
+    Raises:
+        ArgumentError: there is no such peer.
+    """
+    found: list[str] = []
+    for name in (word.strip() for word in names.split(",") if word.strip()):
+        if name not in BY_NAME:
+            raise ArgumentError(f"no peer is named {name!r} on a GPU. {did_you_mean(name, BY_NAME)}")
+        is_ours = name.startswith("fuseplan")
+        forms = [name] if is_ours else [each for each in BY_NAME if name in (each, each.split(":")[0])]
+        found += [each for each in forms if each not in found]
+    return found

@@ -1,0 +1,148 @@
+"""The fused kernels of cuDNN and cuBLASLt, as torch gives access to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors, set_precision
+from fuseplan.bench.peers.peer import CannotRunError, Layer, Prepared, convolution_of, plain_layers
+from fuseplan.plan import FusionPlan
+
+CONVOLUTION = "conv2d"
+
+
+class Cudnn(GpuPeer):
+    """cudnn_convolution_relu, and cudnn_convolution_add_relu where the plan adds a residual."""
+
+    name = "cudnn"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Convolution, bias, perhaps a residual, relu."""
+        return super().takes(plan) and _words(plan) in (
+            (CONVOLUTION, "bias", "relu"),
+            (CONVOLUTION, "bias", "add", "relu"),
+        )
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Binds the one function that there is for the plan."""
+        set_precision(plan)
+        held, steps = self.held(plan, tensors), plain_layers(plan)
+        bias = held[steps[1].keys["bias"]]
+        return _convolution(held, steps, held[steps[0].keys["weight"]], bias)
+
+
+class CudnnChannelsLast(Cudnn):
+    """The same in channels last."""
+
+    name = "cudnn:nhwc"
+    is_channels_last = True
+
+
+class CudnnFolded(Cudnn):
+    """The same kernels for plans that normalize: the statistics are put into weights and bias beforehand.
+
+    That is another sum than the plan's, rounded elsewhere; it is shown as what cuDNN can do at best.
+    """
+
+    name = "cudnn:folded"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Convolution, batch norm, perhaps a residual, relu."""
+        return _words(plan) in (
+            (CONVOLUTION, "batch_norm", "relu"),
+            (CONVOLUTION, "batch_norm", "add", "relu"),
+        )
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Folds in float64, rounds once."""
+        set_precision(plan)
+        held, steps = self.held(plan, tensors), plain_layers(plan)
+        keys, epsilon = steps[1].keys, steps[1].parameters["epsilon"]
+        scale, shift, mean, variance = (
+            tensors[keys[name]].double() for name in ("scale", "shift", "mean", "variance")
+        )
+        factor = scale / (variance + epsilon).sqrt()
+        weight = held[steps[0].keys["weight"]]
+        folded = (weight.double() * factor.reshape(-1, 1, 1, 1)).to(weight.dtype)
+        bias = (shift - mean * factor).to(weight.dtype)
+        return _convolution(held, steps, folded, bias)
+
+
+def _words(plan: FusionPlan) -> tuple[str, ...]:
+    return tuple(step.op.name for step in plan.steps)
+
+
+def _convolution(held: Tensors, steps: Sequence[Layer], weight: Tensor, bias: Tensor) -> Prepared:
+    import torch
+
+    op, window = convolution_of(steps[0])
+    if any(low != high for low, high in window.padding):
+        raise CannotRunError("cuDNN's convolution pads both sides alike")
+    how = (list(window.stride), [low for low, _ in window.padding], list(window.dilation), op.groups)
+    call: partial[Any]
+    if steps[2].name == "add":
+        if any(value != 1 for value in steps[2].parameters.values()):
+            raise CannotRunError("the addition with factors is not measured in cuDNN")
+        (residual,) = steps[2].keys.values()
+        add = torch.cudnn_convolution_add_relu
+        call = partial(add, held["src"], weight, held[residual], 1.0, bias, *how)
+    else:
+        call = partial(torch.cudnn_convolution_relu, held["src"], weight, bias, *how)
+    return Prepared(call, call)
+
+
+class CublasLt(GpuPeer):
+    """cuBLASLt's epilogue through torch._addmm_activation: product, bias, and relu or gelu(tanh).
+
+    A 1x1 convolution of channels last is such a product too.
+    """
+
+    name = "cublaslt"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """A product with one weight for all rows, a bias, and one of the two activations."""
+        words = _words(plan)
+        if len(words) != 3 or words[0] not in (CONVOLUTION, "matmul") or words[1] != "bias":
+            return False
+        return words[2] == "relu" or plan[2].op.attributes().get("approximate") == "tanh"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Binds the function on a view of src as rows.
+
+        Raises:
+            CannotRunError: the plan is no product of rows with a matrix.
+        """
+        import torch
+
+        set_precision(plan)
+        held, steps = self.held(plan, tensors), plain_layers(plan)
+        rows, weight = _as_product(steps[0], held)
+        bias = held[steps[1].keys["bias"]]
+        call = partial(torch._addmm_activation, bias, rows, weight, use_gelu=steps[2].name == "gelu")
+        spatial = plan.output.spatial
+
+        def result() -> Tensor:
+            made = call()
+            return made.reshape(plan.output.batch, *spatial, -1).movedim(-1, 1) if spatial else made
+
+        return Prepared(call, result)
+
+
+def _as_product(layer: Layer, held: Tensors) -> tuple[Tensor, Tensor]:
+    """Rows of src, and the matrix they are multiplied with."""
+    weight = held[layer.keys["weight"]]
+    if layer.name == "matmul":
+        if weight.dim() != 2 or layer.step.src.rank != 2:
+            raise CannotRunError("cuBLASLt's epilogue is measured for one matrix")
+        is_features_first = tuple(weight.shape) == (layer.step.dst.channels, layer.step.src.channels)
+        return held["src"], weight.t() if is_features_first else weight
+    op, window = convolution_of(layer)
+    is_product = not any(map(any, window.padding)) and all(
+        size == 1 for size in (*window.kernel, *window.stride, op.groups)
+    )
+    if not is_product or not layer.step.src.is_channels_last:
+        raise CannotRunError("only a 1x1 convolution of channels last is a product")
+    src = held["src"]
+    return src.movedim(1, -1).reshape(-1, src.shape[1]), weight.reshape(weight.shape[0], -1).t()

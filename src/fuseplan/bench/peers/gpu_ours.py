@@ -1,0 +1,107 @@
+"""fuseplan on a GPU, through its public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
+from fuseplan.bench.peers.peer import Prepared
+from fuseplan.bench.unfused import bytes_moved
+from fuseplan.compile import compile as compile_plan
+from fuseplan.match import unfuse
+from fuseplan.measure.gpu_data import empty
+from fuseplan.ops.affine import Bias
+from fuseplan.plan import FusionPlan
+
+POISON = float("nan")  # what an output holds before a kernel writes it
+
+
+class GpuFuseplan(GpuPeer):
+    """The plan as one kernel, bound to its tensors."""
+
+    name = "fuseplan"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Compiles and binds; the output is poisoned before the first run."""
+        compiled = compile_plan(plan, "cuda")
+        operands = {key: tensor for key, tensor in tensors.items() if key != "src"}
+        out = empty(plan.output, tensors["src"].device, POISON)
+        call = partial(compiled.bind(**operands), tensors["src"], out)
+
+        def result() -> Tensor:
+            out.fill_(POISON)
+            call()
+            return out
+
+        template = compiled.choice.template
+        facts = {
+            "template": template.name,
+            "knobs": template.knobs,
+            "target": str(compiled.target),
+            "nbytes": bytes_moved(compiled),
+            "flops": template.flops(compiled.kernel),
+        }
+        return Prepared(call, result, facts)
+
+
+class GpuFuseplanAgain(GpuFuseplan):
+    """The same once more: how far apart two measurements of one thing are."""
+
+    name = "fuseplan:again"
+
+
+class GpuFuseplanUnfused(GpuPeer):
+    """The plan's operators one at a time, each a kernel of its own: what fusing saves."""
+
+    name = "fuseplan:unfused"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Where there is more than one operator."""
+        return len(plan) > 1
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Compiles and binds every operator."""
+        calls: list[Callable[[], object]] = []
+        moved, src = 0, tensors["src"]
+        for step, alone in zip(plan.steps, unfuse(plan), strict=True):
+            compiled = compile_plan(alone, "cuda")
+            pairs = zip(alone.operands, step.operands, strict=True)
+            bound = compiled.bind(**{own.key: tensors[ours.key] for own, ours in pairs})
+            out = empty(step.dst, src.device, POISON)
+            calls.append(partial(bound, src, out))
+            moved, src = moved + bytes_moved(compiled), out
+
+        def call() -> Tensor:
+            for each in calls:
+                each()
+            return src
+
+        return Prepared(call, call, {"target": "cuda", "nbytes": moved})
+
+
+class GpuFuseplanPlain(GpuFuseplan):
+    """For a plan that normalizes and adds a residual: the same convolution with bias and relu alone.
+
+    It tells what the rest of the epilogue costs, next to what its bytes have to.
+    """
+
+    name = "fuseplan:plain"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Plans whose residual is the one large tensor that the plainer one does not read."""
+        return [step.op.name for step in plan.steps][1:] == ["batch_norm", "add", "relu"]
+
+    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
+        """The plainer plan, with the shift of the normalization as its bias."""
+        convolution, norm, _, relu = plan.steps
+        plain = FusionPlan(plan.src, convolution.op, Bias(), relu.op)
+        weight, bias = (each.key for each in plain.operands)
+        (own,) = convolution.keys.values()
+        return plain, {"src": tensors["src"], weight: tensors[own], bias: tensors[norm.keys["shift"]]}
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Compiles and binds the plainer plan; `added_bytes` are the residual's."""
+        prepared = super().prepare(*self.asked(plan, tensors))
+        facts = {**prepared.facts, "added_bytes": plan.output.nbytes}
+        return Prepared(prepared.call, prepared.result, facts)

@@ -1,0 +1,135 @@
+"""PyTorch on a GPU: eager and compiled. `gpu_fused` has the fused kernels that torch gives access to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from fuseplan.bench.peers.peer import Layer, Prepared, layers, plain_layers, running
+from fuseplan.bench.peers.torch_stages import module_of, stage_of
+from fuseplan.plan import FusionPlan
+
+Tensor = Any
+Tensors = Mapping[str, Tensor]  # `src` and every operand by its key, on one GPU, each of logical shape
+
+
+class GpuPeer:
+    """A library in one of its forms, on one GPU.
+
+    Attributes:
+        name: what rows call it.
+        is_channels_last: it is given channels last where the plan has channels first.
+    """
+
+    name: ClassVar[str]
+    is_channels_last: ClassVar[bool] = False
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Whether it is measured for the plan at all: one in another layout only where there is another."""
+        return not self.is_channels_last or (plan.src.layout == "nchw" and _has_contraction(plan))
+
+    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
+        """What it computes, for the check against float64: the plan, unless it says otherwise."""
+        return plan, tensors
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Makes the plan ready on its tensors; its result is a tensor of the output's shape.
+
+        Raises:
+            CannotRunError: it does not take the plan.
+        """
+        raise NotImplementedError
+
+    def held(self, plan: FusionPlan, tensors: Tensors) -> dict[str, Tensor]:
+        """The tensors as torch's operators take them: all in src's dtype, weights in the layout of src."""
+        import torch
+
+        form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(plan.src.rank)
+        is_last = self.is_channels_last or plan.src.is_channels_last
+        moved = tensors.keys() if self.is_channels_last else tensors.keys() - set(running(plan))
+        made = {key: tensor.to(tensors["src"].dtype) for key, tensor in tensors.items()}
+        for key in moved if is_last and form is not None else ():
+            if made[key].dim() == plan.src.rank:
+                made[key] = made[key].contiguous(memory_format=form)
+        return made
+
+
+def _has_contraction(plan: FusionPlan) -> bool:
+    return any(step.op.kind == "contraction" for step in plan.steps)
+
+
+def set_precision(plan: FusionPlan) -> None:
+    """Sets torch to the precision that the plan asks for, and to the fastest algorithms it can find."""
+    import torch
+
+    is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.backends.cudnn.benchmark = True
+
+
+class GpuTorch(GpuPeer):
+    """Eager: the fewest of torch's own operators, the bias in the convolution or product."""
+
+    name = "torch"
+
+    def layers(self, plan: FusionPlan) -> list[Layer]:
+        """The operators that are called one after the other."""
+        return layers(plan)
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        """Makes a module with the weights as its buffers."""
+        set_precision(plan)
+        held, keys = self.held(plan, tensors), running(plan)
+        constant = {key: tensor for key, tensor in held.items() if key not in keys}
+        stages = [stage_of(layer, self.name) for layer in self.layers(plan)]
+        call = partial(self.made(module_of(stages, constant, keys).eval()), *[held[key] for key in keys])
+        return Prepared(call, call)
+
+    def made(self, module: Any) -> Any:
+        """The module in the form that is measured."""
+        return module
+
+
+class GpuTorchChannelsLast(GpuTorch):
+    """The same in channels last."""
+
+    name = "torch:nhwc"
+    is_channels_last = True
+
+
+class GpuTorchSteps(GpuTorch):
+    """Eager, each operator of the plan by itself, the bias too."""
+
+    name = "torch:steps"
+
+    def layers(self, plan: FusionPlan) -> list[Layer]:
+        """Every operator of the plan."""
+        return plain_layers(plan)
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Where that differs from eager as it is at its best."""
+        return len(layers(plan)) != len(plain_layers(plan))
+
+
+class GpuTorchCompile(GpuTorch):
+    """torch.compile with max-autotune and frozen weights; without CUDA graphs, its kernels are timed."""
+
+    name = "torch.compile"
+
+    def made(self, module: Any) -> Any:
+        """The compiled module; it compiles at the first call."""
+        import torch
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True
+        torch._dynamo.reset()
+        return torch.compile(module, mode="max-autotune-no-cudagraphs", dynamic=False)
+
+
+class GpuTorchCompileChannelsLast(GpuTorchCompile):
+    """The same in channels last."""
+
+    name = "torch.compile:nhwc"
+    is_channels_last = True

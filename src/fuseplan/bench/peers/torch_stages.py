@@ -1,0 +1,133 @@
+"""Operators as PyTorch computes them: what every form of torch that is measured is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fuseplan.bench.peers.peer import CannotRunError, Layer, convolution_of, is_plain, refuse
+
+# Operators without operands: the name in torch.nn.functional, and its argument for each of our parameters.
+FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "relu": ("relu", {}),
+    "leaky_relu": ("leaky_relu", {"negative_slope": "negative_slope"}),
+    "elu": ("elu", {"alpha": "alpha"}),
+    "sigmoid": ("sigmoid", {}),
+    "softsign": ("softsign", {}),
+    "silu": ("silu", {}),
+    "hardswish": ("hardswish", {}),
+    "hardsigmoid": ("hardsigmoid", {}),
+    "mish": ("mish", {}),
+}
+
+Stage = Callable[
+    [Any, Mapping[str, Any], Mapping[str, Any]], Any
+]  # (x, stored tensors, running tensors) -> x
+
+
+def stage_of(layer: Layer, peer: str = "torch") -> Stage:
+    """What torch calls for one operator.
+
+    Raises:
+        CannotRunError: `peer` is not taught it here.
+    """
+    from torch.nn import functional
+
+    if layer.name in FUNCTIONS and is_plain(layer):
+        word, names = FUNCTIONS[layer.name]
+        function = getattr(functional, word)
+        options = {names[key]: value for key, value in layer.parameters.items()}
+        return lambda x, stored, given: function(x, **options)
+    if layer.name.startswith("conv"):
+        return _convolution(functional, layer)
+    makers: Mapping[str, Callable[[Any, Layer], Stage]] = {
+        "bias": _bias,
+        "scale": _scale,
+        "add": _add,
+        "batch_norm": _batch_norm,
+        "gelu": _gelu,
+    }
+    if layer.name not in makers:
+        raise refuse(peer, layer)
+    return makers[layer.name](functional, layer)
+
+
+def module_of(stages: Sequence[Stage], constant: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """A module that applies the stages in order.
+
+    Args:
+        stages: the plan's.
+        constant: its buffers, by the plan's keys.
+        keys: of the tensors that a call gives, in order; the first is `src`.
+    """
+    import torch
+
+    class Plan(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            for key, tensor in constant.items():
+                self.register_buffer(key, tensor)
+
+        def forward(self, *given: Any) -> Any:
+            named = dict(zip(keys, given, strict=True))
+            stored = {key: getattr(self, key) for key in constant}
+            x = named["src"]
+            for stage in stages:
+                x = stage(x, stored, named)
+            return x
+
+    return Plan()
+
+
+def _convolution(functional: Any, layer: Layer) -> Stage:
+    op, shape = convolution_of(layer)
+    if any(low != high for low, high in shape.padding):
+        raise CannotRunError("torch's convolution pads both sides alike")
+    function = getattr(functional, f"conv{len(shape.kernel)}d")
+    weight, bias = layer.keys["weight"], layer.keys.get("bias")
+    padding = tuple(low for low, _ in shape.padding)
+
+    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
+        given = stored[weight], stored[bias] if bias else None
+        return function(x, *given, shape.stride, padding, shape.dilation, op.groups)
+
+    return stage
+
+
+def _spread(vector: Any, rank: int) -> Any:
+    return vector.reshape(1, -1, *[1] * (rank - 2))
+
+
+def _bias(_: Any, layer: Layer) -> Stage:
+    (key,) = layer.keys.values()
+    return lambda x, stored, given: x + _spread(stored[key], x.dim())
+
+
+def _scale(_: Any, layer: Layer) -> Stage:
+    (key,) = layer.keys.values()
+    return lambda x, stored, given: x * _spread(stored[key], x.dim())
+
+
+def _add(_: Any, layer: Layer) -> Stage:
+    if any(value != 1 for value in layer.parameters.values()):
+        raise CannotRunError("the addition with factors is not measured in torch")
+    (key,) = layer.keys.values()
+    return lambda x, stored, given: x + given[key]
+
+
+def _batch_norm(functional: Any, layer: Layer) -> Stage:
+    if "variance" not in layer.keys or layer.attributes["mode"] != "spatial":
+        raise CannotRunError("torch's batch_norm takes the variance of each channel")
+    weight, bias, mean, variance = (layer.keys[name] for name in ("scale", "shift", "mean", "variance"))
+    epsilon = layer.parameters["epsilon"]
+
+    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
+        statistics = stored[mean], stored[variance]
+        return functional.batch_norm(x, *statistics, stored[weight], stored[bias], False, 0.0, epsilon)
+
+    return stage
+
+
+def _gelu(functional: Any, layer: Layer) -> Stage:
+    approximate = layer.attributes["approximate"]
+    return lambda x, stored, given: functional.gelu(x, approximate=approximate)

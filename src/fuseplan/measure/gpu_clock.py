@@ -1,0 +1,162 @@
+"""Times calls on a GPU against each other: CUDA events, a cold second cache, variants in turns.
+
+Before each timed call a buffer that is larger than the GPU's second cache is overwritten, outside of the
+events, so a call finds none of its tensors there. That write also takes longer than the host needs to enqueue
+a call: the events see kernels, and not the host, however many kernels a call launches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fuseplan.measure.clock import Call, turns
+from fuseplan.measure.stats import Timing, summarize
+
+CLOCK = "CUDA events, cold L2"
+FLUSH_BYTES = 256 << 20  # five times the L2 of an H100 or H200; writing it takes some 90 us
+WALL_CALLS = 100  # fewer than a stream's queue holds: enqueuing them never waits for the GPU
+WALL_BATCHES = 9
+REPLAYED = 20  # launches in a CUDA graph
+
+
+@dataclass(frozen=True)
+class GpuProtocol:
+    """How long and how often to measure.
+
+    Attributes:
+        rounds: blocks a variant gets.
+        block_seconds: how long a block lasts at most, its flushes included.
+        fewest_samples, most_samples: of a block.
+    """
+
+    rounds: int = 7
+    block_seconds: float = 0.01
+    fewest_samples: int = 5
+    most_samples: int = 100
+
+
+class GpuClock:
+    """Measures on one GPU of this process, on its current stream.
+
+    Args:
+        device: the GPU's index.
+        protocol: how long and how often.
+
+    Raises:
+        ImportError: torch is not installed.
+        RuntimeError: the GPU's memory has no room for the buffer that is overwritten.
+    """
+
+    def __init__(self, device: int = 0, protocol: GpuProtocol | None = None) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self.device = torch.device("cuda", device)
+        self.protocol = protocol or GpuProtocol()
+        self._flushed = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
+
+    def interleave(self, variants: Mapping[str, Call]) -> dict[str, Timing]:
+        """Times every variant beside the others.
+
+        Args:
+            variants: what to call, by name. Results are thrown away.
+
+        Returns:
+            A timing for each name, seconds of the GPU a call.
+        """
+        samples = {name: self._samples(call) for name, call in variants.items()}
+        blocks: dict[str, list[list[float]]] = {name: [] for name in variants}
+        for _, name in turns(list(variants), self.protocol.rounds) if variants else ():
+            blocks[name].append(self.block(variants[name], samples[name]))
+        return {name: summarize(taken) for name, taken in blocks.items()}
+
+    def block(self, call: Call, samples: int) -> list[float]:
+        """One block of samples, in seconds; two calls before them are not timed."""
+        event = self._torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(samples)]
+        for _ in range(2):
+            self._flushed.zero_()
+            call()
+        for begin, end in pairs:
+            self._flushed.zero_()
+            begin.record()
+            call()
+            end.record()
+        self._torch.cuda.synchronize(self.device)
+        return [begin.elapsed_time(end) * 1e-3 for begin, end in pairs]
+
+    def _samples(self, call: Call) -> int:
+        """How many samples fill a block; makes a few calls to find out."""
+        for _ in range(3):
+            call()
+        self._torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        self.block(call, self.protocol.fewest_samples)
+        each = (time.perf_counter() - begin) / (self.protocol.fewest_samples + 2)
+        fitting = int(self.protocol.block_seconds / each)
+        return max(self.protocol.fewest_samples, min(self.protocol.most_samples, fitting))
+
+    def wall(self, variants: Mapping[str, Call]) -> dict[str, Timing]:
+        """Seconds of the host that each variant takes to enqueue its work; the GPU's queue never fills."""
+        blocks: dict[str, list[list[float]]] = {name: [] for name in variants}
+        for _, name in turns(list(variants), WALL_BATCHES) if variants else ():
+            call = variants[name]
+            call()
+            self._torch.cuda.synchronize(self.device)
+            begin = time.perf_counter()
+            for _ in range(WALL_CALLS):
+                call()
+            blocks[name].append([(time.perf_counter() - begin) / WALL_CALLS])
+            self._torch.cuda.synchronize(self.device)
+        return {name: summarize(taken) for name, taken in blocks.items()}
+
+    def replay(self, calls: Sequence[Call]) -> float:
+        """Seconds a launch of a CUDA graph of many calls takes, over the number of calls.
+
+        Args:
+            calls: the same work on other buffers each; taken in turn, so their tensors' total size says
+                whether they come from the cache.
+
+        Raises:
+            RuntimeError: the calls cannot be captured.
+        """
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
+            for call in calls:
+                call()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for index in range(REPLAYED):
+                calls[index % len(calls)]()
+        graph.replay()
+        taken = []
+        for _ in range(self.protocol.rounds):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._flushed.zero_()
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize(self.device)
+            taken.append(begin.elapsed_time(end) * 1e-3 / REPLAYED)
+        return float(statistics.median(taken))
+
+
+def rate_of(clock: GpuClock, call: Callable[[], object], amount: float, launches: int = 16) -> float:
+    """`amount` a second at the best of many calls; nothing is flushed between them."""
+    torch = clock._torch
+    for _ in range(3):
+        call()
+    event = torch.cuda.Event
+    pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(launches)]
+    for begin, end in pairs:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize(clock.device)
+    return float(amount / min(begin.elapsed_time(end) * 1e-3 for begin, end in pairs))

@@ -1,0 +1,192 @@
+"""What `fuseplan.measure.data` does, on a GPU and with torch: random tensors, float64, and the distance.
+
+The meaning in float64 comes from the operators' own formulas; the sums of convolutions and products are
+written here once more, as products of float64 matrices: no library's convolution is trusted with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from math import prod, sqrt
+from typing import Any
+
+from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES
+from fuseplan.op import Elementwise, Operand
+from fuseplan.ops.conv import Conv
+from fuseplan.plan import FusionPlan, Step
+from fuseplan.scalar import fold
+from fuseplan.tensor import TensorSpec
+
+Tensor = Any  # a torch.Tensor; torch is optional, and imported when first used
+Tensors = Mapping[str, Tensor]
+
+TORCH_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+TEMPORARY_BYTES = 1 << 30  # of one product's float64 operand: larger ones are made of fewer images at once
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of ours."""
+    import torch
+
+    return getattr(torch, TORCH_DTYPES[name])
+
+
+def empty(spec: TensorSpec, device: Any = "cuda", fill: float | None = None) -> Tensor:
+    """A new tensor that lies as the spec says; every element of its storage is `fill`, where one is given."""
+    import torch
+
+    flat = torch.empty(spec.span, dtype=torch_dtype(spec.dtype), device=device)
+    if fill is not None:
+        flat.fill_(fill)
+    return flat.as_strided(spec.shape, spec.element_strides)
+
+
+def random_tensors(
+    plan: FusionPlan, seed: int = 0, device: Any = "cuda", *, gain: float = 1.0
+) -> dict[str, Tensor]:
+    """`src` and every operand of a plan by key, as `random_arrays` draws them.
+
+    Operands in the compute dtype are rounded to src's dtype first, so that a library which takes them in that
+    dtype is given the same numbers.
+
+    Args:
+        plan: whose tensors.
+        seed: the same seed gives the same tensors on the same device.
+        device: where.
+        gain: a factor on the weights.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    tensors = {"src": empty(plan.src, device)}
+    tensors["src"].copy_(normal(plan.src.shape))
+    for step in plan.steps:
+        for held in step.operands:
+            values = _shaped(normal(held.operand.shape), held.operand, gain)
+            tensors[held.key] = _stored(step, held.operand, values.to(torch_dtype(plan.src.dtype)))
+    return tensors
+
+
+def _shaped(values: Tensor, operand: Operand, gain: float) -> Tensor:
+    if operand.per == "weight":
+        return values * (gain / sqrt(prod(operand.shape[1:])))
+    return values.abs() + HALF if operand.name in STATISTICS_OF_SQUARES else values
+
+
+def _stored(step: Step, operand: Operand, values: Tensor) -> Tensor:
+    if operand.per != "element":
+        return values.to(torch_dtype(operand.dtype))
+    made = empty(step.dst, values.device)
+    return made.copy_(values)
+
+
+def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
+    """What the plan makes of the tensors, in float64 and logical order, on their device."""
+    x = tensors["src"].double()
+    for step in plan.steps:
+        x = applied(step, x, tensors)
+    return x
+
+
+def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
+    """One step's result, in float64.
+
+    Raises:
+        TypeError: there is no such sum here.
+    """
+    operands = {held.operand.name: tensors[held.key].double() for held in step.operands}
+    if isinstance(step.op, Elementwise):
+        return _elementwise(step, x, tensors)
+    if isinstance(step.op, Conv):
+        return convolved(step.op, step.src, x, operands["weight"])
+    raise TypeError(f"float64 on a GPU is not written for {step.op.name!r}")
+
+
+def _elementwise(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
+    import torch
+
+    leaves: dict[str, Tensor] = {"x": x}
+    for held in step.operands:
+        value = tensors[held.key].double()
+        is_vector = value.dim() == 1
+        leaves[held.key] = value.reshape(-1, *[1] * (x.dim() - 2)) if is_vector else value
+    for each in step.parameters:
+        leaves[each.key] = torch.tensor(each.parameter.value, dtype=torch.float64, device=x.device)
+    return fold(step.formula, leaves, _meanings(x.device)).expand(x.shape)
+
+
+def _meanings(device: Any) -> dict[str, Callable[..., Tensor]]:
+    """Each scalar function in torch; `fuseplan.scalar.NUMPY` has them in NumPy."""
+    import torch
+
+    same = ("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "pow", "exp", "expm1", "log",
+            "log1p", "sqrt", "tanh", "erf", "where", "gt", "ge")  # fmt: skip
+    named = {name: getattr(torch, name) for name in same}
+    return {**named, "const": lambda value: torch.tensor(value, dtype=torch.float64, device=device)}
+
+
+def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor:
+    """The convolution of float64 tensors: for each tap of the kernel, one product of matrices.
+
+    Args:
+        op: the convolution.
+        spec: its src.
+        src: (n, c, *spatial).
+        weight: (features, c/groups, *kernel).
+    """
+    import torch
+
+    window = op.window(spec)
+    dst = torch.zeros((spec.batch, op.features, *window.dst), dtype=torch.float64, device=src.device)
+    sides = [side for pair in reversed(window.padding) for side in pair]
+    images = max(1, TEMPORARY_BYTES // (8 * prod(spec.shape[1:])))
+    for begin in range(0, spec.batch, images):
+        some = torch.nn.functional.pad(src[begin : begin + images], sides)
+        for tap, under in _taps(window.kernel, window.stride, window.dilation, window.dst):
+            seen = some[(slice(None), slice(None), *under)]
+            dst[begin : begin + images] += _product(seen, weight[(slice(None), slice(None), *tap)], op.groups)
+    return dst
+
+
+def _taps(
+    kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], dst: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each position of a kernel, and where it meets the padded src."""
+    axes = list(zip(stride, dilation, dst, strict=True))
+    for tap in product(*map(range, kernel)):
+        yield (
+            tap,
+            tuple(
+                slice(at * apart, at * apart + (extent - 1) * step + 1, step)
+                for at, (step, apart, extent) in zip(tap, axes, strict=True)
+            ),
+        )
+
+
+def _product(seen: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """(n, c, *dst) times (features, c/groups) in groups: (n, features, *dst)."""
+    batch, spatial = seen.shape[0], seen.shape[2:]
+    if weight.shape[1] == 1 and weight.shape[0] == groups:
+        return seen * weight.reshape(-1, *[1] * len(spatial))
+    rows = seen.reshape(batch, groups, -1, prod(spatial))
+    weights = weight.reshape(1, groups, -1, weight.shape[1])
+    return (weights @ rows).reshape(batch, -1, *spatial)
+
+
+def deviation(got: Tensor, want: Tensor) -> float:
+    """The largest |got - want| over the largest |want|; infinite where only one of them is finite."""
+    import torch
+
+    exact = got.double()
+    if exact.shape != want.shape or not torch.equal(exact.isfinite(), want.isfinite()):
+        return float("inf")
+    finite = want.isfinite()
+    largest = want.abs().where(finite, torch.zeros_like(want)).amax().item() if want.numel() else 0.0
+    apart = (exact - want).abs().where(finite, torch.zeros_like(want))
+    furthest = apart.amax().item() if want.numel() else 0.0
+    return float(furthest / largest if largest else furthest)

@@ -1,0 +1,80 @@
+"""The GPU a measurement was made on, and the versions of what drives it."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fuseplan.measure.machine import Machine, machine, versions
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A GPU, and the machine it is in.
+
+    Attributes:
+        gpu: its maker's name for it.
+        kind: what code is made for: `sm_90`.
+        processors: multiprocessors.
+        memory_bytes, l2_bytes: its memory, and its second cache.
+        driver: the driver's version; empty where the system does not tell.
+        host: the machine.
+    """
+
+    gpu: str
+    kind: str
+    processors: int
+    memory_bytes: int
+    l2_bytes: int
+    driver: str
+    host: Machine
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values, the host's beside the GPU's."""
+        own: dict[str, object] = asdict(self)
+        del own["host"]
+        return self.host.to_json() | own
+
+
+@functools.cache
+def gpu_machine(device: int = 0) -> GpuMachine:
+    """The GPU of that index.
+
+    Raises:
+        ImportError: torch is not installed.
+        RuntimeError, AssertionError: torch finds no such GPU.
+    """
+    import torch
+
+    known: Any = torch.cuda.get_device_properties(device)
+    return GpuMachine(
+        gpu=known.name,
+        kind=f"sm_{known.major}{known.minor}" if torch.version.cuda else known.gcnArchName.split(":")[0],
+        processors=known.multi_processor_count,
+        memory_bytes=known.total_memory,
+        l2_bytes=getattr(known, "L2_cache_size", 0),
+        driver=_driver(),
+        host=machine(),
+    )
+
+
+def _driver() -> str:
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.strip().splitlines()[0] if told.returncode == 0 and told.stdout.strip() else ""
+
+
+def gpu_versions() -> dict[str, str]:
+    """Versions of Python, numpy, fuseplan, torch, triton, and of the CUDA and cuDNN that torch uses."""
+    import torch
+
+    found = versions("torch", "triton")
+    cudnn = torch.backends.cudnn.version()
+    told = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    told["cudnn"] = None if cudnn is None else str(cudnn)
+    return found | {name: version for name, version in told.items() if version}

@@ -1,0 +1,111 @@
+"""The most this machine's GPU can do, measured, and the floor it sets under a kernel's time.
+
+Measuring takes some two seconds; the result is kept in the cache directory, a file a GPU, and read from
+then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fuseplan.measure.gpu_clock import GpuClock, rate_of
+from fuseplan.measure.gpu_data import torch_dtype
+from fuseplan.measure.kept import place_of, read_kept, write_kept
+from fuseplan.measure.peaks import Floor
+
+COPIED_BYTES = 1 << 30
+SIDE = 8192  # of the square matrices of 16-bit numbers; a quarter of the work in the slower dtypes
+SLOW_SIDE = 4096
+
+
+@dataclass(frozen=True)
+class GpuPeaks:
+    """What a GPU does at most.
+
+    Attributes:
+        gpu: its name.
+        bytes_a_second: of a copy in its memory (`dram`), bytes read and bytes written both counted.
+        flops: of a product of matrices, two a multiply-add, by dtype: `f16`, `bf16`, `tf32`, `f32`, `f64`.
+    """
+
+    gpu: str
+    bytes_a_second: dict[str, float]
+    flops: dict[str, float]
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def floor(self, flops: int, nbytes: int, dtype: str) -> Floor:
+        """The least time for that much arithmetic in a dtype, and traffic from memory: the longer of the two.
+
+        Args:
+            flops: operations of the contraction; a pointwise kernel's are 0.
+            nbytes: bytes read and written.
+            dtype: what the factors are: one of `flops`.
+        """
+        computing = flops / self.flops[dtype]
+        moving = nbytes / self.bytes_a_second["dram"]
+        return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
+
+
+def gpu_peaks(gpu: str, device: int = 0, *, measure: bool = False) -> GpuPeaks | None:
+    """The peaks of the GPU of that name.
+
+    Args:
+        gpu: its maker's name for it.
+        device: its index.
+        measure: measure where nothing is stored; without it, None is the answer then.
+    """
+    place = place_of("peaks", gpu)
+    stored = _read(place)
+    if stored is not None or not measure:
+        return stored
+    found = measure_gpu_peaks(gpu, device)
+    write_kept(place, found.to_json())
+    return found
+
+
+def measure_gpu_peaks(gpu: str, device: int = 0) -> GpuPeaks:
+    """Measures now, whatever is stored: torch's copy, and its products of matrices."""
+    import torch
+
+    clock = GpuClock(device)
+    rates = {"dram": _copy_rate(clock, COPIED_BYTES)}
+    was = torch.backends.cuda.matmul.allow_tf32
+    try:
+        flops = {name: _product_rate(clock, name) for name in ("bf16", "f16", "tf32", "f32", "f64")}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = was
+    return GpuPeaks(gpu, rates, flops)
+
+
+def _copy_rate(clock: GpuClock, nbytes: int) -> float:
+    import torch
+
+    src = torch.empty(nbytes, dtype=torch.uint8, device=clock.device).random_()
+    dst = torch.empty_like(src)
+    return rate_of(clock, lambda: dst.copy_(src), 2.0 * nbytes)
+
+
+def _product_rate(clock: GpuClock, name: str) -> float:
+    """Operations a second of a product of square matrices of normal numbers."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    side = SIDE if name in ("f16", "bf16") else SLOW_SIDE
+    dtype: Any = torch_dtype("f32" if name == "tf32" else name)
+    left, right = (torch.randn(side, side, device=clock.device).to(dtype) for _ in range(2))
+    dst = torch.empty_like(left)
+    return rate_of(clock, lambda: torch.mm(left, right, out=dst), 2.0 * side**3)
+
+
+def _read(place: Path) -> GpuPeaks | None:
+    """What is stored; None where it is absent, unreadable, or of another format."""
+    try:
+        found = GpuPeaks(**(read_kept(place) or {}))
+        return found if min(*found.flops.values(), found.bytes_a_second["dram"]) > 0 else None
+    except (TypeError, KeyError, AttributeError):
+        return None
