@@ -18,6 +18,7 @@ from fuseplan.bench import accuracy as accuracies
 from fuseplan.bench import results, runner, table
 from fuseplan.bench.compile_time import compile_times
 from fuseplan.bench.footprint import footprint
+from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite, chosen, load
@@ -84,7 +85,18 @@ def bench(name: str, options: Options) -> list[Row]:
     return rows
 
 
-def _console(options: Options) -> Console:
+def bench_on_gpu(name: str, options: GpuOptions) -> list[Row]:
+    """The same on this machine's GPU.
+
+    Raises:
+        ArgumentError: as `bench`; or torch is not installed, or finds no GPU.
+    """
+    console = _console(options)
+    with console.status("starting") as status:
+        return bench_gpu(name, options, lambda text: console.print(Markdown(text)), status.update)
+
+
+def _console(options: Options | GpuOptions) -> Console:
     """Where tables and progress go; what is no terminal has room for the widest table."""
     console = Console(stderr=options.as_json)
     return console if console.is_terminal else Console(stderr=options.as_json, width=WIDE)

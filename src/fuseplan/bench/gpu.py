@@ -19,7 +19,7 @@ from fuseplan.bench.peers.peer import CannotRunError, Prepared
 from fuseplan.bench.results import Row
 from fuseplan.bench.runner import WORST
 from fuseplan.bench.suite import Case, Suite
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -63,25 +63,22 @@ def run(suite: Suite, setting: GpuSetting, progress: Progress = lambda _: None) 
     Args:
         suite: what to measure.
         setting: how.
-        progress: called with what begins, `steps(suite, setting)` times.
+        progress: called with what begins.
 
     Raises:
-        ImportError: torch is not installed.
-        RuntimeError: it finds no GPU.
+        ArgumentError: torch is not installed, or finds no GPU.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise ArgumentError("benchmarks on a GPU need torch: `pip install torch`") from error
+    if not torch.cuda.is_available():
+        raise ArgumentError(f"torch {torch.__version__} finds no GPU on this machine")
     torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
     torch.cuda.set_device(setting.device)
     bench = _Bench(suite, setting, progress)
     for case in suite.cases:
         yield bench.rows(case)
-
-
-def steps(suite: Suite, setting: GpuSetting) -> int:
-    """How often `progress` is called."""
-    plans = [FusionPlan.parse(case.plan) for case in suite.cases]
-    return sum(1 + sum(BY_NAME[name]().takes(plan) for name in setting.peers) for plan in plans)
 
 
 class _Bench:

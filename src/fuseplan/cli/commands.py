@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fuseplan.backends import BACKENDS
 from fuseplan.bench import command as benchmarks
+from fuseplan.bench.gpu_command import GpuOptions
 from fuseplan.bench.suite import names as suite_names
 from fuseplan.build import build
 from fuseplan.cache import cache_info
@@ -249,12 +250,13 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 
 @fuseplan.command()
 @click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
+@click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
-@click.option(
-    "--peers", default=benchmarks.LIBRARIES, show_default=True, help="Those that are installed run."
-)
+@click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
 @click.option("--rounds", default=7, show_default=True, help="Blocks that each variant gets.")
-@click.option("--block-ms", default=40.0, show_default=True, help="How long a block lasts.")
+@click.option(
+    "--block-ms", default=0.0, help="How long a block lasts; 40 on a CPU, 10 on a GPU unless given."
+)
 @click.option("--cold", is_flag=True, help="Rotate buffers past the last cache.")
 @click.option("--twice", is_flag=True, help="Measure ourselves twice, to see the noise.")
 @click.option("--unfused", is_flag=True, help="Also run our operators one at a time.")
@@ -263,15 +265,20 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
     "--patience", default=0.0, show_default=True, help="Seconds to wait for other programs to rest."
 )
 @click.option("--only", default="", help="Cases whose name or group contains it.")
+@click.option("--run", "stamp", default="", help="Runs on a GPU with the same word count as one.")
+@click.option("--host", is_flag=True, help="On a GPU, also time the host, and CUDA graphs.")
 @click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
 @AS_JSON
 def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
     """Measure SUITE beside the peers that are installed, and append the results."""
+    if given["target"] != "cpu":
+        benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
+        return
     options = benchmarks.Options(
         threads=given["threads"],
-        libraries=given["peers"],
+        libraries=given["peers"] or benchmarks.Options.libraries,
         rounds=given["rounds"],
-        block_ms=given["block_ms"],
+        block_ms=given["block_ms"] or benchmarks.Options.block_ms,
         is_cold=given["cold"],
         is_twice=given["twice"],
         is_unfused=given["unfused"],
@@ -292,6 +299,26 @@ def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> No
         benchmarks.bench_compile(suite, options)
     else:
         benchmarks.bench(suite, options)
+
+
+def _gpu_options(no_results: bool, given: dict[str, Any]) -> GpuOptions:
+    """The options of a benchmark on a GPU.
+
+    Raises:
+        ArgumentError: the target is not this machine's GPU.
+    """
+    if given["target"] not in ("cuda", "cuda:0"):
+        raise ArgumentError(f"benchmarks run on this machine: --target cpu or cuda, not {given['target']}")
+    return GpuOptions(
+        libraries=given["peers"] or GpuOptions.libraries,
+        rounds=given["rounds"],
+        block_ms=given["block_ms"] or GpuOptions.block_ms,
+        only=given["only"],
+        run=given["stamp"],
+        is_host=given["host"],
+        folder=None if no_results else GpuOptions.folder,
+        as_json=given["as_json"],
+    )
 
 
 @fuseplan.command("supported")
