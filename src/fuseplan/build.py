@@ -149,8 +149,9 @@ class _Making:
 
     def compiled(self) -> Program:
         """The program compiled now, and stored if it has a key."""
-        source = self.choice.template.emit(self.kernel, self.target)
-        code = self.backend.compile_object(source, self.target)
+        template = self.choice.template
+        source = template.emit(self.kernel, self.target)
+        code = self.backend.compile_object(source, self.kernel, template, self.target)
         program = self._program(source, code, "compiled")
         if self.key is not None:
             cache.write(self.key, _packed(source, code))

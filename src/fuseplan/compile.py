@@ -130,8 +130,8 @@ class CompiledPlan:
         if part is None:
             raise BuildError(
                 f"code for {self.target} does not run here: {self.program.refusal}\n"
-                "  The plan was compiled for another machine: `source` is its source, `program.code` the binary, "
-                "`program.resources` what that uses"
+                "  The plan was compiled for another machine: `source` is its source, `program.code` the "
+                "binary, `program.resources` what that uses"
             )
         return part
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
 from fuseplan.arrays import Buffer
 from fuseplan.backends.backend import Block, Form, Loaded, Memory, Packed
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel
 from fuseplan.plan import FusionPlan
 from fuseplan.template import NUMPY_COMPUTE, Template
 from fuseplan.tensor import TensorSpec

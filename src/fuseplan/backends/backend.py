@@ -127,8 +127,8 @@ class Backend(Protocol):
     def placed(self, target: Target) -> Target:
         """A target that runs here, with the device of this machine that it runs on."""
 
-    def compile_object(self, source: Source, target: Target) -> bytes:
-        """All that a launch needs besides the source's frame: object code, and what it has to be told.
+    def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
+        """What `template.emit(kernel, target)` becomes: all that a launch needs besides the source's frame.
 
         Raises:
             BuildError: the toolchain is missing, or refuses the source.

@@ -81,7 +81,7 @@ class CpuBackend:
         lacking = [feature[1:] for feature in target.features.split(",") if feature and feature not in held]
         return f"this processor ({host.cpu}) has no {', '.join(lacking)}" if lacking else None
 
-    def compile_object(self, source: Source, target: Target) -> bytes:
+    def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """Object code for this processor."""
         from fuseplan.backends.cpu import toolchain
 

@@ -58,7 +58,7 @@ class ReferenceBackend:
         """It runs everywhere."""
         return None
 
-    def compile_object(self, source: Source, target: Target) -> bytes:
+    def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """Nothing."""
         return b""
 
