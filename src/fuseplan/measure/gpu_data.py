@@ -14,6 +14,7 @@ from typing import Any
 from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES
 from fuseplan.op import Elementwise, Operand
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.scalar import fold
 from fuseplan.tensor import TensorSpec
@@ -104,6 +105,8 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         return _elementwise(step, x, tensors)
     if isinstance(step.op, Conv):
         return convolved(step.op, step.src, x, operands["weight"])
+    if isinstance(step.op, Matmul):
+        return _multiplied(step.op, x, operands["weight"])
     raise TypeError(f"float64 on a GPU is not written for {step.op.name!r}")
 
 
@@ -128,6 +131,13 @@ def _meanings(device: Any) -> dict[str, Callable[..., Tensor]]:
             "log1p", "sqrt", "tanh", "erf", "where", "gt", "ge")  # fmt: skip
     named = {name: getattr(torch, name) for name in same}
     return {**named, "const": lambda value: torch.tensor(value, dtype=torch.float64, device=device)}
+
+
+def _multiplied(op: Matmul, src: Tensor, weight: Tensor) -> Tensor:
+    """src (n, c, ..) times the weight along c."""
+    matrix = weight if op.transposed else weight.mT
+    rows = src.reshape(*src.shape[:2], -1)
+    return (matrix @ rows).reshape(src.shape[0], -1, *src.shape[2:])
 
 
 def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor:

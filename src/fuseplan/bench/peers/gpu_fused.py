@@ -136,8 +136,7 @@ def _as_product(layer: Layer, held: Tensors) -> tuple[Tensor, Tensor]:
     if layer.name == "matmul":
         if weight.dim() != 2 or layer.step.src.rank != 2:
             raise CannotRunError("cuBLASLt's epilogue is measured for one matrix")
-        is_features_first = tuple(weight.shape) == (layer.step.dst.channels, layer.step.src.channels)
-        return held["src"], weight.t() if is_features_first else weight
+        return held["src"], weight.t() if layer.attributes["transposed"] else weight
     op, window = convolution_of(layer)
     is_product = not any(map(any, window.padding)) and all(
         size == 1 for size in (*window.kernel, *window.stride, op.groups)

@@ -73,15 +73,19 @@ class Layer:
 
 
 def layers(plan: FusionPlan) -> list[Layer]:
-    """The plan's operators as peers need them; a bias right after a convolution is an operand of that."""
+    """The plan's operators as peers need them; a bias right after a contraction is an operand of that."""
     folded: list[Layer] = []
     for layer in plain_layers(plan):
         before = folded[-1] if folded else None
-        if layer.name == "bias" and before and isinstance(before.step.op, Conv) and "bias" not in before.keys:
+        if layer.name == "bias" and before is not None and _takes_bias(before):
             folded[-1] = replace(before, keys={**before.keys, **layer.keys})
         else:
             folded.append(layer)
     return folded
+
+
+def _takes_bias(layer: Layer) -> bool:
+    return layer.step.op.kind == "contraction" and "bias" not in layer.keys
 
 
 def plain_layers(plan: FusionPlan) -> list[Layer]:

@@ -41,6 +41,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     if layer.name.startswith("conv"):
         return _convolution(functional, layer)
     makers: Mapping[str, Callable[[Any, Layer], Stage]] = {
+        "matmul": _matmul,
         "bias": _bias,
         "scale": _scale,
         "add": _add,
@@ -90,6 +91,28 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
         given = stored[weight], stored[bias] if bias else None
         return function(x, *given, shape.stride, padding, shape.dilation, op.groups)
+
+    return stage
+
+
+def _matmul(functional: Any, layer: Layer) -> Stage:
+    """The product along src's channels: the last axis of torch's matrices."""
+    import torch
+
+    weight, bias = layer.keys["weight"], layer.keys.get("bias")
+    is_transposed, is_batched = (bool(layer.attributes[name]) for name in ("transposed", "batched"))
+
+    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
+        matrix, added = stored[weight], stored[bias] if bias else None
+        rows = x.movedim(1, -1)
+        if is_batched or not is_transposed:
+            matrix = matrix.mT if is_transposed else matrix
+            is_one = added is not None and rows.dim() == 2
+            made = torch.addmm(added, rows, matrix) if is_one else torch.matmul(rows, matrix)
+            made = made if added is None or is_one else made + added
+        else:
+            made = functional.linear(rows, matrix, added)
+        return made.movedim(-1, 1)
 
     return stage
 

@@ -1,0 +1,175 @@
+"""What measuring on a GPU is made of, as far as it runs without one: on torch's CPU tensors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fuseplan.bench import results, suite, table
+from fuseplan.bench.gpu_command import main
+from fuseplan.bench.peers.gpu import BY_NAME, gpu_peers_of
+from fuseplan.bench.results import Row
+from fuseplan.errors import ArgumentError
+from fuseplan.measure import gpu_data, gpu_peaks
+from fuseplan.measure.peaks import Floor
+from fuseplan.ops import OPERATORS
+from fuseplan.plan import FusionPlan
+from fuseplan.tensor import TensorSpec
+
+CONV = "f16[2x16x7x7, nhwc] -> conv2d(8, kernel=1) -> bias -> relu"
+RESIDUAL = "f16[2x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> batch_norm -> add -> relu"
+MATMUL = "bf16[32x16] -> matmul(8) -> bias -> gelu(approximate=tanh)"
+SAMPLES = [
+    pytest.param(FusionPlan(TensorSpec.parse(text), op), id=str(FusionPlan(TensorSpec.parse(text), op)))
+    for each in OPERATORS
+    for text, op in each.samples()
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("plan", SAMPLES)
+def test_float64_in_torch_is_float64_in_numpy(plan: FusionPlan) -> None:
+    tensors = gpu_data.random_tensors(plan, 3, "cpu")
+    exact = {key: tensor.double().numpy() for key, tensor in tensors.items()}
+    want = plan.reference(exact.pop("src"), exact)
+    got = gpu_data.reference(plan, tensors).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_tensors_lie_as_the_plan_says_and_hold_what_fits_its_dtype() -> None:
+    plan = FusionPlan.parse(RESIDUAL)
+    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    assert tensors["src"].stride() == plan.src.element_strides
+    assert tensors["other"].stride() == plan.output.element_strides
+    assert tensors["variance"].dtype == torch.float32
+    assert torch.equal(tensors["variance"], tensors["variance"].half().float())
+    assert tensors["variance"].min() > 0
+    again = gpu_data.random_tensors(plan, 1, "cpu")
+    assert all(torch.equal(tensor, again[key]) for key, tensor in tensors.items())
+    assert not torch.equal(gpu_data.random_tensors(plan, 2, "cpu")["src"], tensors["src"])
+
+
+def test_deviation_is_infinite_where_an_element_was_not_written() -> None:
+    want = torch.ones(3, dtype=torch.float64)
+    assert gpu_data.deviation(torch.tensor([1.0, 1.0, 1.5]), want) == 0.5
+    assert gpu_data.deviation(torch.tensor([1.0, 1.0, float("nan")]), want) == float("inf")
+    assert gpu_data.deviation(torch.ones(2), want) == float("inf")
+
+
+@pytest.mark.parametrize("text", [CONV, RESIDUAL, MATMUL, CONV.replace(", nhwc", "")])
+@pytest.mark.parametrize("name", ["torch", "torch:nhwc", "torch:steps", "cublaslt"])
+def test_a_peer_computes_the_plan(name: str, text: str) -> None:
+    plan, peer = FusionPlan.parse(text), BY_NAME[name]()
+    if not peer.takes(plan) or (name == "cublaslt" and plan.src.layout == "nchw"):
+        return
+    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    got = peer.prepare(plan, tensors).result()
+    bound = 2e-2 if plan.src.dtype == "bf16" else 2e-3
+    assert gpu_data.deviation(got, gpu_data.reference(plan, tensors)) < bound
+
+
+def test_which_peers_are_measured_for_which_plan() -> None:
+    def taking(text: str) -> set[str]:
+        return {name for name, peer in BY_NAME.items() if peer().takes(FusionPlan.parse(text))}
+
+    usual = {"fuseplan", "fuseplan:again", "fuseplan:unfused", "torch", "torch.compile"}
+    other_layout = {"torch:nhwc", "torch.compile:nhwc", "cudnn:nhwc"}
+    assert taking(CONV) == usual | {"torch:steps", "cudnn", "cublaslt"}
+    assert taking(CONV.replace(", nhwc", "")) == usual | other_layout | {"torch:steps", "cudnn", "cublaslt"}
+    assert taking(RESIDUAL) == usual | {"fuseplan:plain", "cudnn:folded"}
+    assert taking(MATMUL) == usual | {"torch:steps", "cublaslt"}
+    assert taking("f16[2x16x7x7] -> batch_norm -> relu") == usual
+
+
+def test_a_folded_convolution_is_the_plans() -> None:
+    """What cudnn:folded hands to cuDNN, put together by hand."""
+    plan = FusionPlan.parse(RESIDUAL)
+    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    plain, given = BY_NAME["fuseplan:plain"]().asked(plan, tensors)
+    assert str(plain) == "f16[2x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> bias -> relu"
+    assert set(given) == {"src", "weight", "bias"}
+    assert given["bias"] is tensors["shift"]
+
+
+def test_names_of_peers() -> None:
+    assert gpu_peers_of("torch, cudnn") == [
+        "torch", "torch:nhwc", "torch:steps", "cudnn", "cudnn:nhwc", "cudnn:folded",
+    ]  # fmt: skip
+    assert gpu_peers_of("fuseplan,torch:steps") == ["fuseplan", "torch:steps"]
+    with pytest.raises(ArgumentError, match="cudnn"):
+        gpu_peers_of("cudn")
+
+
+def row(peer: str, median: float, group: str = "f16 nhwc, beyond the L2", **more: object) -> Row:
+    machine = {"gpu": "a GPU", "cpu": "a CPU"}
+    return Row("2026", "s", "a", group, "m", CONV, peer, 1, median=median, machine=machine, **more)  # type: ignore[arg-type]
+
+
+def test_aims_against_named_peers_the_floor_and_our_plainer_form() -> None:
+    (line,) = table.lines(
+        [
+            row("fuseplan", 2.0, floor=1.5),
+            row("fuseplan:plain", 1.5, added=0.4),
+            row("cudnn", 3.0),
+            row("torch", 5.0),
+            row("torch:steps", 4.0),
+            row("torch.compile", 6.0),
+        ]
+    )
+    against = (
+        "all",
+        "cudnn",
+        "torch",
+        "torch:steps",
+        "cudnn,torch",
+        "torch.compile",
+        "floor",
+        "fuseplan:plain",
+    )
+    assert [line.ratio(each) for each in against] == pytest.approx([1.5, 1.5, 2.0, 2.0, 1.5, 3.0, 0.75, 0.95])
+    assert line.ratio("ncnn") is None
+
+
+def test_an_aim_covers_the_parts_of_its_group() -> None:
+    aim = suite.Aim("f16 nhwc", "all", 1.0)
+    assert aim.covers("f16 nhwc")
+    assert aim.covers("f16 nhwc, beyond the L2")
+    assert not aim.covers("f16 nhwcx")
+
+
+def test_rows_of_one_gpu_are_told_from_those_of_another_in_the_same_machine() -> None:
+    old, new = row("fuseplan", 1.0), row("fuseplan", 2.0)
+    other = Row(**{**new.to_json(), "machine": {"gpu": "another", "cpu": "a CPU"}, "run": "2025"})
+    assert results.latest([old, new, other]) == [old, new, other]
+
+
+def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
+    peaks = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "f32": 1e13})
+    assert peaks.floor(10**12, 10**6, "f16") == Floor(1e-3, "compute")
+    assert peaks.floor(0, 10**9, "f32") == Floor(1e-3, "dram")
+
+
+def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    made = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15})
+    monkeypatch.setattr(gpu_peaks, "measure_gpu_peaks", lambda gpu, device: made)
+    assert gpu_peaks.gpu_peaks("a GPU") is None
+    assert gpu_peaks.gpu_peaks("a GPU", measure=True) == made
+    assert gpu_peaks.gpu_peaks("a GPU") == made
+    (place,) = tmp_path.glob("peaks-a-gpu.json")
+    place.write_text('{"format": 1, "gpu": "a GPU"}')
+    assert gpu_peaks.gpu_peaks("a GPU") is None
+
+
+def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["gpu_overhead"]) == 2
+    assert "finds no GPU" in capsys.readouterr().err
