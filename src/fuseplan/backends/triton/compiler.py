@@ -1,0 +1,238 @@
+"""Triton, from a source's text to machine code: for any GPU it knows, on any machine, without a driver.
+
+Triton's own cache of kernels is not used, and no file is left behind; `fuseplan.cache` keeps what is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+
+from fuseplan.backends.triton import resources
+from fuseplan.backends.triton.artifact import Artifact, MapLayout
+from fuseplan.emit import Source
+from fuseplan.errors import BuildError
+from fuseplan.target import Target
+
+PTXAS_SECONDS = 300
+ALIGNED = [["tt.divisibility", 16]]
+_lock = threading.RLock()  # Triton's passes share state
+
+
+def compile_source(
+    source: Source, types: Sequence[str], target: Target, *, assembly: bool = False
+) -> Artifact:
+    """Machine code of a source.
+
+    Args:
+        source: Triton's or Gluon's text and what it says of its arguments.
+        types: of the arguments, from `signature.types_of`.
+        target: a kind of GPU: `sm_90`, `gfx942`; its `l1_bytes` is the most shared memory a program may use.
+        assembly: keep the PTX or amdgcn as well.
+
+    Raises:
+        BuildError: Triton or ptxas refuses the text, or the kernel needs what a launch here does not give:
+            more shared memory than the target has, tensor maps on AMD, scratch memory.
+    """
+    gpu = gpu_target(target)
+    if gpu.backend == "hip" and any(slot.map is not None for slot in source.slots):
+        raise BuildError(f"the kernel needs tensor maps, which {target} has not", source=source.text)
+    with _lock, _loaded(source) as function:
+        made = _Making(source, tuple(types), target, gpu, function)
+        try:
+            found = made.artifact()
+        except BuildError:
+            raise
+        except Exception as error:
+            raise BuildError(
+                f"Triton {triton.__version__} cannot compile the kernel for {target}",
+                source=source.text,
+                output=f"{type(error).__name__}: {error}",
+            ) from error
+    return found if assembly else replace(found, assembly="")
+
+
+def gpu_target(target: Target) -> GPUTarget:
+    """Triton's name of the target.
+
+    Raises:
+        BuildError: it is no kind of GPU.
+    """
+    kind, name = target.name[:3], target.name.removeprefix("sm_").rstrip("a")
+    if kind == "sm_" and name.isdecimal():
+        return GPUTarget("cuda", int(name), 32)
+    if kind == "gfx":
+        return GPUTarget("hip", target.name, target.warp or (64 if target.name.startswith("gfx9") else 32))
+    raise BuildError(f"{target} is no kind of GPU that Triton compiles for")
+
+
+@contextmanager
+def _loaded(source: Source) -> Iterator[Any]:
+    """The text's function, executed under a name that is the text's alone."""
+    name = f"<fuseplan {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+    try:
+        space: dict[str, Any] = {"__name__": "fuseplan.generated"}
+        try:
+            exec(compile(source.text, name, "exec"), space)
+            function = space[source.entry]
+        except Exception as error:
+            what = f"the kernel's text is not valid: {type(error).__name__}: {error}"
+            raise BuildError(what, source=source.text) from error
+        yield function
+    finally:
+        linecache.cache.pop(name, None)
+
+
+class _Making:
+    """One compilation."""
+
+    def __init__(
+        self, source: Source, types: tuple[str, ...], target: Target, gpu: GPUTarget, function: Any
+    ) -> None:
+        self.source, self.types, self.target, self.gpu = source, types, target, gpu
+        self.function = function
+        self.compiler = make_backend(gpu)
+        self.options = self.compiler.parse_options(dict(source.options))
+        self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
+        self.texts: dict[str, str] = {}
+
+    def artifact(self) -> Artifact:
+        """Runs the stages, and refuses what cannot be launched."""
+        last = self._lowered()
+        shared = int(self.metadata["shared"])
+        threads = int(self.metadata["num_warps"]) * int(self.options.warp_size)
+        self._check(shared)
+        if self.gpu.backend == "hip":
+            binary, assembly = last, self.texts["amdgcn"]
+            used = resources.amd(assembly, self.target.name, threads, shared, self.gpu.warp_size)
+        else:
+            assembly = self.texts["ptx"]
+            binary, log = assembled(assembly, self.gpu.arch, self.source.text)
+            used = resources.nvidia(log, assembly, self.target.name.rstrip("a"), threads, shared)
+        name = str(self.metadata["name"])
+        return Artifact(
+            binary, self.target.name, name, threads, shared, self.types, self._maps(), used, assembly
+        )
+
+    def _lowered(self) -> Any:
+        """What the last of Triton's stages gives: PTX, which is left to `assembled`, or an hsaco."""
+        ast = self._ast()
+        stages: dict[str, Any] = {}
+        self.compiler.add_stages(stages, self.options, ast.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        self.compiler.load_dialects(context)
+        module = ast.make_ir(
+            self.gpu,
+            self.options,
+            self.compiler.get_codegen_implementation(self.options),
+            self.compiler.get_module_map(),
+            context,
+        )
+        names = list(stages)
+        for name in names[names.index(ast.ext) :]:
+            if name == "cubin":
+                break
+            module = stages[name](module, self.metadata)
+            if isinstance(module, str):
+                self.texts[name] = module
+        return module
+
+    def _ast(self) -> Any:
+        """The function with the types of its arguments; every pointer is aligned to 16 bytes."""
+        names = self.function.arg_names
+        if len(names) != len(self.types):
+            raise BuildError(
+                f"the kernel's text has {len(names)} arguments, its record {len(self.types)}",
+                source=self.source.text,
+            )
+        aligned = {(place,): ALIGNED for place, kind in enumerate(self.types) if kind.startswith("*")}
+        if self.source.language != "gluon":
+            return ASTSource(self.function, dict(zip(names, self.types, strict=True)), {}, aligned)
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        types = [_with_layout(kind) for kind in self.types]
+        return GluonASTSource(self.function, dict(zip(names, types, strict=True)), {}, aligned)
+
+    def _check(self, shared: int) -> None:
+        if shared > self.target.l1_bytes:
+            raise BuildError(
+                f"the kernel needs {shared} bytes of shared memory; a program on {self.target} has "
+                f"{self.target.l1_bytes}",
+                source=self.source.text,
+            )
+        for name in ("global_scratch_size", "profile_scratch_size", "tmem_size"):
+            if self.metadata.get(name):
+                raise BuildError(
+                    f"the kernel needs {name}={self.metadata[name]}, which launches here do not give",
+                    source=self.source.text,
+                )
+
+    def _maps(self) -> dict[int, MapLayout]:
+        places = [place for place, slot in enumerate(self.source.slots) if slot.map is not None]
+        found = self.metadata.get("tensordesc_meta") or []
+        if len(found) != len(places):
+            raise BuildError(
+                f"the kernel has {len(places)} tensor maps, and {self.target} loads {len(found)} of them",
+                source=self.source.text,
+            )
+        return {
+            place: MapLayout(int(each["swizzle"]), tuple(map(int, each["block_size"])))
+            for place, each in zip(places, found, strict=True)
+        }
+
+
+def _with_layout(kind: str) -> str:
+    """A tensor map's type as Gluon wants it: with the layout of its boxes in shared memory."""
+    if not kind.startswith("tensordesc<"):
+        return kind
+    from triton.experimental.gluon import language as gl
+
+    element, _, box = kind.removeprefix("tensordesc<").rstrip(">").partition("[")
+    extents = [int(extent) for extent in box.rstrip("]").split(",")]
+    dtypes = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32, "fp64": gl.float64}
+    layout = gl.NVMMASharedLayout.get_default_for(extents, dtypes[element])
+    return f"tensordesc<{element}{extents},{layout!r}>"
+
+
+def ptxas_path() -> Path:
+    """The assembler in Triton's package: always that one, so that the versions tell what compiled."""
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+
+
+def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
+    """A cubin of PTX, and what ptxas said of its resources.
+
+    Raises:
+        BuildError: ptxas refuses the PTX, crashes, or takes longer than PTXAS_SECONDS.
+    """
+    name = f"sm_{capability}{'a' if capability >= 90 else ''}"
+    with tempfile.TemporaryDirectory(prefix="fuseplan-") as folder:
+        given, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        given.write_text(ptx)
+        command = [str(ptxas_path()), "-v", f"--gpu-name={name}", str(given), "-o", str(made)]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=PTXAS_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"ptxas cannot assemble the kernel for {name}: {error}", source=text) from error
+        if ran.returncode:
+            raise BuildError(
+                f"ptxas ended with status {ran.returncode} on the kernel for {name}",
+                source=text,
+                output=ran.stderr + ran.stdout,
+            )
+        return made.read_bytes(), ran.stderr + ran.stdout
