@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.errors import Unsupported, operator_span, underlined
+from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
+from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import Records, as_plan, decide
@@ -79,7 +81,7 @@ def explain_records(records: Records) -> Explanation:
             "plan": str(records.plan),
             "target": {
                 "name": str(target),
-                "is_host": target.is_host,
+                "is_host": target.is_host or target.device is not None,
                 "cpu": target.cpu,
                 "threads": target.threads,
                 "vector_bytes": target.vector_bytes,
@@ -123,6 +125,8 @@ def _alone(plan: FusionPlan, target: Target) -> int:
 def _floor(records: Records, moved: int) -> dict[str, Any] | None:
     """The least time on this machine by its measured peaks; None elsewhere, and before they are measured."""
     target, kernel = records.target, records.kernel
+    if target.device is not None:
+        return _gpu_floor(target, kernel)
     if target.backend != "cpu" or not target.is_host:
         return None
     measured = peaks(target.threads)
@@ -131,6 +135,14 @@ def _floor(records: Records, moved: int) -> dict[str, Any] | None:
     itemsize = 8 if kernel.compute_dtype == "f64" else 4
     flops = records.choice.template.flops(kernel)
     floor = measured.floor(flops, kernel.minimum_bytes, footprint=moved, itemsize=itemsize)
+    return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
+
+
+def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
+    measured = gpu_peaks(target.cpu)
+    if measured is None:
+        return None
+    floor = measured.floor(kernel)
     return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
 
 
@@ -172,7 +184,7 @@ def _floor_text(told: Mapping[str, Any]) -> str:
     if floor is not None:
         limit = "arithmetic" if floor["bound"] == "compute" else f"{floor['bound']} bandwidth"
         return f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
-    return MEASURE if told["target"]["is_host"] else "known for this machine only: target cpu"
+    return MEASURE if told["target"]["is_host"] else "known for this machine only: target cpu or cuda"
 
 
 def _refused_lines(told: Mapping[str, Any]) -> Iterator[str]:

@@ -12,6 +12,8 @@ from fuseplan.bench.gpu_command import main
 from fuseplan.bench.peers.gpu import BY_NAME, gpu_peers_of
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
+from fuseplan.lower import lower
+from fuseplan.match import match
 from fuseplan.measure import gpu_data, gpu_peaks
 from fuseplan.measure.peaks import Floor
 from fuseplan.ops import OPERATORS
@@ -151,9 +153,14 @@ def test_rows_of_one_gpu_are_told_from_those_of_another_in_the_same_machine() ->
 
 
 def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
-    peaks = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "f32": 1e13})
-    assert peaks.floor(10**12, 10**6, "f16") == Floor(1e-3, "compute")
-    assert peaks.floor(0, 10**9, "f32") == Floor(1e-3, "dram")
+    def floor(text: str) -> Floor:
+        return peaks.floor(lower(match(FusionPlan.parse(text))))
+
+    peaks = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "tf32": 3e14, "f32": 5e13})
+    assert floor("f16[1000x1000] -> relu") == Floor(4e-6, "dram")
+    assert floor("f16[4096x4096] -> matmul(4096)") == Floor(2 * 4096**3 / 1e15, "compute")
+    assert floor("f32[4096x4096] -> matmul(4096)") == Floor(2 * 4096**3 / 1e14, "compute")
+    assert floor("f32[4096x4096] -> matmul(4096, precision=tf32)") == Floor(2 * 4096**3 / 3e14, "compute")
 
 
 def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from fuseplan.bench.results import Row
 from fuseplan.bench.runner import WORST
 from fuseplan.bench.suite import Case, Suite
 from fuseplan.errors import ArgumentError, FuseplanError
-from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
@@ -158,7 +157,7 @@ class _Bench:
             return Row(**told, refused=found.refused)
         facts, kernel = dict(found.prepared.facts), lower(match(plan))
         added = facts.pop("added_bytes", None)
-        floor = self._peaks.floor(_products(kernel), kernel.minimum_bytes, _factors(plan))
+        floor = self._peaks.floor(kernel)
         return Row(
             **told,
             **timing.to_json(),
@@ -181,17 +180,6 @@ class _Found:
     setup: float = 0.0
     error: float | None = None
     refused: str | None = None
-
-
-def _products(kernel: Kernel) -> int:
-    """Operations that the matrix units do."""
-    return kernel.convolution.flops if kernel.convolution else 0
-
-
-def _factors(plan: FusionPlan) -> str:
-    """The dtype of the peaks that a plan's products are held against."""
-    is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
-    return "tf32" if is_tf32 else plan.src.dtype
 
 
 def _let_go() -> None:

@@ -25,9 +25,10 @@ from fuseplan.demo import main as run_demo
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
+from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.stages import Records, decide
-from fuseplan.target import parse_target
+from fuseplan.target import Target, parse_target
 
 RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3  # exit statuses
 STATUSES = {Unsupported: REFUSED, BuildError: WRONG}
@@ -197,13 +198,21 @@ def explain_command(
     Exit status: 0 fused, 2 no plan, 3 refused.
     """
     if measure:
-        peaks(threads, measure=True)
+        _measure_peaks(parse_target(target), threads)
     told = explain(plan, target, accuracy, threads=threads, template=template)
     if as_json:
         _print_json(told.to_json())
     else:
         click.echo(str(told))
     ctx.exit(RIGHT if told.is_fused else REFUSED)
+
+
+def _measure_peaks(target: Target, threads: int | None) -> None:
+    """This machine's peaks for the target, kept; nothing for another machine's."""
+    if target.device is not None:
+        gpu_peaks(target.cpu, target.device, measure=True)
+    elif target.is_host:
+        peaks(threads, measure=True)
 
 
 @fuseplan.command()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fuseplan.kernel import Kernel
 from fuseplan.measure.gpu_clock import GpuClock, rate_of
 from fuseplan.measure.gpu_data import torch_dtype
 from fuseplan.measure.kept import place_of, read_kept, write_kept
@@ -38,16 +39,18 @@ class GpuPeaks:
         """The fields as JSON values."""
         return asdict(self)
 
-    def floor(self, flops: int, nbytes: int, dtype: str) -> Floor:
-        """The least time for that much arithmetic in a dtype, and traffic from memory: the longer of the two.
+    def floor(self, kernel: Kernel) -> Floor:
+        """The least time for a kernel's products and its bytes from memory: the longer of the two.
 
-        Args:
-            flops: operations of the contraction; a pointwise kernel's are 0.
-            nbytes: bytes read and written.
-            dtype: what the factors are: one of `flops`.
+        Full precision in f32 is what the f32 units take, or three products of TF32, whichever is less.
         """
-        computing = flops / self.flops[dtype]
-        moving = nbytes / self.bytes_a_second["dram"]
+        product = kernel.convolution
+        dtype = "tf32" if product is not None and product.precision == "tf32" else kernel.src.dtype
+        rate = self.flops[dtype]
+        if dtype == "f32":
+            rate = max(rate, self.flops["tf32"] / 3)
+        computing = (product.flops if product else 0) / rate
+        moving = kernel.minimum_bytes / self.bytes_a_second["dram"]
         return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
 
 
