@@ -21,7 +21,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from fuseplan.backends.triton import resources
+from fuseplan.backends.triton import maps, resources
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
@@ -190,10 +190,19 @@ class _Making:
                 f"the kernel has {len(places)} tensor maps, and {self.target} loads {len(found)} of them",
                 source=self.source.text,
             )
-        return {
+        layouts = {
             place: MapLayout(int(each["swizzle"]), tuple(map(int, each["block_size"])))
             for place, each in zip(places, found, strict=True)
         }
+        for place, layout in layouts.items():
+            self._check_map(place, layout)
+        return layouts
+
+    def _check_map(self, place: int, layout: MapLayout) -> None:
+        slot = self.source.slots[place]
+        why = [] if slot.map is None else list(maps.problems(slot.map, layout))
+        if why:
+            raise BuildError(f"there is no tensor map of {slot}: {why[0]}", source=self.source.text)
 
 
 def _with_layout(kind: str) -> str:

@@ -1,0 +1,175 @@
+"""NVIDIA's driver through ctypes: modules, tensor maps, launches; no compiler and no extension module.
+
+All is done in the device's primary context, which is the one that torch and CuPy use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.errors import BuildError
+
+FREE_SHARED_BYTES = 48 * 1024  # more must be asked for
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+WRONG_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+OF_AN_EARLIER_KERNEL = (700, 702, 714, 715, 716, 717, 718, 719)
+PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: what it is, and a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint32),
+    )
+
+
+class Encoding(Protocol):
+    """All but storage and pointer of a call of cuTensorMapEncodeTiled; `maps.MapEncoding` is one."""
+
+    dtype: int
+    rank: int
+    swizzle: int
+    extents: Any
+    strides: Any
+    box: Any
+    steps: Any
+
+
+class Driver(Protocol):
+    """What a launch asks of a vendor's driver; calls that may fail give a status, 0 for success."""
+
+    @property
+    def launch(self) -> Callable[[Any, Any, Any, None], int]:
+        """Of a LaunchConfig by reference, a function, and the pointers to its arguments."""
+
+    def load(self, artifact: Artifact, device: int) -> int:
+        """The artifact's function on a device, ready to be launched."""
+
+    def encode(self, storage: int, encoding: Encoding, address: int) -> int:
+        """Writes the 128 bytes of a tensor map of the memory at an address."""
+
+    def current(self, device: int) -> Any:
+        """A context manager: the device's primary context is the thread's."""
+
+    def told(self, status: int) -> str:
+        """A status in the driver's own words."""
+
+
+class CudaDriver:
+    """libcuda.
+
+    Raises:
+        BuildError: there is none, or it cannot be initialized.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise BuildError(f"there is no NVIDIA driver on this machine: {error}") from error
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._guard = threading.Lock()
+        self._launch = self._library.cuLaunchKernelEx
+        self._encode = self._library.cuTensorMapEncodeTiled
+        self._check("cuInit", 0)
+
+    @property
+    def launch(self) -> Callable[[Any, Any, Any, None], int]:
+        """The function cuLaunchKernelEx itself."""
+        return self._launch
+
+    def told(self, status: int) -> str:
+        """`CUDA_ERROR_INVALID_VALUE: invalid argument`."""
+        texts = []
+        for function in (self._library.cuGetErrorName, self._library.cuGetErrorString):
+            text = ctypes.c_char_p()
+            function(status, ctypes.byref(text))
+            texts.append((text.value or b"unknown").decode())
+        return ": ".join(texts)
+
+    def _check(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise BuildError(f"{name} fails with status {status}, {self.told(status)}")
+
+    def _context(self, device: int) -> ctypes.c_void_p:
+        """The device's primary context, kept alive for as long as the process lives."""
+        with self._guard:
+            if device not in self._contexts:
+                handle, context = ctypes.c_int(), ctypes.c_void_p()
+                self._check("cuDeviceGet", ctypes.byref(handle), device)
+                self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+                self._contexts[device] = context
+            return self._contexts[device]
+
+    @contextmanager
+    def current(self, device: int) -> Iterator[None]:
+        """Pushes the device's primary context, and takes it away again."""
+        self._check("cuCtxPushCurrent_v2", self._context(device))
+        try:
+            yield
+        finally:
+            self._check("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def load(self, artifact: Artifact, device: int) -> int:
+        """Loads the cubin and asks for its shared memory; the module stays for as long as the process lives.
+
+        Raises:
+            BuildError: the driver refuses it: it is of another generation, or too new for the driver.
+        """
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.current(device):
+            self._check("cuModuleLoadData", ctypes.byref(module), artifact.binary)
+            self._check("cuModuleGetFunction", ctypes.byref(function), module, artifact.entry.encode())
+            if artifact.shared_bytes > FREE_SHARED_BYTES:
+                self._check("cuFuncSetCacheConfig", function, PREFER_SHARED)
+                self._check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, artifact.shared_bytes)
+        return int(function.value or 0)
+
+    def encode(self, storage: int, encoding: Encoding, address: int) -> int:
+        """cuTensorMapEncodeTiled: no interleaving, zeros outside of the tensor."""
+        status: int = self._encode(
+            ctypes.c_void_p(storage),
+            encoding.dtype,
+            encoding.rank,
+            ctypes.c_void_p(address),
+            encoding.extents,
+            encoding.strides,
+            encoding.box,
+            encoding.steps,
+            0,
+            encoding.swizzle,
+            PROMOTION_128B,
+            0,
+        )
+        return status
+
+
+@functools.cache
+def driver() -> Driver:
+    """This machine's driver, initialized once.
+
+    Raises:
+        BuildError: there is none.
+    """
+    return CudaDriver()

@@ -1,0 +1,219 @@
+"""A loaded kernel's launches: one foreign call each, of arguments that stay where they are.
+
+The arguments' words are read by the driver where they lie; nothing is copied or converted between calls. Of a
+tensor map the kernel is given 128 encoded bytes, made anew when the memory's address changes, and then its
+extents (int32) and strides (int64); after all arguments come two pointers to scratch memory, which are null.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from fuseplan.backends.triton import driver as drivers
+from fuseplan.backends.triton import maps
+from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.backends.triton.driver import COOPERATIVE, LaunchAttribute, LaunchConfig
+from fuseplan.emit import Source
+from fuseplan.errors import BuildError
+
+UNSIGNED = 2**64 - 1
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+
+
+class Queue(Protocol):
+    """Where launches go."""
+
+    @property
+    def device(self) -> int:
+        """The device's index."""
+
+    def stream(self) -> int:
+        """The current stream's handle."""
+
+    def workspace(self, nbytes: int) -> int:
+        """Address of memory that only launches on the current stream use; it was zero when it was made."""
+
+
+class LoadedKernel:
+    """An artifact's function on a device.
+
+    Attributes:
+        source: what it was made of; perhaps without its text.
+        artifact: what it was loaded from.
+        function: the driver's handle.
+        queue: where it is launched.
+        driver: through which.
+    """
+
+    def __init__(self, source: Source, artifact: Artifact, queue: Queue) -> None:
+        self.source, self.artifact, self.queue = source, artifact, queue
+        self.driver = drivers.driver()
+        self.function = self.driver.load(artifact, queue.device)
+
+    def block(self, threads: int) -> GpuBlock:
+        """New arguments; how many threads there are is the artifact's to say."""
+        return GpuBlock(self)
+
+
+def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
+    """Loads a packed artifact.
+
+    Raises:
+        BuildError: it is none, it has other slots than the source, or the driver refuses it.
+    """
+    artifact = Artifact.unpack(code)
+    mapped = [place for place, slot in enumerate(source.slots) if slot.map is not None]
+    if len(artifact.types) != len(source.slots) or sorted(artifact.maps) != mapped:
+        raise BuildError("the kernel's object code has other arguments than its source")
+    if any(not 1 <= extent <= most for extent, most in zip(source.grid, LARGEST_GRID, strict=True)):
+        raise BuildError(
+            f"a launch of {'x'.join(map(str, source.grid))} programs is more than the driver takes"
+        )
+    return LoadedKernel(source, artifact, queue)
+
+
+class _Mapped:
+    """An encoded tensor map, and the address of the memory it is of."""
+
+    __slots__ = ("address", "encoding", "extents", "place", "storage", "strides", "word")
+
+    def __init__(self, kernel: LoadedKernel, place: int) -> None:
+        mapped = kernel.source.slots[place].map
+        if mapped is None:
+            raise ValueError(f"slot {place} has no tensor map")
+        self.place = place
+        self.encoding = maps.MapEncoding(mapped, kernel.artifact.maps[place])
+        self.storage = (ctypes.c_char * (maps.ENCODED_BYTES + maps.ALIGNMENT))()
+        start = ctypes.addressof(self.storage)
+        self.address = start + -start % maps.ALIGNMENT
+        self.extents = (ctypes.c_int32 * len(mapped.shape))(*mapped.shape)
+        self.strides = (ctypes.c_int64 * len(mapped.strides))(*mapped.strides)
+        self.word = 0  # of no memory yet
+
+    @property
+    def pointers(self) -> list[int]:
+        """Addresses of what the kernel is given: the map, each extent, each stride."""
+        extents, strides = ctypes.addressof(self.extents), ctypes.addressof(self.strides)
+        axes = range(len(self.extents))
+        return [self.address, *(extents + 4 * axis for axis in axes), *(strides + 8 * axis for axis in axes)]
+
+
+class GpuBlock:
+    """The arguments of one launch, and the launch.
+
+    Attributes:
+        words: one a slot: an address, or the bits of a number.
+        bound: whose constant words it holds.
+        launch: runs the kernel on the current stream of its queue.
+    """
+
+    __slots__ = (
+        "_attribute",
+        "_config",
+        "_kernel",
+        "_maps",
+        "_parameters",
+        "_scratch",
+        "bound",
+        "launch",
+        "words",
+    )
+
+    def __init__(self, kernel: LoadedKernel) -> None:
+        slots = kernel.source.slots
+        self._kernel = kernel
+        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * max(1, len(slots)))()
+        self.bound: object = None
+        self._maps = [_Mapped(kernel, place) for place, slot in enumerate(slots) if slot.map is not None]
+        self._scratch = ctypes.c_int64(0)
+        self._parameters = self._pointers()
+        self._attribute = LaunchAttribute(COOPERATIVE, 0, (1,))
+        self._config = self._configured()
+        self.launch: Callable[[], None] = self._launcher()
+
+    def _pointers(self) -> Any:
+        """Where the driver finds each argument."""
+        first = ctypes.addressof(self.words)
+        mapped = {each.place: each.pointers for each in self._maps}
+        listed: list[int] = []
+        for place in range(len(self._kernel.source.slots)):
+            listed += mapped.get(place, [first + 8 * place])
+        listed += [ctypes.addressof(self._scratch)] * 2
+        return (ctypes.c_void_p * len(listed))(*listed)
+
+    def _configured(self) -> LaunchConfig:
+        source, artifact = self._kernel.source, self._kernel.artifact
+        config = LaunchConfig()
+        config.grid[:] = source.grid
+        config.block[:] = (artifact.threads, 1, 1)
+        config.shared_bytes = artifact.shared_bytes
+        if dict(source.options).get("launch_cooperative_grid"):
+            config.attributes = ctypes.pointer(self._attribute)
+            config.attribute_count = 1
+        return config
+
+    def _launcher(self) -> Callable[[], None]:
+        """The launch as a closure: every lookup that can be done before is."""
+        kernel, words, config, mapped = self._kernel, self.words, self._config, self._maps
+        go, stream_of = kernel.driver.launch, kernel.queue.stream
+        reference, function = ctypes.byref(config), ctypes.c_void_p(kernel.function)
+        parameters, places = self._parameters, self._workspaces()
+        held = -1  # the stream whose workspace the words name
+
+        def launch() -> None:
+            nonlocal held
+            stream = stream_of()
+            if places and stream != held:
+                self._take_workspace(places)
+                held = stream
+            for each in mapped:
+                if words[each.place] != each.word:
+                    self._encode(each)
+            config.stream = stream
+            status = go(reference, function, parameters, None)
+            if status:
+                self._again(status, reference, function)
+
+        return launch
+
+    def _workspaces(self) -> list[int]:
+        slots = self._kernel.source.slots
+        return [place for place, slot in enumerate(slots) if slot.kind == "workspace"]
+
+    def _take_workspace(self, places: Sequence[int]) -> None:
+        address = self._kernel.queue.workspace(self._kernel.source.workspace(1))
+        for place in places:
+            self.words[place] = address
+
+    def _encode(self, mapped: _Mapped) -> None:
+        """Makes the map of the memory that the slot's word names."""
+        kernel, word = self._kernel, self.words[mapped.place]
+        with kernel.driver.current(kernel.queue.device):
+            status = kernel.driver.encode(mapped.address, mapped.encoding, word & UNSIGNED)
+        if status:
+            slot = kernel.source.slots[mapped.place]
+            raise BuildError(f"the driver refuses the tensor map of {slot}: {kernel.driver.told(status)}")
+        mapped.word = word
+
+    def _again(self, status: int, reference: Any, function: Any) -> None:
+        """A launch that failed because the thread has another context, or none, is made in the right one.
+
+        Raises:
+            BuildError: it is refused there as well, or for another reason.
+        """
+        kernel = self._kernel
+        if status in drivers.WRONG_CONTEXT:
+            with kernel.driver.current(kernel.queue.device):
+                status = kernel.driver.launch(reference, function, self._parameters, None)
+            if not status:
+                return
+        earlier = status in drivers.OF_AN_EARLIER_KERNEL
+        why = "; a kernel launched before this one failed" if earlier else ""
+        grid = "x".join(map(str, kernel.source.grid))
+        raise BuildError(
+            f"the driver refuses to launch {kernel.artifact.entry} on device {kernel.queue.device}: "
+            f"{kernel.driver.told(status)}{why}\n  {grid} programs of {kernel.artifact.threads} threads and "
+            f"{kernel.artifact.shared_bytes} bytes of shared memory"
+        )
