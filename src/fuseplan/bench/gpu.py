@@ -7,6 +7,7 @@ prepared, checked, then timed in turns; then its tensors are let go.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class GpuSetting:
         seed: of the random data.
         run: the stamp of the run; runs that are to count as one are given the same.
         is_host: also time the host, and a CUDA graph.
+        commit: what rows say was measured; the checkout's unless given.
     """
 
     peers: Sequence[str]
@@ -54,6 +56,7 @@ class GpuSetting:
     seed: int = 1
     run: str = ""
     is_host: bool = False
+    commit: str = ""
 
 
 def run(suite: Suite, setting: GpuSetting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
@@ -150,7 +153,7 @@ class _Bench:
         told: dict[str, Any] = {
             "run": self._run, "suite": self._suite.name, "case": case.name, "group": case.group,
             "model": case.model, "plan": str(plan), "peer": name, "threads": 1,
-            "machine": self._machine.to_json(), "versions": gpu_versions(), "commit": commit(),
+            "machine": self._machine.to_json(), "versions": gpu_versions(), "commit": self._setting.commit or commit(),
             "clock": CLOCK, "error": found.error,
         }  # fmt: skip
         if found.prepared is None or timing is None:
@@ -183,8 +186,10 @@ class _Found:
 
 
 def _let_go() -> None:
-    """Gives the memory of the case before back, for the next to be measured like the first."""
+    """Gives back what the case before held, for the next to be measured like the first."""
     import torch
 
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # compiled modules of earlier cases would be looked through at every call
     gc.collect()
     torch.cuda.empty_cache()

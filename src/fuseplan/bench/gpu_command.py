@@ -36,6 +36,7 @@ class GpuOptions:
         folder: where results are appended; None appends none.
         as_json: print JSON in place of tables.
         device: the GPU's index.
+        commit: what rows say was measured, where the checkout cannot tell.
     """
 
     libraries: str = LIBRARIES
@@ -47,6 +48,7 @@ class GpuOptions:
     folder: Path | None = results.FOLDER
     as_json: bool = False
     device: int = 0
+    commit: str = ""
 
 
 def bench_gpu(
@@ -66,7 +68,9 @@ def bench_gpu(
     suite = chosen(load(name), options.only)
     protocol = GpuProtocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
     peers = gpu_peers_of(options.libraries)
-    setting = gpu.GpuSetting(peers, protocol, options.device, run=options.run, is_host=options.is_host)
+    setting = gpu.GpuSetting(
+        peers, protocol, options.device, run=options.run, is_host=options.is_host, commit=options.commit
+    )
     rows: list[Row] = []
     for done in gpu.run(suite, setting, progress):
         if options.folder is not None:
@@ -91,10 +95,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", action="store_true", help="also time the host, and CUDA graphs")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder to append to")
     parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--commit", default="", help="of a copy of the sources, which git cannot tell")
     given = parser.parse_args(words)
     options = GpuOptions(
         given.peers, given.rounds, given.block_ms, given.only, given.run, given.host, given.results,
-        device=given.device,
+        device=given.device, commit=given.commit,
     )  # fmt: skip
     try:
         bench_gpu(given.suite, options, print, lambda what: print(what, file=sys.stderr, flush=True))

@@ -8,6 +8,8 @@ from typing import Any
 
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors, set_precision
 from fuseplan.bench.peers.peer import CannotRunError, Layer, Prepared, convolution_of, plain_layers
+from fuseplan.ops.conv import Conv
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 
 CONVOLUTION = "conv2d"
@@ -104,16 +106,12 @@ class CublasLt(GpuPeer):
     def takes(self, plan: FusionPlan) -> bool:
         """A product with one weight for all rows, a bias, and one of the two activations."""
         words = _words(plan)
-        if len(words) != 3 or words[0] not in (CONVOLUTION, "matmul") or words[1] != "bias":
+        if len(words) != 3 or words[1] != "bias" or not _is_product(plain_layers(plan)[0]):
             return False
         return words[2] == "relu" or plan[2].op.attributes().get("approximate") == "tanh"
 
     def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        """Binds the function on a view of src as rows.
-
-        Raises:
-            CannotRunError: the plan is no product of rows with a matrix.
-        """
+        """Binds the function on a view of src as rows."""
         import torch
 
         set_precision(plan)
@@ -130,18 +128,20 @@ class CublasLt(GpuPeer):
         return Prepared(call, result)
 
 
+def _is_product(layer: Layer) -> bool:
+    """Whether it multiplies the rows of one matrix, which lie as they do in memory."""
+    op, src = layer.step.op, layer.step.src
+    if isinstance(op, Matmul):
+        return src.rank == 2 and not op.batched
+    if not isinstance(op, Conv) or not src.is_channels_last or op.groups > 1:
+        return False
+    window = op.window(src)
+    return not any(map(any, window.padding)) and {*window.kernel, *window.stride} == {1}
+
+
 def _as_product(layer: Layer, held: Tensors) -> tuple[Tensor, Tensor]:
     """Rows of src, and the matrix they are multiplied with."""
-    weight = held[layer.keys["weight"]]
-    if layer.name == "matmul":
-        if weight.dim() != 2 or layer.step.src.rank != 2:
-            raise CannotRunError("cuBLASLt's epilogue is measured for one matrix")
-        return held["src"], weight.t() if layer.attributes["transposed"] else weight
-    op, window = convolution_of(layer)
-    is_product = not any(map(any, window.padding)) and all(
-        size == 1 for size in (*window.kernel, *window.stride, op.groups)
-    )
-    if not is_product or not layer.step.src.is_channels_last:
-        raise CannotRunError("only a 1x1 convolution of channels last is a product")
-    src = held["src"]
+    src, weight = held["src"], held[layer.keys["weight"]]
+    if isinstance(layer.step.op, Matmul):
+        return src, weight.t() if layer.step.op.transposed else weight
     return src.movedim(1, -1).reshape(-1, src.shape[1]), weight.reshape(weight.shape[0], -1).t()

@@ -124,7 +124,6 @@ class GpuTorchCompile(GpuTorch):
         import torch._inductor.config as inductor
 
         inductor.freezing = True
-        torch._dynamo.reset()
         return torch.compile(module, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
