@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
+
+from numpy.typing import NDArray
 
 from fuseplan.scalar import Scalar, fold, text
 from fuseplan.tensor import TensorSpec, dtype_of
@@ -33,8 +36,14 @@ class Stage:
 class Convolution:
     """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - low] * weight[f, c, k].
 
-    Sizes are elements; `padding` is one (low, high) pair a spatial axis; `weight` has the logical shape
-    (features, channels / groups, *kernel).
+    Sizes are elements; `padding` is one (low, high) pair a spatial axis. A matrix product is a convolution
+    of one tap: `kernel` is 1 along each spatial axis of src, or () where src has none. The weight's axes are
+    what the operator says, and `Kernel.weight_axes` puts them in order.
+
+    Attributes:
+        weight_per_batch: each image has a weight of its own: (batch, features, channels / groups, *kernel).
+        weight_transposed: the operand's logical shape has channels in front of features.
+        precision: of the products: `full`, or `tf32`, which allows factors of f32 rounded to 10 bits.
     """
 
     batch: int
@@ -47,6 +56,9 @@ class Convolution:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
+    weight_per_batch: bool = False
+    weight_transposed: bool = False
+    precision: str = "full"
 
     @property
     def channels_per_group(self) -> int:
@@ -89,12 +101,24 @@ class Convolution:
         return self.taps == 1 and self.src_spatial == self.dst_spatial and not any(map(any, self.padding))
 
     @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The weight in canonical order: batch if per batch, features, channels of a group, *kernel."""
+        images = (self.batch,) if self.weight_per_batch else ()
+        return (*images, self.features, self.channels_per_group, *self.kernel)
+
+    @property
     def text(self) -> str:
-        """All fields in one line."""
+        """All fields in one line; how the weight lies and the precision only where they are not as usual."""
         padding = ",".join(f"{low}:{high}" for low, high in self.padding)
         sizes = (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
         listed = " ".join(f"{name}={'x'.join(map(str, value))}" for name, value in sizes)
-        return f"convolution {self.channels}->{self.features} groups={self.groups} {listed} padding={padding}"
+        line = f"convolution {self.channels}->{self.features} groups={self.groups} {listed} padding={padding}"
+        unusual = (
+            ("weight_per_batch", self.weight_per_batch),
+            ("weight_transposed", self.weight_transposed),
+            (f"precision={self.precision}", self.precision != "full"),
+        )
+        return " ".join([line, *(words for words, applies in unusual if applies)])
 
 
 @dataclass(frozen=True)
@@ -201,6 +225,25 @@ class Kernel:
             if operand.role == "weight":
                 return operand
         raise KeyError("weight")
+
+    @property
+    def weight_axes(self) -> tuple[int, ...]:
+        """The axes of the weight's logical shape in the order of `contraction.weight_shape`.
+
+        That is image where each has a weight of its own, features, channels of a group, then the kernel's
+        axes where the operand has them: a matrix product's has none, whatever the rank of src. All templates
+        order weights by this, so none knows what the operator calls transposed.
+        """
+        images = int(self.contraction.weight_per_batch)
+        axes = list(range(len(self.weight.shape)))
+        if self.contraction.weight_transposed:
+            axes[images], axes[images + 1] = axes[images + 1], axes[images]
+        return tuple(axes)
+
+    def canonical_weight(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The weight, an array of its operand's logical shape, as one of `contraction.weight_shape`."""
+        logical = array.reshape(self.weight.shape)
+        return logical.transpose(self.weight_axes).reshape(self.contraction.weight_shape)
 
     def shape_of(self, operand: KernelOperand) -> TensorSpec:
         """The tensor that the operand's stage is applied to: src before the contraction, dst after."""

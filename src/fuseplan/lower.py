@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, Stage
 from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import Step
+from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
 
 
@@ -42,6 +44,8 @@ def _stage(step: Step) -> Stage:
 
 def _convolution(step: Step) -> Convolution:
     op = step.op
+    if isinstance(op, Matmul):
+        return _product(op, step.src)
     assert isinstance(op, Conv)  # by the rules
     window = op.window(step.src)
     return Convolution(
@@ -55,4 +59,25 @@ def _convolution(step: Step) -> Convolution:
         stride=window.stride,
         dilation=window.dilation,
         padding=window.padding,
+        precision=op.precision,
+    )
+
+
+def _product(op: Matmul, src: TensorSpec) -> Convolution:
+    """A matrix product as the convolution of one tap that it is."""
+    once = (1,) * len(src.spatial)
+    return Convolution(
+        batch=src.batch,
+        channels=src.channels,
+        features=op.features,
+        groups=1,
+        src_spatial=src.spatial,
+        dst_spatial=src.spatial,
+        kernel=once,
+        stride=once,
+        dilation=once,
+        padding=((0, 0),) * len(once),
+        weight_per_batch=op.batched,
+        weight_transposed=not op.transposed,
+        precision=op.precision,
     )

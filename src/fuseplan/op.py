@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError, did_you_mean
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
-from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
+from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of, is_integer
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -262,6 +262,17 @@ def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> No
     if value not in names:
         near = did_you_mean(str(value), names)
         raise refused(operator, field, f"is not {value!r}", want=" or ".join(names), remedy=near)
+
+
+def positive(operator: str, field: str, value: Any) -> int:
+    """The value of an operator's field as an int.
+
+    Raises:
+        PlanError: it is no integer from 1 to 2^31 - 1.
+    """
+    if not is_integer(value) or not 1 <= value < 2**31:
+        raise refused(operator, field, "is a positive integer", got=repr(value))
+    return int(value)
 
 
 def true_or_false(operator: str, field: str, value: object) -> None:

@@ -10,6 +10,7 @@ from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.matmul import Matmul
 
-OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, *AFFINE, *ACTIVATIONS, Expression)
+OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, Matmul, *AFFINE, *ACTIVATIONS, Expression)
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.op import Array, Op, Shape, operand, operator, refused
+from fuseplan.op import Array, Op, Shape, one_of, operand, operator, positive, refused
 from fuseplan.tensor import TensorSpec, is_integer
 
 Pair = tuple[int, int]
 PerAxis = int | tuple[int, ...]
+PRECISIONS = ("full", "tf32")
 Padding = int | str | tuple[int | Pair, ...]
 
 
@@ -30,6 +31,24 @@ class Window:
     dst: tuple[int, ...]
 
 
+def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
+    """Checks that src's factors are what a precision is about.
+
+    Raises:
+        PlanError: tf32, and src is not f32.
+    """
+    if precision == "tf32" and src.dtype != "f32":
+        raise PlanError(
+            f"{operator}: precision=tf32 rounds the factors of f32, which src is not",
+            field="precision",
+            got=str(src),
+            want="f32",
+            remedy=f"Leave precision out: products of {src.dtype} are exact"
+            if src.itemsize == 2
+            else "Leave precision out",
+        )
+
+
 def _weight(op: Conv, src: TensorSpec) -> Shape:
     return (op.features, src.channels // op.groups, *op.per_axis(op.kernel))
 
@@ -38,7 +57,8 @@ class Conv(Op):
     """What convolutions of any number of spatial axes share; the fields are declared by each.
 
     Fields are kept in one form: a number where all axes agree, else a number an axis. Padding is a number,
-    a number or (low, high) pair an axis, `same`, or `valid`, which is 0.
+    a number or (low, high) pair an axis, `same`, or `valid`, which is 0. Precision is `full`, or `tf32`: then
+    the factors of an f32 product may be rounded to 10 bits where the hardware is faster for it.
     """
 
     kind = "contraction"
@@ -52,15 +72,17 @@ class Conv(Op):
     padding: Padding
     dilation: PerAxis
     groups: int
+    precision: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("features", "groups"):
-            self._set(name, self._positive(name, getattr(self, name)))
+            self._set(name, positive(self.name, name, getattr(self, name)))
         for name in ("kernel", "stride", "dilation"):
             values = self._axes_of(name, getattr(self, name))
-            self._set(name, _shortest(tuple(self._positive(name, value) for value in values)))
+            self._set(name, _shortest(tuple(positive(self.name, name, value) for value in values)))
         self._set("padding", self._canonical_padding())
+        one_of(self.name, "precision", self.precision, PRECISIONS)
         if self.features % self.groups:
             raise refused(
                 self.name,
@@ -69,11 +91,6 @@ class Conv(Op):
                 got=f"features={self.features}, groups={self.groups}",
                 want=f"features a multiple of {self.groups}",
             )
-
-    def _positive(self, name: str, value: Any) -> int:
-        if not is_integer(value) or not 1 <= value < 2**31:
-            raise refused(self.name, name, "is a positive integer", got=repr(value))
-        return int(value)
 
     def _axes_of(self, name: str, value: Any) -> tuple[Any, ...]:
         """The value for each spatial axis."""
@@ -140,8 +157,9 @@ class Conv(Op):
 
         Raises:
             PlanError: src has another rank; its channels do not divide among the groups; an extent would be
-                0.
+                0; the precision is not for src's dtype.
         """
+        check_precision(self.name, self.precision, src)
         if len(src.spatial) != self.axes:
             raise PlanError(
                 f"{self.name} takes a tensor with {self.axes} spatial axes",
@@ -226,6 +244,7 @@ class Conv1d(Conv):
     padding: Padding = 0
     dilation: PerAxis = 1
     groups: int = 1
+    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -252,6 +271,7 @@ class Conv2d(Conv):
     padding: Padding = 0
     dilation: PerAxis = 1
     groups: int = 1
+    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -281,6 +301,7 @@ class Conv3d(Conv):
     padding: Padding = 0
     dilation: PerAxis = 1
     groups: int = 1
+    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
