@@ -47,6 +47,8 @@ def compile_source(
         BuildError: Triton or ptxas refuses the text, or the kernel needs what a launch here does not give:
             more shared memory than the target has, tensor maps on AMD, scratch memory.
     """
+    if triton.knobs.runtime.interpret:
+        raise BuildError("TRITON_INTERPRET is set: Triton interprets in this process, and cannot compile")
     gpu = gpu_target(target)
     if gpu.backend == "hip" and any(slot.map is not None for slot in source.slots):
         raise BuildError(f"the kernel needs tensor maps, which {target} has not", source=source.text)
@@ -60,9 +62,16 @@ def compile_source(
             raise BuildError(
                 f"Triton {triton.__version__} cannot compile the kernel for {target}",
                 source=source.text,
-                output=f"{type(error).__name__}: {error}",
+                output="\n".join(_told(error)),
             ) from error
     return found if assembly else replace(found, assembly="")
+
+
+def _told(error: BaseException | None) -> Iterator[str]:
+    """What an error says, and those it came from: Triton's last one says where, the first one what."""
+    while error is not None:
+        yield f"{type(error).__name__}: {error}"
+        error = error.__cause__
 
 
 def gpu_target(target: Target) -> GPUTarget:

@@ -1,0 +1,145 @@
+"""Text to machine code for GPUs: what is recorded, what is refused, and what a dying compiler does."""
+
+from dataclasses import replace
+
+import pytest
+
+from fuseplan.backends.triton import compiler, toolchain
+from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.backends.triton.pool import compile_many
+from fuseplan.backends.triton.signature import types_of
+from fuseplan.backends.triton.worker import Job
+from fuseplan.emit import Slot, Source, TensorMap
+from fuseplan.errors import BuildError
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from toy_templates import HEAD, ToyProduct, ToyScale
+
+SM_90, GFX942 = parse_target("triton:sm_90"), parse_target("triton:gfx942")
+SCALE = lower(match(FusionPlan.parse("f16[7x19] -> scale")))
+PRODUCT = lower(match(FusionPlan.parse("f16[8x256x16x16, nhwc] -> conv2d(256, kernel=1)")))
+
+
+def text_of(body: str, *arguments: str) -> str:
+    return f"{HEAD}def k({', '.join(arguments)}):\n    {body}\n"
+
+
+def test_a_kernel_for_any_gpu() -> None:
+    template = ToyScale()
+    for target in (SM_90, GFX942):
+        source = template.emit(SCALE, target)
+        packed = toolchain.compile_object(source, SCALE, template, target)
+        artifact = Artifact.unpack(packed)
+        assert artifact.architecture == target.name
+        assert artifact.types == ("*fp16", "*fp32", "*fp16")
+        assert artifact.threads == 4 * target.warp
+        assert artifact.binary[:4] == b"\x7fELF"
+        assert toolchain.resources(packed)["registers"] > 0
+        assert artifact.assembly == ""
+
+
+def test_tensor_maps_and_matrix_instructions_are_told() -> None:
+    template = ToyProduct(rows=128, columns=128, depth=64)
+    source = template.emit(PRODUCT, SM_90)
+    artifact = compiler.compile_source(source, types_of(source, PRODUCT, template), SM_90, assembly=True)
+    assert {place: layout.swizzle for place, layout in artifact.maps.items()} == {0: 3, 1: 3, 2: 3}
+    assert artifact.maps[2].box == (128, 64)  # a row of 128 f16 is two of the widest swizzle
+    used = artifact.resources
+    assert min(used["wgmma"], used["tma_loads"], used["tma_stores"]) > 0
+    assert used["spill_bytes"] == used["serialized"] == 0
+    assert used["programs"] == 3
+    assert "wgmma.mma_async" in artifact.assembly
+    assert Artifact.unpack(artifact.pack()) == artifact
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("tl.store(dst, nothing)", "nothing is not defined"),
+        ("tl.store(dst, tl.zeros((3,), tl.float32))", "power of 2"),
+        ("return (", "was never closed"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_told(body: str, said: str) -> None:
+    source = Source(text_of(body, "dst"), "k", (Slot("dst"),), language="triton")
+    with pytest.raises(BuildError, match=r"cannot compile|not valid") as caught:
+        compiler.compile_source(source, ("*fp32",), SM_90)
+    assert said in str(caught.value)
+    assert caught.value.source == source.text
+
+
+def test_what_cannot_be_launched_is_refused() -> None:
+    template = ToyProduct(rows=128, columns=128, depth=64)
+    source = template.emit(PRODUCT, SM_90)
+    types = types_of(source, PRODUCT, template)
+    with pytest.raises(BuildError, match="tensor maps, which triton:gfx942 has not"):
+        compiler.compile_source(source, types, GFX942)
+    with pytest.raises(BuildError, match=r"needs 65552 bytes of shared memory; .* has 65536"):
+        compiler.compile_source(source, types, replace(SM_90, l1_bytes=65536))
+    with pytest.raises(BuildError, match="has 3 arguments, its record 2"):
+        compiler.compile_source(source, types[:2], SM_90)
+    with pytest.raises(BuildError, match="no kind of GPU"):
+        compiler.compile_source(source, types, parse_target("reference"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"strides": (13, 1)}, "a stride is no multiple of 16 bytes"),
+        ({"strides": (256, 2)}, "innermost axis is not contiguous"),
+        ({"steps": (9, 1)}, "a step is not 1 to 8"),
+        ({"steps": (4, 1)}, "spans more than 256 elements"),
+        ({"shape": (0, 256)}, "an extent is not 1"),
+    ],
+)
+def test_what_the_copy_engine_cannot_do_is_refused(changes: dict[str, tuple[int, ...]], said: str) -> None:
+    mapped = TensorMap("f16", (2048, 256), (256, 1), (128, 64), (1, 1))
+    slots = (Slot("src", map=replace(mapped, **changes)), Slot("dst", map=mapped))  # type: ignore[arg-type]
+    text = text_of("dst.store([0, 0], src.load([0, 0]))", "src", "dst")
+    kind = "tensordesc<fp16[128, 64]>"
+    with pytest.raises(BuildError, match=said):
+        compiler.compile_source(Source(text, "k", slots, language="triton"), (kind, kind), SM_90)
+
+
+def test_a_fingerprint_without_triton_imported() -> None:
+    found = toolchain.fingerprint()
+    assert found is not None
+    assert found.startswith(f"triton {toolchain.WANTED}, ptxas of ")
+
+
+def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, said in ((None, "not installed"), ("triton 3.9.0, ptxas of 3 bytes", "this is 3.9.0")):
+        monkeypatch.setattr(toolchain, "fingerprint", lambda found=found: found)
+        with pytest.raises(BuildError, match=said):
+            toolchain.check_installed()
+
+
+def test_bytes_that_are_no_artifact() -> None:
+    template = ToyScale()
+    packed = toolchain.compile_object(template.emit(SCALE, SM_90), SCALE, template, SM_90)
+    for wrong in (b"", packed[:-1], b"x" + packed[1:], packed[:30] + b"\xff" + packed[31:]):
+        with pytest.raises(BuildError, match="not what this toolchain makes"):
+            Artifact.unpack(wrong)
+
+
+def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
+    """A text may do what it likes when it is executed: here it ends the process, or never ends."""
+    template = ToyScale()
+    source = template.emit(SCALE, SM_90)
+    good = Job(source, types_of(source, SCALE, template), SM_90)
+
+    def job(text: str) -> Job:
+        return replace(good, source=replace(source, text=text))
+
+    dies = job("import os, sys\nsys.stderr.write('LLVM ERROR')\nsys.stderr.flush()\nos.abort()\n")
+    hangs = job("import time\ntime.sleep(60)\n")
+    results = list(compile_many([good, dies, good, job("oops("), hangs, good], workers=2, seconds=5.0))
+    assert [type(result) for result in results] == [bytes, BuildError, bytes, BuildError, BuildError, bytes]
+    assert results[0] == results[2] == results[5]
+    told = [str(result) for result in results]
+    assert "died with status -6" in told[1]
+    assert "LLVM ERROR" in told[1]
+    assert "not valid" in told[3]
+    assert "took more than 5 s" in told[4]
