@@ -25,19 +25,24 @@ STRIDED = "bf16[2x16x7x8, nhwc] -> conv2d(16, kernel=1, stride=2)"
 
 
 @dataclass
+class Room:
+    address: int
+
+
+@dataclass
 class Queue:
     """Streams and workspaces without a device."""
 
     device: int = 0
     now: int = 7
-    made: list[tuple[int, int]] = field(default_factory=list)
+    rooms: dict[int, Room] = field(default_factory=dict)
 
     def stream(self) -> int:
         return self.now
 
-    def workspace(self, nbytes: int) -> int:
-        self.made.append((self.now, nbytes))
-        return 4096 * (1 + len(self.made))
+    def workspace(self, stream: int, nbytes: int) -> Room:
+        assert nbytes == 96
+        return self.rooms.setdefault(stream, Room(4096 * (2 + len(self.rooms))))
 
 
 @pytest.fixture
@@ -132,7 +137,6 @@ def test_each_stream_has_a_workspace(driver: FakeDriver) -> None:
     for stream in (7, 7, 9, 9):
         queue.now = stream
         block.launch()
-    assert queue.made == [(7, 96), (9, 96)]
     assert [launch.arguments[1] for launch in driver.launches] == [8192, 8192, 12288, 12288]
     assert [launch.stream for launch in driver.launches] == [7, 7, 9, 9]
 

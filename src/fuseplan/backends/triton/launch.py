@@ -8,7 +8,7 @@ extents (int32) and strides (int64); after all arguments come two pointers to sc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from fuseplan.backends.triton import driver as drivers
@@ -22,18 +22,27 @@ UNSIGNED = 2**64 - 1
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 
 
+class Room(Protocol):
+    """Memory of a workspace, for as long as it is held."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+
 class Queue(Protocol):
-    """Where launches go."""
+    """Where launches go; `memory.Queue` is one."""
 
     @property
     def device(self) -> int:
         """The device's index."""
 
-    def stream(self) -> int:
-        """The current stream's handle."""
+    @property
+    def stream(self) -> Callable[[], int]:
+        """Gives the current stream's handle."""
 
-    def workspace(self, nbytes: int) -> int:
-        """Address of memory that only launches on the current stream use; it was zero when it was made."""
+    def workspace(self, stream: int, nbytes: int) -> Room:
+        """Memory for a launch on the current stream: zero, or as a launch left it."""
 
 
 class LoadedKernel:
@@ -160,14 +169,14 @@ class GpuBlock:
         go, stream_of = kernel.driver.launch, kernel.queue.stream
         reference, function = ctypes.byref(config), ctypes.c_void_p(kernel.function)
         parameters, places = self._parameters, self._workspaces()
-        held = -1  # the stream whose workspace the words name
+        room, nbytes = kernel.queue.workspace, kernel.source.workspace(1)
 
         def launch() -> None:
-            nonlocal held
             stream = stream_of()
-            if places and stream != held:
-                self._take_workspace(places)
-                held = stream
+            held = room(stream, nbytes) if places else None
+            if held is not None:
+                for place in places:
+                    words[place] = held.address
             for each in mapped:
                 if words[each.place] != each.word:
                     self._encode(each)
@@ -181,11 +190,6 @@ class GpuBlock:
     def _workspaces(self) -> list[int]:
         slots = self._kernel.source.slots
         return [place for place, slot in enumerate(slots) if slot.kind == "workspace"]
-
-    def _take_workspace(self, places: Sequence[int]) -> None:
-        address = self._kernel.queue.workspace(self._kernel.source.workspace(1))
-        for place in places:
-            self.words[place] = address
 
     def _encode(self, mapped: _Mapped) -> None:
         """Makes the map of the memory that the slot's word names."""
