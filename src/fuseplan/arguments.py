@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.arrays import Buffer, overlap, view
+from fuseplan.arrays import Buffer, described, overlap
 from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlined
 from fuseplan.op import Operand
 from fuseplan.plan import FusionPlan, PlanOperand, Step
@@ -37,7 +37,8 @@ class Arguments:
 
         Args:
             step: what `plan.add` or `plan[i]` returned.
-            **values: NumPy arrays or tensors with DLPack for operands, numbers for parameters.
+            **values: for operands NumPy arrays, or tensors with DLPack or `__cuda_array_interface__`; for
+                parameters numbers.
 
         Returns:
             The arguments themselves.
@@ -116,15 +117,15 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
 
 
 def operand_buffer(
-    plan: FusionPlan, operand: PlanOperand, value: Any, view: Callable[[Any, str], Buffer] = view
+    plan: FusionPlan, operand: PlanOperand, value: Any, view: Callable[..., Buffer] = described
 ) -> Buffer:
     """The tensor given for an operand, as `view` sees it.
 
     Raises:
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
     """
-    buffer = view(value, f"operand `{operand.key}`")
     wanted = operand.operand
+    buffer = view(value, f"operand `{operand.key}`", in_place=wanted.per == "element")
     src, place = plan[operand.step].src, plan[operand.step].dst
     if buffer.shape != wanted.shape:
         raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.dlpack import view_dlpack
+from fuseplan.dlpack import view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.tensor import TensorSpec, dtype_of
 
@@ -135,6 +135,28 @@ def view(tensor: Any, what: str) -> Buffer:
     raise ArgumentError(
         f"{what} is a {type(tensor).__name__}; want a NumPy array, or a tensor with DLPack such as torch's"
     )
+
+
+def described(tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
+    """The tensor as a buffer, wherever it lies: what it looks like is known before where it is needed.
+
+    Raises:
+        ArgumentError: it is no tensor, or has a dtype that kernels do not take.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+        # Not by DLPack: that makes the device's streams wait for each other.
+        name = NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        if name is None:
+            raise ArgumentError(
+                f"{what} has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16"
+            )
+        return Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
+    if not isinstance(tensor, np.ndarray) and hasattr(tensor, "__dlpack__"):
+        return Buffer(*view_dlpack(tensor, what, devices=None), tensor)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        return Buffer(*view_array_interface(tensor, what), tensor)
+    return view(tensor, what)
 
 
 def _view_numpy(array: Array, what: str) -> Buffer:

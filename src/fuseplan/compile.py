@@ -85,7 +85,8 @@ class CompiledPlan:
         """Runs the kernel with operands and parameters by the plan's keys; packs the operands each time.
 
         Args:
-            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack.
+            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
+                a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
             **values: all operands; parameters where they differ from the plan's.
 
@@ -176,8 +177,11 @@ def compile(
 
     Args:
         plan: the plan, or its text.
-        target: `cpu` (this machine), a kind of machine such as `cpu:avx2`, or `reference`.
-        threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given.
+        target: `cpu` (this machine), `cuda` (torch's current GPU), `cuda:1`, a kind of machine such as
+            `cpu:avx2` or `triton:sm_90`, or `reference`. For a kind of GPU that is not here, source and
+            binary are made, and a call says why it cannot run.
+        threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given. Not
+            for a GPU.
         accuracy: `default`; `strict`, no Winograd but F(2x2, 3x3); or the largest error bound
             allowed, as `explain` tells it: for direct convolution |error| <= bound * sum of |src||weight|.
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it

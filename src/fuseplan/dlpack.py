@@ -1,4 +1,7 @@
-"""Reads tensors of other packages through DLPack's C structures: no copy, no import of the package."""
+"""Reads tensors of other packages: no copy, no import of the package.
+
+Through DLPack's C structures, or `__cuda_array_interface__`, which is a dictionary.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ from fuseplan.errors import ArgumentError
 
 # What a capsule holds: https://dmlc.github.io/dlpack/latest/c_api.html
 CPU, PINNED = 1, 3  # device types whose memory the processor reads as its own
+CUDA, MANAGED = 2, 13
 DEVICES = {
-    2: "CUDA",
+    CUDA: "CUDA",
     4: "OpenCL",
     7: "Vulkan",
     8: "Metal",
     10: "ROCm",
     11: "ROCm host",
-    13: "CUDA managed",
+    MANAGED: "CUDA managed",
     14: "oneAPI",
 }
 FLOAT, BFLOAT = 2, 4
 DTYPES = {(FLOAT, 64): "f64", (FLOAT, 32): "f32", (FLOAT, 16): "f16", (BFLOAT, 16): "bf16"}
 ITEMSIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+TYPES = {"<f8": "f64", "<f4": "f32", "<f2": "f16"}  # NumPy's array interface has no name for bf16
 READ_ONLY = 1
 
 
@@ -59,22 +64,27 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 View = tuple[int, tuple[int, ...], str, tuple[int, ...], bool]
 
 
-def view_dlpack(tensor: Any, what: str) -> View:
+def view_dlpack(
+    tensor: Any, what: str, *, devices: tuple[int, ...] | None = (CPU, PINNED), stream: int | None = None
+) -> View:
     """Address, shape, dtype, strides (elements) and read-only flag of a tensor with `__dlpack__`.
+
+    `devices` are the device types that are taken, None for any. `stream` is the one that will read the
+    tensor, as DLPack counts: its maker sees to it that the tensor is written by then.
 
     The capsule is read and let go, which tells its maker that nobody took the tensor: the caller keeps
     `tensor` itself.
 
     Raises:
-        ArgumentError: it is not in host memory, its maker will not export it, or its dtype is none of ours.
+        ArgumentError: it is not on such a device, its maker will not export it, or its dtype is none of ours.
     """
     device = int(tensor.__dlpack_device__()[0])
-    if device not in (CPU, PINNED):
+    if devices is not None and device not in devices:
         name = DEVICES.get(device, f"DLPack device {device}")
         raise ArgumentError(
             f"{what} is in {name} memory; this target reads host memory: pass a copy on the CPU"
         )
-    capsule = _capsule(tensor, what)
+    capsule = _capsule(tensor, what, {} if stream is None else {"stream": stream})
     if _is_valid(capsule, b"dltensor_versioned"):
         held = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
         if held.major != 1:
@@ -86,12 +96,12 @@ def view_dlpack(tensor: Any, what: str) -> View:
     raise ArgumentError(f"{what}: {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
 
 
-def _capsule(tensor: Any, what: str) -> Any:
+def _capsule(tensor: Any, what: str, told: dict[str, int]) -> Any:
     try:
         try:
-            return tensor.__dlpack__(max_version=(1, 0))
+            return tensor.__dlpack__(max_version=(1, 0), **told)
         except TypeError:  # a maker of before DLPack 1.0
-            return tensor.__dlpack__()
+            return tensor.__dlpack__(**told)
     except (BufferError, RuntimeError, TypeError) as error:
         if getattr(tensor, "requires_grad", False):
             raise ArgumentError(
@@ -112,8 +122,35 @@ def _read(held: _Tensor, readonly: bool, what: str) -> View:
         raise ArgumentError(f"{what} is not aligned to its elements: pass a copy")
     if held.strides:
         return address, shape, dtype, tuple(held.strides[axis] for axis in range(held.ndim)), readonly
+    return address, shape, dtype, _dense(shape), readonly
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
         step *= extent
-    return address, shape, dtype, tuple(reversed(strides)), readonly
+    return tuple(reversed(strides))
+
+
+def view_array_interface(tensor: Any, what: str) -> View:
+    """The same of a tensor with `__cuda_array_interface__`, on whichever device it lies.
+
+    Raises:
+        ArgumentError: it has a dtype that is none of ours, or a mask.
+    """
+    told = tensor.__cuda_array_interface__
+    dtype = TYPES.get(told["typestr"])
+    if dtype is None:
+        raise ArgumentError(
+            f"{what} has type {told['typestr']!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
+        )
+    if told.get("mask") is not None:
+        raise ArgumentError(f"{what} is masked, and kernels know no masks: fill it first")
+    address, readonly = told["data"]
+    shape, size = tuple(map(int, told["shape"])), ITEMSIZES[dtype]
+    steps = told.get("strides")
+    if (address or 0) % size or any(step % size for step in steps or ()):
+        raise ArgumentError(f"{what} is not aligned to its elements: pass a copy")
+    strides = _dense(shape) if steps is None else tuple(int(step) // size for step in steps)
+    return int(address or 0), shape, dtype, strides, bool(readonly)

@@ -114,7 +114,8 @@ class BoundPlan:
         """Runs the kernel.
 
         Args:
-            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack.
+            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
+                a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
             **free: operands that were not bound, and operands or parameters to take instead of bound ones.
 
@@ -174,7 +175,9 @@ class BoundPlan:
             if written.readonly:
                 raise ArgumentError("`out` is read-only: pass an array that may be written")
             view = self._memory.view
-            given = {key: view(free[key], key) for key in free if key in self._runner.operands}
+            given = {
+                key: view(free[key], key, in_place=False) for key in free if key in self._runner.operands
+            }
             reads = {f"operand `{key}`": each for key, each in (self._in_place | given).items()}
             check_apart(written, {"`src`": read, **reads})
         self._run(read.address, written.address, words)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.settings import settings
@@ -22,8 +23,8 @@ class Target:
     Attributes:
         backend: the name of the backend whose templates run there.
         name: the kind: `avx2`, `avx512`, `neon`, `baseline`; empty where a backend has one kind.
-        vector_bytes: width of one vector register.
-        vector_registers: how many of them.
+        vector_bytes: width of one vector register; of one thread's widest load on a GPU.
+        vector_registers: how many of them; of a GPU's thread, of 4 bytes.
         threads: the most threads one launch may use; 1 on a GPU, where that is not the caller's to say.
         l1_bytes, l2_bytes, l3_bytes: data caches: a core's first two, and all of the last. On a GPU, the
             shared memory that one program may use, and the second cache.
@@ -54,8 +55,37 @@ class Target:
     @property
     def is_host(self) -> bool:
         """Whether it was made by looking at this machine."""
+        if self.processors:
+            return self.device is not None
         return self.backend == "cpu" and _host_kind.cache_info().currsize > 0 and self.cpu == _host_kind().cpu
 
+    @property
+    def shape(self) -> str:
+        """How much of it works at once: `8 threads`, `132 processors`."""
+        count, noun = (self.processors, "processor") if self.processors else (self.threads, "thread")
+        return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _gpu(name: str, cpu: str, processors: int, shared: int, l2: int, warp: int = 32, l3: int = 0) -> Target:
+    """A GPU: `shared` memory that one program may use and caches in KiB."""
+    caches = (shared * KIB, l2 * KIB, l3 * KIB)
+    return Target("triton", name, 16, 255, 1, *caches, cpu, processors=processors, warp=warp)
+
+
+# GPUs by generation, each with the numbers of its usual server card; the binaries run on every card of it.
+GPUS = (
+    _gpu("sm_80", "NVIDIA A100-SXM4-80GB", 108, 163, 40 * KIB),
+    _gpu("sm_86", "NVIDIA A40", 84, 99, 6 * KIB),
+    _gpu("sm_89", "NVIDIA L40S", 142, 99, 96 * KIB),
+    _gpu("sm_90", "NVIDIA H100 80GB HBM3", 132, 227, 50 * KIB),
+    _gpu("sm_100", "NVIDIA B200", 148, 227, 126 * KIB),
+    _gpu("sm_120", "NVIDIA GeForce RTX 5090", 170, 99, 96 * KIB),
+    _gpu("gfx942", "AMD Instinct MI300X", 304, 64, 4 * KIB, warp=64, l3=256 * KIB),
+    _gpu("gfx950", "AMD Instinct MI355X", 256, 160, 4 * KIB, warp=64, l3=256 * KIB),
+    _gpu("gfx1100", "AMD Radeon RX 7900 XTX", 96, 64, 6 * KIB, l3=96 * KIB),
+    _gpu("gfx1201", "AMD Radeon RX 9070 XT", 64, 64, 8 * KIB, l3=64 * KIB),
+)
+OLDEST_GPU = (8, 0)  # bf16, asynchronous copies, and what Triton compiles for
 
 # Any machine of a kind. Caches are the smallest usual ones: a kernel blocked for them runs well on the rest.
 KINDS = {
@@ -68,6 +98,7 @@ KINDS = {
         features="+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+popcnt,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
     ),
     "cpu:neon": Target("cpu", "neon", 16, 32, cpu="generic", features="+neon,+fp-armv8"),
+    **{str(gpu): gpu for gpu in GPUS},
 }  # fmt: skip
 
 # Vector registers of this machine by what its features hold, widest first: kind, feature, bytes, registers.
@@ -80,20 +111,32 @@ WIDTHS = (
 
 
 def parse_target(text: str | Target) -> Target:
-    """The target a text names: `cpu` (this machine), `cpu:avx2`, `cpu:avx512`, `cpu:neon` or `reference`.
+    """The target a text names.
+
+    `cpu` is this machine, `cuda` its GPU that is torch's current one, `cuda:1` the second; `cpu:avx2`,
+    `triton:sm_90` and the like are any machines of that kind; `reference` is NumPy.
 
     Raises:
         ArgumentError: there is no such target; or this machine's processor cannot be told, because llvmlite
-            is not installed (the named kinds need nothing).
+            is not installed, or its GPU, because torch or the GPU is missing (the named kinds need nothing).
     """
     if isinstance(text, Target):
         return text
     if text == "cpu":
         return host_target()
+    gpu = re.fullmatch(r"(?:cuda|triton)(?::(\d+))?", str(text))
+    if gpu:
+        return gpu_target(None if gpu[1] is None else int(gpu[1]))
     if text in KINDS:
-        return replace(KINDS[text], threads=available_threads())
-    names = ("cpu", *KINDS)
+        kind = KINDS[text]
+        return kind if kind.processors else replace(kind, threads=available_threads())
+    names = ("cpu", "cuda", *KINDS)
     raise ArgumentError(f"no target is named {text!r}. {did_you_mean(str(text), names)}")
+
+
+def any_of(backend: str) -> Target:
+    """Some machine of a backend: what its templates are asked about when any will do."""
+    return next(kind for kind in KINDS.values() if kind.backend == backend)
 
 
 def available_threads() -> int:
@@ -130,6 +173,72 @@ def _host_kind() -> Target:
 def host_target() -> Target:
     """This machine; its thread count is read anew, since the setting may change."""
     return replace(_host_kind(), threads=available_threads())
+
+
+def gpu_target(index: int | None = None) -> Target:
+    """This machine's GPU of that index, by what its driver says; torch's current one unless given.
+
+    Raises:
+        ArgumentError: there is none that kernels can be launched on.
+    """
+    torch = _torch_with_gpu()
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if index is None else index
+    if index >= count:
+        raise ArgumentError(
+            f"there is no GPU {index}; torch sees {count}: "
+            + ", ".join(f"cuda:{each}" for each in range(count))
+        )
+    return _gpu_of(torch.cuda.get_device_properties(index), index)
+
+
+def _torch_with_gpu() -> Any:
+    """Torch, where it has a GPU to launch on."""
+    kinds = "or name a kind, such as 'triton:sm_90', for source and binary alone"
+    try:
+        import torch  # noqa: PLC0415 - only this target needs it, and it takes a second
+    except ImportError as error:
+        raise ArgumentError(
+            "target 'cuda' needs torch, for its tensors and streams: `pip install 'fuseplan[triton]'`, "
+            + kinds
+        ) from error
+    if torch.version.hip:
+        raise ArgumentError(
+            f"this torch ({torch.__version__}) is for AMD GPUs, and kernels for those are made up to the "
+            "binary: name the kind, such as 'triton:gfx942'"
+        )
+    if not torch.version.cuda:
+        raise ArgumentError(
+            f"this torch ({torch.__version__}) is built without CUDA: install one that is, {kinds}"
+        )
+    if not torch.cuda.is_available():
+        raise ArgumentError(
+            f"torch ({torch.__version__}) finds no GPU: `nvidia-smi` tells whether the driver does, and "
+            f"CUDA_VISIBLE_DEVICES hides those it does not list; {kinds}"
+        )
+    return torch
+
+
+def _gpu_of(found: Any, index: int) -> Target:
+    """The target of torch's device properties."""
+    if (found.major, found.minor) < OLDEST_GPU:
+        raise ArgumentError(
+            f"cuda:{index} ({found.name}) is sm_{found.major}{found.minor}; kernels need sm_80 (Ampere) or "
+            "later: compile for 'cpu'"
+        )
+    name = f"sm_{found.major}{found.minor}"
+    like = KINDS.get(f"triton:{name}", KINDS["triton:sm_86"])  # the least shared memory of all that there are
+    shared = getattr(found, "shared_memory_per_block_optin", 0) or like.l1_bytes
+    return replace(
+        like,
+        name=name,
+        l1_bytes=shared,
+        l2_bytes=getattr(found, "L2_cache_size", 0) or like.l2_bytes,
+        cpu=found.name,
+        processors=found.multi_processor_count,
+        warp=getattr(found, "warp_size", like.warp),
+        device=index,
+    )
 
 
 def width_of(features: str) -> tuple[str, int, int]:

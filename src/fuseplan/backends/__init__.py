@@ -1,6 +1,7 @@
 """The backends, in order; the reference backend is last: the slow right answer.
 
     cpu          LLVM IR, generated here and compiled by llvmlite
+    triton       Triton and Gluon, for GPUs
     reference    NumPy in float64
 
 To add one: a package with an object that has what `backend.Backend` says, and its line in BACKENDS.
@@ -11,9 +12,10 @@ from __future__ import annotations
 from fuseplan.backends.backend import Backend
 from fuseplan.backends.cpu import CPU
 from fuseplan.backends.reference import REFERENCE
+from fuseplan.backends.triton import TRITON
 from fuseplan.errors import ArgumentError, did_you_mean
 
-BACKENDS: tuple[Backend, ...] = (CPU, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (CPU, TRITON, REFERENCE)
 
 
 def backend_of(name: str) -> Backend:

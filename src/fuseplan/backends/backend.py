@@ -75,8 +75,10 @@ class Form(Protocol):
 class Memory(Protocol):
     """Where a target's tensors lie: the host's memory, or one GPU's."""
 
-    def view(self, tensor: Any, what: str) -> Buffer:
+    def view(self, tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
         """The caller's tensor where it lies, never copied; `what` is what messages call it.
+
+        What a kernel does not read in place, because it is packed before, may begin anywhere.
 
         Raises:
             ArgumentError: it is no tensor, is in other memory, or a kernel cannot read it there.

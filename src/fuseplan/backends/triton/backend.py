@@ -1,0 +1,90 @@
+"""The GPU backend as the pipeline sees it; triton is imported when something is built, torch when it is run.
+
+What it calls of the modules below it:
+
+    toolchain.fingerprint() -> str | None             triton's version, without importing it; None without it
+    toolchain.compile_object(source, kernel, template, target) -> bytes
+    toolchain.resources(code) -> Mapping[str, int]    read off the artefact
+    launch.load(source, code, queue) -> Loaded        onto the device of a `memory.Queue`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.emit import Source
+from fuseplan.errors import ArgumentError
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target, gpu_target
+from fuseplan.template import Template
+
+if TYPE_CHECKING:
+    from fuseplan.backends.backend import Loaded
+    from fuseplan.backends.triton.memory import GpuMemory
+
+
+class TritonBackend:
+    """Triton text, compiled for any GPU, run on one of this machine's."""
+
+    name = "triton"
+    summary = "Triton generated for the plan, for NVIDIA and AMD GPUs"
+    templates: tuple[type[Template], ...] = TEMPLATES
+
+    def fingerprint(self) -> str | None:
+        """Triton's version."""
+        from fuseplan.backends.triton import toolchain
+
+        return toolchain.fingerprint()
+
+    def refuses(self, target: Target) -> str | None:
+        """Code runs on a GPU of its own generation that torch has."""
+        if target.device is not None:
+            return None
+        if target.name.startswith("gfx"):
+            return "code for AMD GPUs is made up to the binary, and not launched"
+        try:
+            here = gpu_target()
+        except ArgumentError as error:
+            return str(error)
+        return None if here.name == target.name else f"this machine's GPU ({here.cpu}) is {here}"
+
+    def compiles_for(self, target: Target) -> bool:
+        """Triton makes code for any GPU on any machine."""
+        return True
+
+    def placed(self, target: Target) -> Target:
+        """The target on its own device, or on torch's current one."""
+        return target if target.device is not None else replace(target, device=gpu_target().device)
+
+    def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
+        """The binary, and what a launch has to know of it."""
+        from fuseplan.backends.triton import toolchain
+
+        return toolchain.compile_object(source, kernel, template, target)
+
+    def resources(self, code: bytes) -> Mapping[str, int]:
+        """Registers, spills, shared memory."""
+        from fuseplan.backends.triton import toolchain
+
+        return toolchain.resources(code)
+
+    def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
+        """The binary as a module of the device."""
+        from fuseplan.backends.triton import launch, memory
+
+        return launch.load(source, code, memory.queue(_index(target)))
+
+    def memory(self, target: Target) -> GpuMemory:
+        """The device's memory."""
+        from fuseplan.backends.triton import memory
+
+        return memory.GpuMemory(memory.queue(_index(target)))
+
+
+def _index(target: Target) -> int:
+    if target.device is None:
+        raise ValueError(f"{target} has no device: load and run what `placed` gave")
+    return target.device
