@@ -22,17 +22,7 @@ from fuseplan.backends.cpu.math_format import (
     polynomial,
     signed_as,
 )
-
-_TANH_SMALL = 0.5625  # up to here tanh's polynomial is fitted, from here its other formula loses nothing
-
-# log(erfc(t)) = -(t + t*P(-t)) for 0 <= t <= 3.95, beyond which erf rounds to 1. P is of degree 8 and fitted
-# to the relative error of erf: 2^-27.8. The leading 1 is apart: 2/sqrt(pi) as a float is half a place off.
-_ERF_END = 3.95
-_ERF = (
-    0.12837916612625122, -0.6366195678710938, 0.10277630388736725, 0.019147824496030807,
-    -0.00016949418932199478, -0.0016756574623286724, -0.0006373475189320743, -0.00011885527055710554,
-    -9.387120371684432e-06,
-)  # fmt: skip
+from fuseplan.backends.polynomials import ERF, ERF_END, TANH_SMALL
 
 
 def exp(b: Builder, x: Value, form: Format | None = None) -> Value:
@@ -65,7 +55,7 @@ def tanh(b: Builder, x: Value) -> Value:
     large = 1 - 2 / b.fma(scale, q, scale + 1)
     square = x * x
     small = b.fma(x * square, polynomial(b, square, square * square, form.tanh), x)
-    return signed_as(b, b.select(b.compare("olt", t, _TANH_SMALL), small, large), x)
+    return signed_as(b, b.select(b.compare("olt", t, TANH_SMALL), small, large), x)
 
 
 def erf(b: Builder, x: Value) -> Value:
@@ -76,8 +66,8 @@ def erf(b: Builder, x: Value) -> Value:
     form = format_of(x)
     if form.element == "double":
         return _erf_of_lanes(b, x)
-    t = at_least(b, -absolute(b, x), -_ERF_END)
-    q, scale = _scaled_expm1(b, form, b.fma(t, polynomial(b, t, t * t, _ERF), t), 0)
+    t = at_least(b, -absolute(b, x), -ERF_END)
+    q, scale = _scaled_expm1(b, form, b.fma(t, polynomial(b, t, t * t, ERF), t), 0)
     return signed_as(b, b.fma(scale, q, scale - 1), x)
 
 

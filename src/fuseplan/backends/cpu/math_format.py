@@ -21,6 +21,7 @@ import struct
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from fuseplan.backends import polynomials
 from fuseplan.backends.cpu.ir import Builder, Operand, Value
 
 
@@ -65,20 +66,10 @@ FLOAT = Format(
     exp_range=(-104.0, 89.0),
     expm1_low=-18.0,
     tanh_high=10.0,
-    exp=(
-        0.5, 0.1666666567325592, 0.04166649281978607, 0.008333544246852398, 0.0013932340079918504,
-        0.0001976343774003908,
-    ),
-    log=(
-        -0.49999988079071045, 0.33333325386047363, -0.25001609325408936, 0.20002004504203796,
-        -0.16608411073684692, 0.14180852472782135, -0.13248062133789062, 0.12912946939468384,
-        -0.07619082927703857,
-    ),
-    tanh=(
-        -0.3333331346511841, 0.13332436978816986, -0.053835757076740265, 0.021000375971198082,
-        -0.006169613916426897,
-    ),
-)  # fmt: skip
+    exp=polynomials.EXP,
+    log=polynomials.LOG,
+    tanh=polynomials.TANH,
+)
 
 DOUBLE = Format(
     element="double",

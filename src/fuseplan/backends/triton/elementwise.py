@@ -1,0 +1,177 @@
+"""Applies a plan's elementwise operators to a tile that is in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.text import Text
+from fuseplan.emit import Slot
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.scalar import Scalar, leaves_of
+
+_PREFIXES = {"operand": "op_", "parameter": "par_"}
+
+
+def argument(slot: Slot) -> str:
+    """The name of the kernel's argument: `src`, `dst`, `op_bias`, `par_alpha`, `workspace`."""
+    return _PREFIXES[slot.kind] + slot.key if slot.kind in _PREFIXES else slot.kind
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a tile lies: texts of index tensors, each broadcastable to the tile.
+
+    Attributes:
+        element: offset of each element in the storage of the tensor that the stages are applied to.
+        channel: its channel, such as `cols[None, :]`.
+        inside: its offset within one image in storage order; "" where no operand is per activation.
+        mask: which elements exist; "" for all.
+        channel_mask: which channels exist; "" for all.
+    """
+
+    element: str
+    channel: str
+    inside: str
+    mask: str
+    channel_mask: str
+
+
+@dataclass
+class Known:
+    """Names of what is computed already and does not depend on the position; see `Elementwise.prepare`."""
+
+    channel: str = ""
+    values: dict[Scalar, str] = field(default_factory=dict)
+
+
+class Elementwise:
+    """The stages before or after a contraction, ready to be applied anywhere in the kernel's text.
+
+    Args:
+        kernel: what is computed.
+        role: `prologue` or `epilogue`.
+        text: takes the lines.
+        namespace: what the text calls the language: `tl` or `gl`.
+
+    Attributes:
+        slots: of the operands and parameters of that role, in the kernel's order.
+    """
+
+    def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl") -> None:
+        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
+        self.stages = tuple((stage.op_text, dialect.simplified(stage.expression)) for stage in stages)
+        self.text, self.namespace = text, namespace
+        self.compute = f"{namespace}.{dialect.COMPUTE[kernel.src.dtype]}"
+        self._operands = {op.key: op for op in kernel.operands if op.role == role}
+        used = {name for _, expression in self.stages for name in leaves_of(expression)}
+        self._parameters = tuple(key for key in kernel.parameters if key in used)
+        self._table = dialect.table(text, namespace, kernel.dst.dtype)
+        self.slots = (
+            *(Slot("operand", key) for key in self._operands),
+            *(Slot("parameter", key) for key in self._parameters),
+        )
+
+    @property
+    def operands(self) -> tuple[KernelOperand, ...]:
+        """The operands that the stages read."""
+        return tuple(self._operands.values())
+
+    def prepare(self, channel: str, channel_mask: str = "") -> Known:
+        """Evaluates what depends on the channel alone, before a loop over its positions.
+
+        Args:
+            channel: as in the `Place` of each later `apply`, and naming the same tensor.
+            channel_mask: likewise.
+        """
+        known = Known(channel)
+        place = Place("", channel, "", "", channel_mask)
+        for op_text, expression in self.stages:
+            parts = [node for node in self._invariants(expression) if node.fn != "const"]
+            if any(node not in known.values for node in parts):
+                self.text.line(f"# {op_text}: what does not depend on the position")
+            for node in parts:
+                self._value(node, "", place, known.values, {}, {})
+        return known
+
+    def apply(
+        self, x: str, place: Place, held: Mapping[str, str] | None = None, known: Known | None = None
+    ) -> str:
+        """Writes the stages; the name of the result, in the compute dtype.
+
+        Args:
+            x: name of the tile they are applied to, in the compute dtype.
+            place: how it lies.
+            held: operands whose tile is in registers already, by key: its name, of any dtype.
+            known: what `prepare` gave.
+        """
+        channelled = known.values if known and known.channel in ("", place.channel) else {}
+        for op_text, expression in self.stages:
+            self.text.line(f"# {op_text}")
+            x = self._value(expression, x, place, channelled, {}, held or {})
+        return x
+
+    def _invariants(self, node: Scalar) -> Iterator[Scalar]:
+        """The largest parts that are the same for all positions of a channel."""
+        if not self._varies(node):
+            yield node
+            return
+        for child in _children(node):
+            yield from self._invariants(child)
+
+    def _varies(self, node: Scalar) -> bool:
+        """Whether the value differs between positions of one channel."""
+        if node.fn == "leaf":
+            name = str(node.args[0])
+            return name == "x" or (
+                name in self._operands and self._operands[name].per in ("element", "activation")
+            )
+        return any(self._varies(child) for child in _children(node))
+
+    def _value(
+        self,
+        node: Scalar,
+        x: str,
+        place: Place,
+        known: dict[Scalar, str],
+        local: dict[Scalar, str],
+        held: Mapping[str, str],
+    ) -> str:
+        """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
+        scope = local if self._varies(node) else known
+        if node not in scope:
+            if node.fn == "leaf":
+                scope[node] = self._leaf(str(node.args[0]), x, place, held)
+            elif node.fn == "const":
+                scope[node] = self._table["const"](node.args[0])
+            else:
+                values = [self._value(child, x, place, known, local, held) for child in _children(node)]
+                scope[node] = self._table[node.fn](*values)
+        return scope[node]
+
+    def _leaf(self, name: str, x: str, place: Place, held: Mapping[str, str]) -> str:
+        if name == "x":
+            return x
+        if name in self._parameters:
+            return argument(Slot("parameter", name))
+        if name in held:
+            return self.text.let(name, f"{held[name]}.to({self.compute})")
+        operand = self._operands[name]
+        pointer = argument(Slot("operand", name))
+        if operand.per == "shared":
+            return self.text.let(name, f"{self.namespace}.load({pointer})")
+        if operand.per == "channel":
+            return self.text.let(name, self._load(pointer, place.channel, place.channel_mask))
+        if operand.per == "activation":
+            return self.text.let(name, self._load(pointer, place.inside, place.mask))
+        loaded = self._load(pointer, place.element, place.mask)
+        return self.text.let(name, f"{loaded}.to({self.compute})")
+
+    def _load(self, pointer: str, at: str, mask: str) -> str:
+        masked = f", mask={mask}, other=0.0" if mask else ""
+        return f"{self.namespace}.load({pointer} + {at}{masked})"
+
+
+def _children(node: Scalar) -> tuple[Scalar, ...]:
+    return tuple(child for child in node.args if isinstance(child, Scalar))
