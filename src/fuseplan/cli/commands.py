@@ -19,6 +19,7 @@ from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
+from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.demo import main as run_demo
@@ -71,6 +72,9 @@ def fuseplan() -> None:
 
     PLAN is a plan's text, in quotes: 'f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu'.
     """
+
+
+fuseplan.add_command(crossbuild_command)
 
 
 def _accuracy(_: click.Context, __: click.Parameter, value: str) -> str | float:

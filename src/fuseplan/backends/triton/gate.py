@@ -1,0 +1,49 @@
+"""What must hold of every compiled kernel: faults that cost speed and that no result shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fuseplan.emit import Source
+from fuseplan.target import Target
+
+PRODUCTS = ("tl.dot(", "warpgroup_mma(")
+NARROW = ("fp16", "bf16")
+
+
+def faults(
+    source: Source, types: tuple[str, ...], used: Mapping[str, int], target: Target, allowed_spill: int = 0
+) -> Iterator[str]:
+    """Each thing that is wrong with a kernel, in words.
+
+    Args:
+        source: what it was made of.
+        types: of its arguments.
+        used: its resources.
+        target: what it is for.
+        allowed_spill: bytes that it may spill.
+    """
+    if used["spill_bytes"] > allowed_spill:
+        yield f"spills {used['spill_bytes']} bytes of registers, allowed are {allowed_spill}"
+    if used["serialized"]:
+        yield "its matrix instructions are serialized"
+    if used["shared_bytes"] > target.l1_bytes:
+        yield f"needs {used['shared_bytes']} bytes of shared memory of {target.l1_bytes}"
+    if not used["programs"]:
+        yield "no multiprocessor holds even one program"
+    reads = [slot for slot in source.slots if slot.map is not None and slot.kind != "dst"]
+    if reads and not used.get("tma_loads"):
+        yield "reads no tensor map, though it has some"
+    if _wants_matrix_instructions(source, types) and not _matrix_instructions(used):
+        yield "has products, and no matrix instruction"
+
+
+def _wants_matrix_instructions(source: Source, types: tuple[str, ...]) -> bool:
+    """Products of 16-bit elements, which every GPU has instructions for; of f32 where TF32 is asked."""
+    is_product = any(word in source.text for word in PRODUCTS)
+    is_narrow = any(name in kind for name in NARROW for kind in types)
+    return is_product and (is_narrow or "tf32" in source.text)
+
+
+def _matrix_instructions(used: Mapping[str, int]) -> int:
+    return sum(used.get(name, 0) for name in ("wgmma", "mma", "mfma", "wmma"))

@@ -1,0 +1,75 @@
+"""The command `fuseplan crossbuild`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
+from fuseplan.bench.suite import chosen, load
+from fuseplan.target import parse_target
+
+ALLOWED = Path(__file__).resolve().parents[3] / "benchmarks" / "allowed_spills.toml"
+SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgmma", "mfma", "tma_loads")
+
+
+@click.command("crossbuild")
+@click.argument("suites", metavar="SUITE...", nargs=-1, required=True)
+@click.option("--target", default="triton:sm_90,triton:gfx942", show_default=True, help="Kinds of GPU.")
+@click.option("--template", default="", help="The only template to compile.")
+@click.option("--candidates", default=1, show_default=True, help="Of each template, how many.")
+@click.option("--only", default="", help="Cases whose name or group contains it.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Compiling processes.")
+@click.option("--seconds", default=120.0, show_default=True, help="The most that one kernel may take.")
+@click.option("--allowed", type=click.Path(path_type=Path), default=ALLOWED, help="Accepted spills.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+@click.pass_context
+def crossbuild_command(
+    ctx: click.Context,
+    suites: tuple[str, ...],
+    target: str,
+    template: str,
+    candidates: int,
+    only: str,
+    jobs: int,
+    seconds: float,
+    allowed: Path,
+    as_json: bool,
+) -> None:
+    """Compile what every GPU template emits for the plans of SUITE, and judge it; no GPU is needed.
+
+    Exit status: 0 all sound, 1 a kernel does not compile, spills, or lacks the instructions it was made for.
+    """
+    targets = [parse_target(name) for name in target.split(",")]
+    plans = [case.plan for name in suites for case in chosen(load(name), only).cases]
+    asked = list(builds(dict.fromkeys(plans), targets, candidates=candidates, only=template))
+    accepted = allowances(allowed) if allowed.exists() else ()
+    found: list[Built] = []
+    for built in crossbuild(asked, workers=jobs, seconds=seconds, allowed=accepted):
+        found.append(built)
+        if as_json:
+            click.echo(json.dumps(built.to_json()))
+    unsound = [built for built in found if built.faults]
+    if not as_json:
+        _print(found, unsound)
+    ctx.exit(1 if unsound else 0)
+
+
+def _print(found: list[Built], unsound: list[Built]) -> None:
+    """A line a kernel, then every fault."""
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table("target", "template", *(name.replace("_", " ") for name in SHOWN), "plan")
+    for built in found:
+        counts = [str(built.resources.get(name, "")) for name in SHOWN]
+        build = built.build
+        table.add_row(build.target.name, build.template.text, *counts, build.plan)
+    console.print(table)
+    for built in unsound:
+        click.echo(f"\n{built.build.target} {built.build.template.text}\n  {built.build.plan}")
+        click.echo("\n".join(f"  {fault}" for fault in built.faults))
+    click.echo(f"{len(found)} kernels, {len(unsound)} unsound")

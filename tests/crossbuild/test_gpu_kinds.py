@@ -1,0 +1,107 @@
+"""Every GPU template's code for an NVIDIA and an AMD GPU, compiled here and judged, whatever machine this is.
+
+`fuseplan crossbuild SUITE` does the same for whole suites and more candidates.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from fuseplan.backends.triton.compiler import compile_source
+from fuseplan.backends.triton.gate import faults
+from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.bench.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
+from fuseplan.emit import Slot, Source, TensorMap
+from fuseplan.errors import ArgumentError
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from toy_templates import ToyProduct
+
+KINDS = ("triton:sm_90", "triton:gfx942")
+MOST = 64  # compiles, each up to two seconds of one core
+ROOT = Path(__file__).resolve().parents[2]
+PLANS = (
+    "f16[8x64x56x56, nhwc] -> batch_norm -> relu",
+    "bf16[8x64x28x28] -> batch_norm(per_activation) -> add -> gelu",
+    "f64[2x19x7x9, nhwc] -> batch_norm -> elu",
+    "f16[16x256x28x28, nhwc] -> conv2d(512, kernel=1) -> bias -> relu",
+    "f16[16x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -> add -> relu",
+    "f16[16x64x28x28] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
+    "f32[8x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> gelu",
+    "f16[8x3x112x112, nhwc] -> conv2d(64, kernel=7, stride=2, padding=3) -> bias -> relu",
+    "f16[8x96x28x28, nhwc] -> conv2d(96, kernel=3, padding=1, groups=96) -> bias -> hardswish",
+    "bf16[16384x1024] -> matmul(4096) -> bias -> gelu",
+    "f32[512x1024] -> matmul(256) -> bias -> relu",
+    "bf16[32x19x33] -> conv1d(37, kernel=5, stride=2) -> tanh",
+)
+CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
+ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")
+
+
+def name_of(build: Build) -> str:
+    return f"{build.target.name}-{build.template.name}-{build.plan}"
+
+
+@pytest.mark.parametrize("build", CASES, ids=name_of)
+def test_a_kernel_compiles_and_is_sound(build: Build) -> None:
+    job = build.job
+    artifact = compile_source(job.source, job.types, job.target)
+    built = judged(build, job, artifact.pack(), ALLOWED)
+    assert not built.faults, f"{build.template.text}\n{job.source.text}\n{built.resources}"
+
+
+def test_the_set_is_bounded() -> None:
+    assert len(CASES) <= MOST
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_every_template_is_built(template: type) -> None:
+    assert any(type(build.template) is template for build in CASES)
+
+
+def test_the_same_choice_gives_the_same_text() -> None:
+    for build in CASES:
+        assert build.job == build.job
+
+
+def test_faults() -> None:
+    target = parse_target("triton:sm_90")
+    mapped = TensorMap("f16", (64, 64), (64, 1), (64, 64), (1, 1))
+    source = Source("tl.dot(a, b)", "k", (Slot("src", map=mapped),), language="triton")
+    sound = {
+        "spill_bytes": 0, "serialized": 0, "shared_bytes": 0, "programs": 1, "tma_loads": 1, "wgmma": 4,
+    }  # fmt: skip
+    types = ("tensordesc<fp16[64, 64]>",)
+    assert list(faults(source, types, sound, target)) == []
+    wrong = {
+        "spill_bytes": 4, "serialized": 1, "shared_bytes": 1 << 20, "programs": 0, "tma_loads": 0, "wgmma": 0,
+    }  # fmt: skip
+    for name, value in wrong.items():
+        assert len(list(faults(source, types, sound | {name: value}, target))) == 1, name
+    assert not list(faults(source, types, sound | {"spill_bytes": 4}, target, allowed_spill=4))
+
+
+def test_accepted_spills_give_their_reason(tmp_path: Path) -> None:
+    entry = '[[allowed]]\ntarget = "triton:sm_90"\ntemplate = "t"\nplan = "p"\nbytes = 8\nreason = "{}"\n'
+    place = tmp_path / "allowed.toml"
+    place.write_text(entry.format("outside of the loop"))
+    assert allowances(place) == (Allowance("triton:sm_90", "t", "p", 8, "outside of the loop"),)
+    place.write_text(entry.format(" "))
+    with pytest.raises(ArgumentError, match="gives no reason"):
+        allowances(place)
+    with pytest.raises(ArgumentError, match="no list of accepted spills"):
+        allowances(tmp_path / "none.toml")
+
+
+def test_builds_run_in_other_processes_and_what_fails_is_a_fault() -> None:
+    plan = "f16[8x256x16x16, nhwc] -> conv2d(256, kernel=1)"
+    kernel = lower(match(FusionPlan.parse(plan)))
+    template = ToyProduct(rows=64, columns=64, depth=64)
+    asked = [Build(plan, parse_target(kind), template, kernel) for kind in KINDS]
+    good, bad = crossbuild(asked, workers=1)
+    assert not good.faults
+    assert good.resources["wgmma"] > 0
+    assert good.to_json()["faults"] == []
+    assert "tensor maps" in bad.faults[0]
