@@ -1,0 +1,77 @@
+"""All in this folder needs a GPU; `--record FILE` adds a line of what was run, and where, to a file."""
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
+from fuseplan.measure.machine import commit
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", default=None, help="file to append a JSON line to: what passed on which GPU")
+    parser.addoption(
+        "--commit", default="", help="what the record says was tested; the checkout's unless given"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lacking = not torch.cuda.is_available()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if lacking:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():  # type: ignore[no-untyped-def]
+    with torch.no_grad():
+        yield
+
+
+class Recorder:
+    """Counts outcomes by file, and remembers the largest share of an allowed error."""
+
+    def __init__(self, place: Path, what: str) -> None:
+        self._place, self._commit = place, what
+        self._outcomes: dict[str, Counter[str]] = {}
+        self._failed: list[str] = []
+        self._worst: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        self._outcomes.setdefault(Path(report.fspath).stem, Counter())[report.outcome] += 1
+        if report.outcome == "failed":
+            self._failed.append(report.nodeid)
+        for name, value in report.user_properties:
+            template, share = str(name), float(str(value))
+            self._worst[template] = max(self._worst.get(template, 0.0), share)
+
+    def pytest_sessionfinish(self) -> None:
+        record = {
+            "benchmark": "device",
+            "run": datetime.now(UTC).isoformat(timespec="seconds"),
+            "outcomes": {name: dict(counted) for name, counted in sorted(self._outcomes.items())},
+            "failed": self._failed,
+            "worst_share_of_bound": self._worst,
+            "machine": gpu_machine().to_json(),
+            "versions": gpu_versions(),
+            "commit": self._commit or commit(),
+        }
+        with self._place.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    place = config.getoption("record", None)
+    is_controller = not hasattr(config, "workerinput")  # with xdist, workers report to it
+    if place and is_controller and torch.cuda.is_available():
+        config.pluginmanager.register(Recorder(Path(place), config.getoption("commit")))

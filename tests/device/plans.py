@@ -1,0 +1,84 @@
+"""The plans that are run on a GPU: every operator, layout and kind of operand, on sizes that fit no tile."""
+
+from collections.abc import Iterator
+
+from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.plan import FusionPlan
+
+FLOATS = ("f16", "bf16", "f32")
+
+# `{d}` is a dtype; `{l}` is channels first or last.
+POINTWISE = (
+    "{d}[5x37] -> bias -> relu",
+    "{d}[1x1x1x1] -> relu",
+    "{d}[2x13x29] -> batch_norm -> silu",
+    "{d}[3x17x9x11{l}] -> batch_norm -> add -> relu",
+    "{d}[3x17x9x11{l}] -> batch_norm(mode=per_activation) -> gelu -> scale",
+    "{d}[2x3x4x5, strides=80:1:20:4] -> prelu -> tanh",
+    "{d}[3x5x7x2, strides=1:84:12:3] -> add(alpha1=0.5, alpha2=2) -> prelu(shared=True)",
+    "{d}[1x3x2x5x7, ndhwc] -> add(alpha1=0.5, alpha2=2) -> hardswish",
+    "{d}[8x64x57x55{l}] -> batch_norm -> add -> leaky_relu",
+)
+PRODUCTS = (
+    "{d}[33x40] -> matmul(24) -> bias -> gelu(approximate=tanh)",
+    "{d}[37x41] -> matmul(29) -> bias -> relu",
+    "{d}[300x256] -> matmul(520, transposed=True) -> bias -> silu",
+    "{d}[1x4096] -> matmul(1000) -> bias",
+    "{d}[2x64x50, nwc] -> matmul(72, batched=True) -> relu",
+    "{d}[3x40x17] -> matmul(24, transposed=True, batched=True) -> bias",
+    "{d}[256x4096] -> matmul(128) -> bias -> relu",
+    "{d}[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu",
+    "{d}[2048x1024] -> matmul(2048) -> bias -> gelu(approximate=tanh)",
+)
+CONVOLUTIONS = (
+    "{d}[3x64x7x7{l}] -> conv2d(128, kernel=1) -> bias -> relu",
+    "{d}[2x37x9x11{l}] -> conv2d(41, kernel=1) -> batch_norm -> add -> relu",
+    "{d}[2x64x28x28{l}] -> conv2d(256, kernel=1, stride=2) -> bias",
+    "{d}[4x64x14x14{l}] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
+    "{d}[64x128x28x28{l}] -> conv2d(128, kernel=3, padding=1) -> batch_norm -> add -> relu",
+    "{d}[2x24x13x15{l}] -> conv2d(40, kernel=3, stride=2, padding=1) -> batch_norm -> add -> relu",
+    "{d}[2x19x13x15{l}] -> conv2d(23, kernel=3, padding=2, dilation=2) -> bias -> gelu",
+    "{d}[1x16x12x9{l}] -> conv2d(32, kernel=(3, 5), stride=(1, 2), padding=((0, 1), (2, 1))) -> bias -> relu",
+    "{d}[2x3x33x31{l}] -> conv2d(64, kernel=7, stride=2, padding=3) -> batch_norm -> relu",
+    "{d}[2x32x14x14{l}] -> batch_norm -> relu -> conv2d(48, kernel=3, padding=1) -> add",
+    "{d}[2x32x9x9{l}] -> conv2d(64, kernel=3, padding=1, groups=4) -> bias -> relu",
+    "{d}[2x24x9x9{l}] -> conv2d(24, kernel=3, groups=8)",
+    "{d}[3x32x17x17{l}] -> conv2d(32, kernel=3, padding=1, groups=32) -> bias -> relu",
+    "{d}[2x37x15x13{l}] -> conv2d(37, kernel=3, stride=2, padding=1, groups=37) -> batch_norm -> silu",
+    "{d}[2x40x12x12{l}] -> conv2d(40, kernel=5, padding=2, groups=40) -> bias -> hardswish",
+    "{d}[2x8x9x9{l}] -> conv2d(16, kernel=3, groups=8) -> bias",
+    "{d}[3x32x65] -> conv1d(48, kernel=3, padding=1) -> bias -> relu",
+    "{d}[3x33x65, nwc] -> conv1d(48, kernel=4, stride=2, padding=((1, 2),)) -> bias -> relu",
+    "{d}[1x16x5x9x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias -> relu",
+    "{d}[1x5x4x6x7] -> conv3d(6, kernel=(1, 3, 2), stride=(1, 2, 1)) -> bias",
+)
+TF32 = (
+    "f32[300x256] -> matmul(512, precision=tf32) -> bias",
+    "f32[4x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, precision=tf32) -> bias -> relu",
+)
+
+
+def _written(texts: tuple[str, ...], dtypes: tuple[str, ...]) -> Iterator[str]:
+    for text in texts:
+        for layout in ("", ", nhwc") if "{l}" in text else ("",):
+            yield from (text.format(d=dtype, l=layout) for dtype in dtypes)
+
+
+def _activations() -> Iterator[str]:
+    """Each activation by itself, with its defaults where it has them."""
+    for kind in ACTIVATIONS:
+        for text, op in kind.samples():
+            if text.startswith("f32[2x3x7]"):
+                yield str(FusionPlan("f32[3x33x7, nwc]", op))
+
+
+def texts() -> list[str]:
+    """The text of every plan, without doubles."""
+    listed = [
+        *_written(POINTWISE, (*FLOATS, "f64")),
+        *_activations(),
+        *_written(PRODUCTS, FLOATS),
+        *_written(CONVOLUTIONS, FLOATS),
+        *TF32,
+    ]
+    return list(dict.fromkeys(str(FusionPlan.parse(text)) for text in listed))

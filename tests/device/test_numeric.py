@@ -1,0 +1,88 @@
+"""Every template on every plan it takes: right in each element, for several seeds, again and again."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from device.guarded import CANARY, Walled, inputs, output, typical, wanted, worst
+from device.plans import texts
+from forced import forced
+from fuseplan.backends import backend_of
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import parse_target
+from fuseplan.template import Template
+
+KIND = parse_target("triton:sm_90")  # what the cases are made for; they run on whatever GPU there is
+SEEDS = (1, 2, 3)
+REPEATS = 24
+TRIED = 3  # candidates of a template: the first, and others spread over its list
+
+
+def cases() -> Iterator[object]:
+    """(template, place in its list of candidates, plan) for every template that takes the plan."""
+    for text in texts():
+        kernel = lower(match(FusionPlan.parse(text)))
+        for kind in backend_of("triton").templates:
+            if first_refusal(kind.limits(kernel, KIND, "default"), kind.name) is None:
+                count = len(list(kind.candidates(kernel, KIND, "default")))
+                for place in sorted({0, count // 2, count - 1})[:TRIED]:
+                    yield pytest.param(kind, place, text, id=f"{kind.name}-{place}-{text}")
+
+
+def candidate(kind: type[Template], place: int, text: str) -> Template:
+    listed = list(kind.candidates(lower(match(FusionPlan.parse(text))), parse_target("cuda"), "default"))
+    return listed[min(place, len(listed) - 1)]
+
+
+@pytest.mark.parametrize(("kind", "place", "text"), cases())
+def test_each_element_is_within_the_bound(
+    kind: type[Template], place: int, text: str, record_property: Callable[[str, object], None]
+) -> None:
+    compiled = forced(text, kind, parse_target("cuda"), candidate(kind, place, text))
+    shares = []
+    for seed in SEEDS:
+        tensors = inputs(compiled.plan, seed)
+        want, allowed = wanted(compiled, tensors)
+        out = output(compiled.plan)
+        src = tensors.pop("src")
+        assert compiled.bind(**tensors)(src, out.tensor) is out.tensor
+        assert torch.equal(out.tensor.isnan(), want.isnan()), "not written, or made of what is no input"
+        assert out.stands, "something was written beside the output"
+        shares.append(worst(out.tensor, want, allowed))
+        assert typical(compiled, out.tensor, want) <= 1
+    record_property(kind.name, max(shares))
+    assert max(shares) <= 1, f"{compiled.choice}: {max(shares):.2f} times what the bound allows"
+
+
+@pytest.mark.parametrize(("kind", "place", "text"), [case for case in cases() if case.values[1] == 0])  # type: ignore[attr-defined]
+def test_launches_that_overlap_agree(kind: type[Template], place: int, text: str) -> None:
+    """The same launch many times over, some of it on two streams at once: a race would show."""
+    compiled = forced(text, kind, parse_target("cuda"), candidate(kind, place, text))
+    plan = compiled.plan
+    tensors = inputs(plan, 7)
+    want, allowed = wanted(compiled, tensors)
+    bound, src = (
+        compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"}),
+        tensors["src"],
+    )
+    outs = [output(plan) for _ in range(REPEATS)]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for index, out in enumerate(outs):
+        with torch.cuda.stream(streams[index % 2]):
+            bound(src, out.tensor)
+    torch.cuda.synchronize()
+    assert all(out.stands for out in outs)
+    assert max(worst(out.tensor, want, allowed) for out in outs) <= 1
+
+
+def test_walls_tell_what_was_touched() -> None:
+    wall = Walled((3, 4), (4, 1), torch.float32, CANARY)
+    assert wall.stands
+    assert bool(wall.tensor.isnan().all())
+    wall.tensor.as_strided((13,), (1,))[12] = 0  # one element past the end
+    assert not wall.stands
