@@ -105,15 +105,20 @@ def builds(
     for plan in plans:
         kernel = lower(match(FusionPlan.parse(plan)))
         for target in targets:
-            for template in backend_of(target.backend).templates:
-                if only and only != template.name:
-                    continue
-                if first_refusal(template.limits(kernel, target, "default")) is not None:
-                    continue
-                for chosen in islice(template.candidates(kernel, target, "default"), candidates):
-                    if not isinstance(chosen, GpuTemplate):
-                        raise ArgumentError(f"{target} is no kind of GPU: name one, such as triton:sm_90")
-                    yield Build(plan, target, chosen, kernel)
+            for chosen in _choices(kernel, target, candidates, only):
+                yield Build(plan, target, chosen, kernel)
+
+
+def _choices(kernel: Kernel, target: Target, count: int, only: str) -> Iterator[GpuTemplate]:
+    """The first candidates of every template that takes the kernel."""
+    for template in backend_of(target.backend).templates:
+        refused = first_refusal(template.limits(kernel, target, "default")) is not None
+        if refused or (only and only != template.name):
+            continue
+        for chosen in islice(template.candidates(kernel, target, "default"), count):
+            if not isinstance(chosen, GpuTemplate):
+                raise ArgumentError(f"{target} is no kind of GPU: name one, such as triton:sm_90")
+            yield chosen
 
 
 def crossbuild(
