@@ -4,8 +4,8 @@
     dst = interpret(template, kernel, target, random_arrays(plan, 1))
 
 Each test process has one interpreting process of its own. `dst` is NaN before the kernel runs, memory
-outside of the arguments cannot be touched, what is only read cannot be written, and the workspace has to be
-left zero.
+outside of the arguments cannot be touched, what is only read cannot be written, and the workspace's counters
+have to be left zero; behind them it is NaN.
 Gluon is not interpretable: its templates are proven by their plain twins, by compiling, and on a GPU.
 """
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import NUMPY_DTYPES, narrow
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.emit import Slot, Source
+from fuseplan.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -86,6 +86,13 @@ def wide(array: Array) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
+def _workspace(nbytes: int) -> Array:
+    """Counters, zero, and behind them what other plans left there: NaN, as f32 and as f64."""
+    words = np.full(-(-nbytes // 4), 0x7FF80000, np.int32)
+    words[: COUNTER_BYTES // 4] = 0
+    return words
+
+
 def _filled(size: int, dtype: str, value: float) -> Array:
     return (
         narrow(np.full(size, value), dtype) if dtype == "bf16" else np.full(size, value, NUMPY_DTYPES[dtype])
@@ -137,7 +144,7 @@ class _Call:
         if slot.kind == "dst":
             return _filled(kernel.dst.span, kernel.dst.dtype, np.nan)
         if slot.kind == "workspace":
-            return np.zeros(-(-self.source.workspace_bytes // 4), np.int32)
+            return _workspace(self.source.workspace_bytes)
         if slot.kind == "parameters":
             listed = [float(self.parameters[key]) for key in kernel.parameters]
             return np.array(listed, NUMPY_DTYPES[kernel.compute_dtype])
@@ -151,7 +158,7 @@ class _Call:
             return storage(lying, self.arrays[key])
         packed = self.template.pack(self.kernel, self.target, operand, wide(self.arrays[key]))
         wanted = self.template.packing(self.kernel, operand)
-        assert packed.shape == wanted.shape
+        assert packed.shape == wanted.extents
         return narrow(packed.astype(np.float64), wanted.dtype).reshape(-1)
 
 
@@ -189,7 +196,7 @@ def interpret(
         raise AssertionError(f"{template.text} fails in the interpreter\n{source.text}\n{reply['error']}")
     kinds = {source.slots[place].kind: array for place, array in reply.items()}
     if "workspace" in kinds:
-        assert not kinds["workspace"].any(), "the workspace was not left zero"
+        assert not kinds["workspace"][: COUNTER_BYTES // 4].any(), "the counters were not left zero"
     return np.array(_seen(kernel.dst, kinds["dst"]))
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SLOT_KINDS = ("src", "dst", "operand", "parameters", "parameter", "workspace")
+COUNTER_BYTES = 4096  # at the front of a GPU's workspace: 1024 counters of 32 bits
 FIRST_SLOT = 16  # words before the pointers: task and finished counters of eight phases
 
 
@@ -59,8 +60,9 @@ class Source:
     """A generated kernel: `text` in `language`; its function `entry` reads pointers in the order of `slots`.
 
     The workspace of a launch on `threads` threads is `workspace_bytes + threads * workspace_bytes_per_thread`
-    bytes: the shared part first, then one part a thread. A GPU's workspace is zero before its first launch,
-    and every launch leaves it zero.
+    bytes: the shared part first, then one part a thread. A GPU's workspace, where a kernel has one, begins
+    with `COUNTER_BYTES` bytes that are zero before its first launch, and every launch leaves them zero; what
+    lies behind them holds anything, since the plans of a stream share it.
 
     Attributes:
         language: `llvm`, `triton`, `gluon`, or `kernel` for the reference's own.

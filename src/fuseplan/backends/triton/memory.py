@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fuseplan.arrays import TORCH_DTYPES, Buffer
-from fuseplan.backends.triton.template import GpuTemplate, Packing
+from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
@@ -198,14 +198,21 @@ def packed(tensor: torch.Tensor, shape: tuple[int, ...], wanted: Packing, *, kee
     """A tensor of logical shape `shape` as `wanted` says; the same memory if it lies so, unless kept."""
     ordered = tensor.reshape(shape).permute(wanted.axes)
     dtype = DTYPES[wanted.dtype]
-    lies_so = ordered.dtype is dtype and tuple(ordered.shape) == wanted.shape and ordered.is_contiguous()
+    lies_so = ordered.dtype is dtype and tuple(ordered.shape) == wanted.extents and ordered.is_contiguous()
     if lies_so and not keep and ordered.data_ptr() % ALIGNMENT == 0:
         return ordered
     is_padded = tuple(ordered.shape) != wanted.shape
     make = torch.zeros if is_padded else torch.empty
     made = make(wanted.shape, dtype=dtype, device=tensor.device)
     made[tuple(map(slice, ordered.shape))].copy_(ordered)
-    return made
+    return _in_halves(made) if wanted.halves else made
+
+
+def _in_halves(whole: torch.Tensor) -> torch.Tensor:
+    """What `template.in_halves` makes of an array."""
+    bits = (whole.view(torch.int32) + HALF_UNIT) & -2 * HALF_UNIT
+    rounded = torch.where(whole.isnan(), whole, bits.view(torch.float32))
+    return torch.stack([rounded, whole - rounded])
 
 
 def _target(device: torch.device) -> str:
