@@ -11,7 +11,7 @@ from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.launch import GpuBlock, load
 from fuseplan.backends.triton.signature import types_of
-from fuseplan.emit import Slot, Source
+from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -113,6 +113,30 @@ def test_addresses_above_the_middle_of_memory(driver: FakeDriver) -> None:
     block.words[0], block.words[1] = high - 2**64, 1 << 20
     block.launch()
     assert driver.encodings[0].address == high
+
+
+def test_slots_of_one_tensor_have_one_word(driver: FakeDriver) -> None:
+    mapped = TensorMap("f32", (64, 64), (64, 1), (32, 32), (1, 1))
+    slots = (
+        Slot("src", map=mapped),
+        Slot("src"),
+        Slot("dst"),
+        Slot("src", map=replace(mapped, box=(16, 16))),
+    )
+    body = "tl.store(dst, tl.load(src) + tl.sum(a.load([0, 0])) + tl.sum(b.load([0, 0])))"
+    source = elementwise(body, slots, "a, src, dst, b")
+    types = ("tensordesc<fp32[32, 32]>", "*fp32", "*fp32", "tensordesc<fp32[16, 16]>")
+    block = load(source, compiler.compile_source(source, types, SM_90).pack(), Queue()).block(1)
+    block.words[3], block.words[2] = 1 << 20, 2 << 20  # the last of src's slots is the one that is set
+    block.launch()
+    first, pointer, dst, second = driver.launches[0].arguments
+    assert (first.encoded.address, pointer, dst, second.encoded.address) == (
+        1 << 20,
+        1 << 20,
+        2 << 20,
+        1 << 20,
+    )
+    assert (first.encoded.box, second.encoded.box) == ((32, 32), (16, 16))
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("fp32", "<f4x"), ("fp64", "<d")])

@@ -54,12 +54,15 @@ class LoadedKernel:
         function: the driver's handle.
         queue: where it is launched.
         driver: through which.
+        words: for each slot, the place of its word: slots of the same tensor share the last one's.
     """
 
     def __init__(self, source: Source, artifact: Artifact, queue: Queue) -> None:
         self.source, self.artifact, self.queue = source, artifact, queue
         self.driver = drivers.driver()
         self.function = self.driver.load(artifact, queue.device)
+        last = {(slot.kind, slot.key): place for place, slot in enumerate(source.slots)}
+        self.words = tuple(last[slot.kind, slot.key] for slot in source.slots)
 
     def block(self, threads: int) -> GpuBlock:
         """New arguments; how many threads there are is the artifact's to say."""
@@ -84,22 +87,22 @@ def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
 
 
 class _Mapped:
-    """An encoded tensor map, and the address of the memory it is of."""
+    """An encoded tensor map: of which slot, which of the words it follows, and what that was last."""
 
-    __slots__ = ("address", "encoding", "extents", "place", "storage", "strides", "word")
+    __slots__ = ("address", "encoding", "extents", "place", "seen", "storage", "strides", "word")
 
     def __init__(self, kernel: LoadedKernel, place: int) -> None:
         mapped = kernel.source.slots[place].map
         if mapped is None:
             raise ValueError(f"slot {place} has no tensor map")
-        self.place = place
+        self.place, self.word = place, kernel.words[place]
         self.encoding = maps.MapEncoding(mapped, kernel.artifact.maps[place])
         self.storage = (ctypes.c_char * (maps.ENCODED_BYTES + maps.ALIGNMENT))()
         start = ctypes.addressof(self.storage)
         self.address = start + -start % maps.ALIGNMENT
         self.extents = (ctypes.c_int32 * len(mapped.shape))(*mapped.shape)
         self.strides = (ctypes.c_int64 * len(mapped.strides))(*mapped.strides)
-        self.word = 0  # of no memory yet
+        self.seen = 0  # of no memory yet
 
     @property
     def pointers(self) -> list[int]:
@@ -148,7 +151,7 @@ class GpuBlock:
         mapped = {each.place: each.pointers for each in self._maps}
         listed: list[int] = []
         for place in range(len(self._kernel.source.slots)):
-            listed += mapped.get(place, [first + 8 * place])
+            listed += mapped.get(place, [first + 8 * self._kernel.words[place]])
         listed += [ctypes.addressof(self._scratch)] * 2
         return (ctypes.c_void_p * len(listed))(*listed)
 
@@ -178,7 +181,7 @@ class GpuBlock:
                 for place in places:
                     words[place] = held.address
             for each in mapped:
-                if words[each.place] != each.word:
+                if words[each.word] != each.seen:
                     self._encode(each)
             config.stream = stream
             status = go(reference, function, parameters, None)
@@ -193,13 +196,13 @@ class GpuBlock:
 
     def _encode(self, mapped: _Mapped) -> None:
         """Makes the map of the memory that the slot's word names."""
-        kernel, word = self._kernel, self.words[mapped.place]
+        kernel, word = self._kernel, self.words[mapped.word]
         with kernel.driver.current(kernel.queue.device):
             status = kernel.driver.encode(mapped.address, mapped.encoding, word & UNSIGNED)
         if status:
             slot = kernel.source.slots[mapped.place]
             raise BuildError(f"the driver refuses the tensor map of {slot}: {kernel.driver.told(status)}")
-        mapped.word = word
+        mapped.seen = word
 
     def _again(self, status: int, reference: Any, function: Any) -> None:
         """A launch that failed because the thread has another context, or none, is made in the right one.
