@@ -1,0 +1,134 @@
+"""One case of each template under compute-sanitizer: `python tests/device/sanitize.py --record FILE`.
+
+`memcheck` finds accesses outside of what was allocated, `racecheck` shared memory that two warps touch
+without a barrier between, `initcheck` device memory that was read before it was written, `synccheck` barriers
+used wrongly. Each case runs in a process of its own, twice: first without the tool, which also fills the cache,
+so that no compiler runs under it.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "src")]
+
+from device.plans import texts  # noqa: E402 - found on the path set above
+from fuseplan.backends import backend_of  # noqa: E402
+from fuseplan.lower import lower  # noqa: E402
+from fuseplan.match import match  # noqa: E402
+from fuseplan.plan import FusionPlan  # noqa: E402
+from fuseplan.reasons import first_refusal  # noqa: E402
+from fuseplan.target import parse_target  # noqa: E402
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+WRONG = 9  # the exit status of the tool where it found something
+AT_ONCE = 4  # processes on the GPU
+SECONDS = 150  # a process may take
+SMALL = 1 << 22  # elements: larger plans take the tools minutes
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """(template, plan): of each template the first small plan in f16 that it takes, else in any dtype."""
+    target = parse_target("triton:sm_90")
+    listed = sorted(texts(), key=lambda text: not text.startswith("f16"))
+    for kind in backend_of("triton").templates:
+        for text in listed:
+            kernel = lower(match(FusionPlan.parse(text)))
+            is_small = kernel.src.size + kernel.dst.size <= SMALL
+            if is_small and first_refusal(kind.limits(kernel, target, "default"), kind.name) is None:
+                yield kind.name, text
+                break
+
+
+def run_one(template: str, text: str) -> None:
+    """The plan on that template, checked."""
+    import torch
+
+    from device.guarded import inputs, output, wanted, worst
+    from fuseplan.compile import compile as compile_plan
+
+    torch.set_grad_enabled(False)
+    compiled = compile_plan(text, "cuda", template=template)
+    tensors = inputs(compiled.plan, 1)
+    out = output(compiled.plan)
+    compiled(out=out.tensor, **tensors)
+    want, allowed = wanted(compiled, tensors)
+    share = worst(out.tensor, want, allowed)
+    if not out.stands or not share <= 1:
+        raise SystemExit(f"wrong: {share} of what is allowed")
+
+
+def checked(tool: str, template: str, text: str) -> dict[str, object]:
+    """What a tool, or "plain" for none, says of a case."""
+    own = [sys.executable, str(HERE), "--run", template, text]
+    under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(WRONG), "--print-limit", "5"]
+    try:
+        ran = subprocess.run(
+            own if tool == "plain" else [*under, *own],
+            capture_output=True, text=True, check=False, timeout=SECONDS,
+        )  # fmt: skip
+        status, said = ran.returncode, ran.stdout + ran.stderr
+    except subprocess.TimeoutExpired:
+        status, said = -1, f"took more than {SECONDS} seconds"
+    summary = [line for line in said.splitlines() if "SUMMARY" in line] or said.splitlines()[-1:]
+    found = {"tool": tool, "template": template, "plan": text, "status": status, "said": summary}
+    print(status, tool, template, text, *summary, sep="  ", flush=True)
+    if status:
+        print(said[-3000:], flush=True)
+    return found
+
+
+def main() -> int:
+    """Runs all; the exit status is 1 where a tool found something."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", type=Path, help="file to append a JSON line to")
+    parser.add_argument(
+        "--commit", default="", help="what the record says was run; the checkout's unless given"
+    )
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--run", nargs=2, metavar=("TEMPLATE", "PLAN"), help="run one case, without a tool")
+    given = parser.parse_args()
+    if given.run:
+        run_one(*given.run)
+        return 0
+    if shutil.which("compute-sanitizer") is None:
+        print("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit", file=sys.stderr)
+        return 2
+    listed = list(cases())
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(lambda case: checked("plain", *case), listed))
+        pairs = [(tool, *case) for tool in given.tools.split(",") for case in listed]
+        found += list(pool.map(lambda pair: checked(*pair), pairs))
+    if given.record:
+        record(given.record, found, given.commit)
+    return int(any(each["status"] for each in found))
+
+
+def record(place: Path, found: list[dict[str, object]], stamped: str) -> None:
+    """Appends the findings with the stamp of the machine."""
+    from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
+    from fuseplan.measure.machine import commit
+
+    line = {
+        "benchmark": "sanitize",
+        "run": datetime.now(UTC).isoformat(timespec="seconds"),
+        "found": found,
+        "machine": gpu_machine().to_json(),
+        "versions": gpu_versions(),
+        "commit": stamped or commit(),
+    }
+    with place.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
