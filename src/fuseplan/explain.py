@@ -81,9 +81,12 @@ def explain_records(records: Records) -> Explanation:
             "plan": str(records.plan),
             "target": {
                 "name": str(target),
-                "is_host": target.is_host or target.device is not None,
+                "is_host": target.is_host,
                 "cpu": target.cpu,
+                "shape": target.shape,
                 "threads": target.threads,
+                "processors": target.processors,
+                "device": target.device,
                 "vector_bytes": target.vector_bytes,
             },
             "accuracy": records.accuracy,
@@ -151,7 +154,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     machine = f" ({target['cpu']})" if target["cpu"] else ""
     yield told["plan"]
     yield ""
-    yield f"target      {target['name']}{machine}, {target['threads']} threads, accuracy {told['accuracy']}"
+    yield f"target      {target['name']}{machine}, {target['shape']}, accuracy {told['accuracy']}"
     yield f"rule        {told['match']['rule']}: {' -> '.join(told['match']['steps'])}"
     for refusal in told["match"]["passed_over"]:
         yield f"            not {refusal['tried']}: {_reason(refusal)}"

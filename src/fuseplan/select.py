@@ -10,9 +10,11 @@ from fuseplan.backends.backend import Backend
 from fuseplan.errors import ArgumentError, Unsupported, did_you_mean
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Refusal, first_refusal
-from fuseplan.target import Target
+from fuseplan.target import Target, any_of
 from fuseplan.template import Accuracy, Template
 from fuseplan.tuned import Tuned, lookup
+
+USUAL = {"triton": "cuda"}  # backends whose usual target has another name
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _best(
 def _nothing(kernel: Kernel, target: Target, accuracy: Accuracy, alone: str | None) -> str:
     if alone:
         return f"the template {alone} does not compute this plan on {target}; leave template= out to try all"
-    others = [backend.name for backend in takers(kernel, target, accuracy)]
+    others = [USUAL.get(backend.name, backend.name) for backend in takers(kernel, target, accuracy)]
     hint = f"; target {others[0]!r} does: compile(plan, {others[0]!r})" if others else ""
     return f"no kernel on {target} computes this plan{hint}"
 
@@ -161,7 +163,7 @@ def takers(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Backe
     for backend in BACKENDS:
         if backend.name == target.backend:
             continue
-        elsewhere = Target(backend.name)
+        elsewhere = any_of(backend.name)
         limits = (template.limits(kernel, elsewhere, accuracy) for template in backend.templates)
         if any(first_refusal(claims) is None for claims in limits):
             yield backend

@@ -58,7 +58,7 @@ def decide(
     plan = as_plan(plan)
     plan.freeze()
     known = parse_target(target)
-    known = known if threads is None else replace(known, threads=checked_threads(threads))
+    known = known if threads is None else with_threads(known, threads)
     accuracy = checked_accuracy(accuracy)
     matched = match(plan)
     kernel = lower(matched)
@@ -78,6 +78,19 @@ def as_plan(plan: FusionPlan | str) -> FusionPlan:
     if not isinstance(plan, str):
         raise ArgumentError(f"want a FusionPlan or its text, got {type(plan).__name__}")
     return FusionPlan.parse(plan)
+
+
+def with_threads(target: Target, threads: int) -> Target:
+    """The target with so many threads a launch.
+
+    Raises:
+        ArgumentError: it is none that a launch can have; or the target is a GPU, which uses all it has.
+    """
+    if target.processors:
+        raise ArgumentError(
+            f"threads={threads!r} is for CPUs; {target} is a GPU, used as a whole: leave it out"
+        )
+    return replace(target, threads=checked_threads(threads))
 
 
 def checked_threads(threads: int) -> int:

@@ -124,7 +124,7 @@ def parse_target(text: str | Target) -> Target:
         return text
     if text == "cpu":
         return host_target()
-    gpu = re.fullmatch(r"(?:cuda|triton)(?::(\d+))?", str(text))
+    gpu = re.fullmatch(r"cuda(?::(\d+))?", str(text))
     if gpu:
         return gpu_target(None if gpu[1] is None else int(gpu[1]))
     if text in KINDS:
@@ -135,7 +135,7 @@ def parse_target(text: str | Target) -> Target:
 
 
 def any_of(backend: str) -> Target:
-    """Some machine of a backend: what its templates are asked about when any will do."""
+    """Some machine of a backend, for questions that any can answer."""
     return next(kind for kind in KINDS.values() if kind.backend == backend)
 
 

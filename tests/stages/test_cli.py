@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fuseplan.cli import trial
 from fuseplan.cli.commands import RECORDS, fuseplan
-from fuseplan.measure.clock import Protocol
+from fuseplan.measure import ground
 from fuseplan.measure.data import reference
 
 PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
@@ -22,7 +21,7 @@ REFUSED = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("fuseplan.build._programs", {})
-    monkeypatch.setattr(trial, "PROTOCOL", Protocol(rounds=1, block_seconds=0.001))
+    monkeypatch.setattr(ground, "HOST_BLOCK", 0.001)
     return tmp_path
 
 
@@ -53,7 +52,7 @@ def test_run_on_the_reference() -> None:
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+    monkeypatch.setattr(ground.data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
     result = call("run", PLAN, "--target", "reference")
     assert result.exit_code == 1
     assert "WRONG" in result.stdout

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from numpy.typing import NDArray
-
-from fuseplan.arrays import empty
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan
+from fuseplan.target import Target
 
 
 def bytes_moved(compiled: CompiledPlan) -> int:
@@ -27,25 +25,31 @@ class OneAtATime:
         plan: the plan.
         arrays: `src` and operands by the plan's keys.
         threads: as for the fused plan.
+        target: where; the tensors lie there.
     """
 
     def __init__(
-        self, plan: FusionPlan, arrays: Mapping[str, NDArray[Any]], threads: int | None = None
+        self,
+        plan: FusionPlan,
+        arrays: Mapping[str, Any],
+        threads: int | None = None,
+        target: Target | str = "cpu",
     ) -> None:
         self.compiled: list[CompiledPlan] = []
         self._bound: list[Callable[[], object]] = []
         src = arrays["src"]
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
-            compiled = compile_plan(alone, "cpu", threads=threads)
+            compiled = compile_plan(alone, target, threads=threads)
             pairs = zip(alone.operands, step.operands, strict=True)
             given: dict[str, Any] = {own.key: arrays[ours.key] for own, ours in pairs}
-            out = empty(step.dst)
-            self._bound.append(partial(compiled.bind(**given), src, out))
+            bound = compiled.bind(**given)
+            out = bound(src)
+            self._bound.append(partial(bound, src, out))
             self.compiled.append(compiled)
             src = out
         self._result = src
 
-    def __call__(self) -> NDArray[Any]:
+    def __call__(self) -> Any:
         """Runs them all."""
         for call in self._bound:
             call()

@@ -97,8 +97,10 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON.")
-TARGET = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, ..., reference.")
-THREADS = click.option("--threads", type=int, help="The most threads a launch uses; all unless given.")
+TARGET = click.option("--target", default="cpu", show_default=True, help="cpu, cuda, triton:sm_90, ...")
+THREADS = click.option(
+    "--threads", type=int, help="The most threads a launch on a CPU uses; all unless given."
+)
 ACCURACY = click.option(
     "--accuracy",
     default="default",
@@ -171,7 +173,7 @@ def _print_trial(trial: Trial) -> None:
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
     lines = [
         f"plan       {compiled.plan}",
-        f"target     {compiled.target}, {compiled.threads} threads",
+        f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
         f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
         f"error      {trial.error:.1e} of the largest output, at most {trial.allowed:.1e}: {verdict}",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import empty, narrow, widen
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.op import Operand
-from fuseplan.plan import FusionPlan
+from fuseplan.plan import FusionPlan, Step
 from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
@@ -69,13 +69,12 @@ def random_arrays(
     Raises:
         ArgumentError: there is no such kind of input.
     """
-    if inputs not in INPUTS:
-        raise ArgumentError(f"no kind of input is named {inputs!r}. {did_you_mean(inputs, INPUTS)}")
+    check_inputs(inputs)
     generator = np.random.default_rng(seed)
     arrays = {"src": stored(plan.src, INPUTS[inputs](generator, plan.src.shape))}
     for step in plan.steps:
         for held in step.operands:
-            values = _values(generator, held.operand, gain)
+            values = _values(generator, step, held.operand, gain)
             if held.operand.per == "element":
                 arrays[held.key] = stored(step.dst, values)
             else:
@@ -83,11 +82,28 @@ def random_arrays(
     return arrays
 
 
-def _values(generator: np.random.Generator, operand: Operand, gain: float) -> Float64:
+def check_inputs(inputs: str) -> None:
+    """Refuses a word that `INPUTS` does not have.
+
+    Raises:
+        ArgumentError: there is no such kind of input.
+    """
+    if inputs not in INPUTS:
+        raise ArgumentError(f"no kind of input is named {inputs!r}. {did_you_mean(inputs, INPUTS)}")
+
+
+def _values(generator: np.random.Generator, step: Step, operand: Operand, gain: float) -> Float64:
     values = generator.standard_normal(operand.shape)
     if operand.per == "weight":
-        return values * (gain / sqrt(prod(operand.shape[1:])))
+        return values * (gain / sqrt(terms(step, operand)))
     return np.abs(values) + HALF if operand.name in STATISTICS_OF_SQUARES else values
+
+
+def terms(step: Step, weight: Operand) -> int:
+    """How many products with a contraction's weight are summed into one element of its result."""
+    attributes = step.op.attributes()
+    weights = step.src.batch if attributes.get("batched") else 1
+    return prod(weight.shape) // (weights * step.dst.channels)
 
 
 def stored(spec: TensorSpec, values: Float64) -> Array:

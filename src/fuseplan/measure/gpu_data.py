@@ -11,7 +11,7 @@ from itertools import product
 from math import prod, sqrt
 from typing import Any
 
-from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES
+from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES, check_inputs
 from fuseplan.op import Elementwise, Operand
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
@@ -44,7 +44,7 @@ def empty(spec: TensorSpec, device: Any = "cuda", fill: float | None = None) -> 
 
 
 def random_tensors(
-    plan: FusionPlan, seed: int = 0, device: Any = "cuda", *, gain: float = 1.0
+    plan: FusionPlan, seed: int = 0, device: Any = "cuda", *, gain: float = 1.0, inputs: str = "normal"
 ) -> dict[str, Tensor]:
     """`src` and every operand of a plan by key, as `random_arrays` draws them.
 
@@ -56,8 +56,14 @@ def random_tensors(
         seed: the same seed gives the same tensors on the same device.
         device: where.
         gain: a factor on the weights.
+        inputs: what `src` looks like, as `random_arrays` says.
+
+    Raises:
+        ArgumentError: there is no such kind of input.
     """
     import torch
+
+    check_inputs(inputs)
 
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -65,12 +71,23 @@ def random_tensors(
         return torch.randn(shape, generator=generator, device=device)
 
     tensors = {"src": empty(plan.src, device)}
-    tensors["src"].copy_(normal(plan.src.shape))
+    tensors["src"].copy_(_looking(normal(plan.src.shape), inputs, generator))
     for step in plan.steps:
         for held in step.operands:
             values = _shaped(normal(held.operand.shape), held.operand, gain)
             tensors[held.key] = _stored(step, held.operand, values.to(torch_dtype(plan.src.dtype)))
     return tensors
+
+
+def _looking(values: Tensor, inputs: str, generator: Any) -> Tensor:
+    """Normal numbers made into what `inputs` says."""
+    if inputs == "after relu":
+        return values.relu()
+    if inputs == "large mean":
+        return values + 100.0
+    if inputs == "large range":
+        return values * values.new_empty(values.shape).uniform_(-8, 8, generator=generator).exp()
+    return values
 
 
 def _shaped(values: Tensor, operand: Operand, gain: float) -> Tensor:

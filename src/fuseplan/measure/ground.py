@@ -48,9 +48,9 @@ class Ground(Protocol):
 class HostGround:
     """In this machine's own memory."""
 
-    def __init__(self, plan: FusionPlan, seed: int) -> None:
+    def __init__(self, plan: FusionPlan, seed: int, inputs: str = "normal") -> None:
         self._plan = plan
-        self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed)
+        self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed, inputs=inputs)
         self._want = data.reference(plan, self.tensors)
 
     def out(self) -> Any:
@@ -72,9 +72,9 @@ class HostGround:
 class GpuGround:
     """In a GPU's memory."""
 
-    def __init__(self, plan: FusionPlan, seed: int, device: int) -> None:
+    def __init__(self, plan: FusionPlan, seed: int, device: int, inputs: str = "normal") -> None:
         self._plan, self._device = plan, f"cuda:{device}"
-        self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device)
+        self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device, inputs=inputs)
         self._want = gpu_data.reference(plan, self.tensors)
         self._clock = GpuClock(device, GpuProtocol(block_seconds=GPU_BLOCK))
 
@@ -92,11 +92,11 @@ class GpuGround:
         return self._clock.interleave(variants)
 
 
-def ground_of(plan: FusionPlan, target: Target, seed: int = 0) -> Ground:
-    """Where a plan is tried for a target: one of this machine's."""
+def ground_of(plan: FusionPlan, target: Target, seed: int = 0, inputs: str = "normal") -> Ground:
+    """Where a plan is tried for a target: one of this machine's. `src` looks as `data.INPUTS` says."""
     if target.device is not None:
-        return GpuGround(plan, seed, target.device)
-    return HostGround(plan, seed)
+        return GpuGround(plan, seed, target.device, inputs)
+    return HostGround(plan, seed, inputs)
 
 
 def allowed_deviation(kernel: Kernel, template: Template) -> float:
