@@ -2,8 +2,8 @@
 
 `memcheck` finds accesses outside of what was allocated, `racecheck` shared memory that two warps touch
 without a barrier between, `initcheck` device memory that was read before it was written, `synccheck` barriers
-used wrongly. Each case runs in a process of its own, twice: first without the tool, which also fills the cache,
-so that no compiler runs under it.
+used wrongly. Each case runs in a process of its own, first without a tool, which also fills the cache, so
+that no compiler runs under one.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from fuseplan.bench import accuracy as accuracies
 from fuseplan.bench import results, runner, table
 from fuseplan.bench.compile_time import compile_times
 from fuseplan.bench.footprint import footprint
+from fuseplan.bench.gpu_command import SPECIAL as GPU_SPECIAL
 from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
@@ -85,15 +86,23 @@ def bench(name: str, options: Options) -> list[Row]:
     return rows
 
 
-def bench_on_gpu(name: str, options: GpuOptions) -> list[Row]:
-    """The same on this machine's GPU.
+def bench_on_gpu(name: str, options: GpuOptions) -> None:
+    """A suite, `overhead` or `peaks` on this machine's GPU.
 
     Raises:
         ArgumentError: as `bench`; or torch is not installed, or finds no GPU.
     """
     console = _console(options)
+
+    def show(text: str) -> None:
+        if not options.as_json:
+            console.print(Markdown(text))
+
     with console.status("starting") as status:
-        return bench_gpu(name, options, lambda text: console.print(Markdown(text)), status.update)
+        if name in GPU_SPECIAL:
+            GPU_SPECIAL[name](options, show)
+        else:
+            bench_gpu(name, options, show, status.update)
 
 
 def _console(options: Options | GpuOptions) -> Console:

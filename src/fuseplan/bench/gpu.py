@@ -70,17 +70,28 @@ def run(suite: Suite, setting: GpuSetting, progress: Progress = lambda _: None) 
     Raises:
         ArgumentError: torch is not installed, or finds no GPU.
     """
+    needs_gpu()
+    import torch
+
+    torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
+    torch.cuda.set_device(setting.device)
+    bench = _Bench(suite, setting, progress)
+    for case in suite.cases:
+        yield bench.rows(case)
+
+
+def needs_gpu() -> None:
+    """Checks that there is a GPU that torch can use.
+
+    Raises:
+        ArgumentError: torch is not installed, or finds no GPU.
+    """
     try:
         import torch
     except ImportError as error:
         raise ArgumentError("benchmarks on a GPU need torch: `pip install torch`") from error
     if not torch.cuda.is_available():
         raise ArgumentError(f"torch {torch.__version__} finds no GPU on this machine")
-    torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
-    torch.cuda.set_device(setting.device)
-    bench = _Bench(suite, setting, progress)
-    for case in suite.cases:
-        yield bench.rows(case)
 
 
 class _Bench:
@@ -153,8 +164,8 @@ class _Bench:
         told: dict[str, Any] = {
             "run": self._run, "suite": self._suite.name, "case": case.name, "group": case.group,
             "model": case.model, "plan": str(plan), "peer": name, "threads": 1,
-            "machine": self._machine.to_json(), "versions": gpu_versions(), "commit": self._setting.commit or commit(),
-            "clock": CLOCK, "error": found.error,
+            "machine": self._machine.to_json(), "versions": gpu_versions(),
+            "commit": self._setting.commit or commit(), "clock": CLOCK, "error": found.error,
         }  # fmt: skip
         if found.prepared is None or timing is None:
             return Row(**told, refused=found.refused)

@@ -8,19 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fuseplan.bench import gpu, results, table
+from fuseplan.bench.gpu_host import host_costs
 from fuseplan.bench.peers.gpu import USUAL, gpu_peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import chosen, load
 from fuseplan.errors import FuseplanError
-from fuseplan.measure.gpu_clock import GpuProtocol
-from fuseplan.measure.gpu_machine import gpu_machine
+from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
+from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
+from fuseplan.measure.gpu_peaks import measure_gpu_peaks
+from fuseplan.measure.machine import commit
 
 LIBRARIES = ",".join(USUAL)
+HOST, PEAKS = "gpu_overhead", "gpu_peaks"  # files of results of one line a run
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,53 @@ def bench_gpu(
     return rows
 
 
+def bench_gpu_host(options: GpuOptions, show: Callable[[str], object]) -> dict[str, Any]:
+    """What calling and loading plans costs the host; shown, and appended to the results."""
+    gpu.needs_gpu()
+    costs = host_costs(load(HOST), GpuClock(options.device))
+    lines = [["what", "us a call, median", "least"], ["---"] * 3]
+    for each in costs["calls"]:
+        lines.append([each["what"], *_scaled(each, 1e6)])
+    lines += [[], ["plan, loaded in a new process", "ms, median", "least"], ["---"] * 3]
+    for each in costs["loads"]:
+        lines.append([f"`{each['plan']}`", *_scaled(each, 1e3)])
+    show("".join("| " + " | ".join(line) + " |\n" if line else "\n" for line in lines))
+    return _recorded(HOST, costs, options)
+
+
+def bench_gpu_peaks(options: GpuOptions, show: Callable[[str], object]) -> dict[str, Any]:
+    """The most that this GPU does, measured now, shown, and appended to the results."""
+    gpu.needs_gpu()
+    found = measure_gpu_peaks(gpu_machine(options.device).gpu, options.device)
+    lines = [f"| {name} | {rate / 1e12:.1f} |\n" for name, rate in found.flops.items()]
+    show("| product of | TFLOP/s |\n| --- | --- |\n" + "".join(lines))
+    show(f"Copy: {found.bytes_a_second['dram'] / 1e9:.0f} GB/s, read and written.")
+    return _recorded(PEAKS, found.to_json(), options)
+
+
+def _scaled(told: Mapping[str, Any], scale: float) -> list[str]:
+    if "refused" in told:
+        return [told["refused"], ""]
+    return [f"{told[name] * scale:.2f}" for name in ("median", "least")]
+
+
+def _recorded(name: str, found: Mapping[str, Any], options: GpuOptions) -> dict[str, Any]:
+    """The finding with its stamp, appended to the results."""
+    stamped = {
+        "benchmark": name,
+        **found,
+        "run": options.run or datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": gpu_machine(options.device).to_json(),
+        "versions": gpu_versions(),
+        "commit": options.commit or commit(),
+    }
+    if options.folder is not None:
+        results.append_json([stamped], name, options.folder)
+    if options.as_json:
+        print(json.dumps(stamped, indent=1))
+    return stamped
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one suite; the exit status is 2 where it cannot."""
     parser = argparse.ArgumentParser(prog="python -m fuseplan.bench.gpu_command")
@@ -102,12 +155,21 @@ def main(words: Sequence[str] | None = None) -> int:
         device=given.device, commit=given.commit,
     )  # fmt: skip
     try:
-        bench_gpu(given.suite, options, print, lambda what: print(what, file=sys.stderr, flush=True))
+        if given.suite in SPECIAL:
+            SPECIAL[given.suite](options, print)
+        else:
+            bench_gpu(given.suite, options, print, lambda what: print(what, file=sys.stderr, flush=True))
     except FuseplanError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     return 0
 
+
+# What is no suite, by its name on the command line.
+SPECIAL: Mapping[str, Callable[[GpuOptions, Callable[[str], object]], object]] = {
+    "overhead": bench_gpu_host,
+    "peaks": bench_gpu_peaks,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
