@@ -98,6 +98,11 @@ class Reason(Enum):
         "this kernel reads the positions of a channel side by side",
         "Give src the default layout (ncw, nchw or ncdhw)",
     )
+    WEIGHT_PER_BATCH = (
+        "weight-per-batch",
+        "this kernel reads one weight for all images",
+        "`direct` on the CPU and `product` on a GPU take a weight for each image",
+    )
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         self.code = code

@@ -29,14 +29,16 @@ def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     """What both depthwise templates ask of a convolution."""
     yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
     conv = kernel.contraction
-    depthwise = conv.groups == conv.channels
+    blamed = kernel.contraction_step
     yield claim(
-        depthwise,
+        conv.groups == conv.channels,
         Reason.NOT_DEPTHWISE,
         got=f"groups={conv.groups}",
         want=f"groups={conv.channels}",
-        operator=kernel.contraction_step,
+        operator=blamed,
     )
+    yield claim(bool(conv.kernel), Reason.NOT_DEPTHWISE, got=conv.text, want="spatial axes", operator=blamed)
+    yield claim(not conv.weight_per_batch, Reason.WEIGHT_PER_BATCH, operator=blamed)
 
 
 def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], Axis, Axis]:

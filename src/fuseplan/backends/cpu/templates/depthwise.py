@@ -87,4 +87,4 @@ class Depthwise(Template):
         """weight as [block of channels][tap][vector of features][channel of a group][lane]."""
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
-        return packing(kernel.contraction, lanes(kernel, target)).weights(array)
+        return packing(kernel.contraction, lanes(kernel, target)).weights(kernel.canonical_weight(array))

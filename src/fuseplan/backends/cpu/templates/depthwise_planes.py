@@ -79,4 +79,5 @@ class DepthwisePlanes(Template):
         """weight as [feature][channel of a group][tap]."""
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
-        return np.ascontiguousarray(array.reshape(array.shape[0], -1))
+        weight = kernel.canonical_weight(array)
+        return np.ascontiguousarray(weight.reshape(weight.shape[0], -1))

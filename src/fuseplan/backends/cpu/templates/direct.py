@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.backends.cpu import model, staging
+from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.templates import direct_writer
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
@@ -55,6 +56,7 @@ class Direct(Template):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        kernel = as_rows(kernel)
         conv, width = kernel.contraction, lanes(kernel, target)
         tiles = sorted(_tiles(kernel, target), key=lambda tile: _waste(kernel, target, *tile))
         for rows, vectors in tiles[:2]:
@@ -66,12 +68,13 @@ class Direct(Template):
             yield cls(rows, vectors, *_blocks(kernel, target, rows, panels))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        copied = (
-            0 if self.lines else staging.staged(kernel).elements
-        )  # a thread's own part stays in its caches
+        kernel = as_rows(kernel)
+        # A thread's own part stays in its caches.
+        copied = 0 if self.lines else staging.staged(kernel).elements
         return model.traffic(kernel, target, workspace=copied)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
+        kernel = as_rows(kernel)
         waste = _waste(kernel, target, self.rows, self.vectors)
         work = kernel.contraction.flops * waste * _transposing(kernel, target)
         return model.seconds(
@@ -82,22 +85,26 @@ class Direct(Template):
         return model.summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return direct_writer.write(self, kernel, target)
+        return direct_writer.write(self, as_rows(kernel), target)
 
     def pack(
         self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
     ) -> NDArray[Any]:
-        """The weight as [group][panel][tap, channel][feature of the panel], zeros after the last feature."""
+        """The weight as [image][group][panel][tap, channel][feature of the panel].
+
+        Zeros follow the last feature. There is one image unless each has a weight of its own.
+        """
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
         conv = kernel.contraction
         panel = self.vectors * lanes(kernel, target)
         features, depth = conv.features_per_group, conv.depth
         panels = -(-features // panel)
-        last = np.moveaxis(array, 1, -1).reshape(conv.groups, features, depth)
+        weight = kernel.canonical_weight(array).reshape(-1, features, conv.channels_per_group, conv.taps)
+        last = weight.swapaxes(2, 3).reshape(-1, features, depth)
         if features != panels * panel:
             last = np.pad(last, ((0, 0), (0, panels * panel - features), (0, 0)))
-        return np.ascontiguousarray(last.reshape(conv.groups, panels, panel, depth).swapaxes(2, 3))
+        return np.ascontiguousarray(last.reshape(-1, panels, panel, depth).swapaxes(2, 3))
 
 
 def _transposing(kernel: Kernel, target: Target) -> float:
@@ -153,7 +160,7 @@ def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int
     fitting = max(1, int(target.l2_bytes * 0.4) // (position_bytes * rows))
     usual = max(1, (192 if covering.positions > 2000 else 96) // rows)
     block = min(fitting, usual, covering.count)
-    sheets = conv.groups * (1 if model.features_innermost(kernel) else conv.batch)
+    sheets = conv.groups * (conv.batch if direct_writer.is_per_image(kernel) else 1)
     blocks = sheets * -(-covering.count // block)
     parts = min(panels, -(-4 * target.threads // blocks))
     return block, -(-panels // parts)

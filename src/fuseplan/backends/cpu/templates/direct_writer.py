@@ -56,9 +56,14 @@ def write(knobs: Knobs, kernel: Kernel, target: Target) -> Source:
 
 
 def sheet(kernel: Kernel) -> int:
-    """Positions that one sequence of tiles runs over: the batch, or an image where they are innermost."""
+    """Positions that one sequence of tiles runs over: the batch, or an image."""
     image = prod(kernel.dst.shape[2:])
-    return kernel.dst.batch * image if model.features_innermost(kernel) else image
+    return image if is_per_image(kernel) else kernel.dst.batch * image
+
+
+def is_per_image(kernel: Kernel) -> bool:
+    """Whether tiles stay inside an image: its positions are innermost in dst, or its weight is its own."""
+    return kernel.contraction.weight_per_batch or not model.features_innermost(kernel)
 
 
 def room(plan: staging.Staged, lines: int) -> int:
@@ -78,8 +83,8 @@ class _Writer:
         self.panel = knobs.vectors * self.lanes
         self.panels = -(-self.conv.features_per_group // self.panel)
         self.innermost = model.features_innermost(kernel)
-        # Tiles stay inside an image where dst wants it, and where a task's part of src is an image's.
-        self.per_image = not self.innermost or knobs.lines > 0
+        # Where a task's part of src is an image's, its tiles are too.
+        self.per_image = is_per_image(kernel) or knobs.lines > 0
         self.image = prod(self.conv.dst_spatial)
         positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
         self.tiling = tiling(self.staged, knobs.rows, positions)
@@ -172,7 +177,10 @@ class _Writer:
         b = self.b
         vectors = -(-features // self.lanes)
         sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(self.knobs.rows)]
-        where = (group * self.panels + panel) * (self.conv.depth * self.panel)
+        matrix: Index = group
+        if image is not None and self.conv.weight_per_batch:
+            matrix = image * self.conv.groups + group
+        where = (matrix * self.panels + panel) * (self.conv.depth * self.panel)
         self._products(sums, self._starts(image, position, group), b.at(self.weight, where))
         feature = group * self.conv.features_per_group + panel * self.panel
         values = [[place.get() for place in line] for line in sums]

@@ -89,14 +89,19 @@ class Planes(Template):
     def pack(
         self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
     ) -> NDArray[Any]:
-        """The weight as [tile][channel][feature of the tile]; the last tile begins early instead of late."""
+        """The weight as [image][tile][channel][feature of the tile]; the last tile begins early.
+
+        There is one image unless each has a weight of its own.
+        """
         if operand.role != "weight":
             return super().pack(kernel, target, operand, array)
         conv = kernel.contraction
-        matrix = array.reshape(conv.features, conv.channels)
+        weights = kernel.canonical_weight(array).reshape(-1, conv.features, conv.channels)
         tiles = range(planes_writer.feature_tiles(kernel, self.rows))
         starts = [min(tile * self.rows, conv.features - self.rows) for tile in tiles]
-        return np.ascontiguousarray(np.stack([matrix[start : start + self.rows].T for start in starts]))
+        return np.ascontiguousarray(
+            np.stack([weights[:, start : start + self.rows].swapaxes(1, 2) for start in starts], 1)
+        )
 
 
 def _has_planes(spec: TensorSpec) -> bool:

@@ -105,6 +105,7 @@ class _Writer:
         self.rooms = {node: self.b.buffer(room) for node in self.hoisted}
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.is_own = kernel.contraction.weight_per_batch
 
     def source(self) -> Source:
         """The whole kernel."""
@@ -191,7 +192,8 @@ class _Writer:
     def _tiles(self, part: _Part, number: Index, *, copies: bool = False) -> None:
         """One tile of features over all of the task's positions; `copies` reads src and makes the copy."""
         b, rows = self.b, self.knobs.rows
-        weight = b.at(self.weight, number * (self.channels * rows))
+        tile = part.image * feature_tiles(self.kernel, rows) + number if self.is_own else number
+        weight = b.at(self.weight, tile * (self.channels * rows))
         feature = number * rows
         if self.features % rows:
             feature = b.smaller(feature, self.features - rows)

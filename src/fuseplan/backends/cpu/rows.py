@@ -1,0 +1,59 @@
+"""A product of matrices as the convolution loops see it: rows are the positions of one image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.tensor import TensorSpec
+
+_LINE = 64  # most rows in a line: where src is copied, a line is a task
+
+
+def as_rows(kernel: Kernel) -> Kernel:
+    """The same kernel with two spatial axes, where src has none.
+
+    n rows of c become one image of n positions, so that tiles lie over the rows whatever their strides.
+    Where each row has a weight of its own, they stay images, of one position. Storage is the same.
+    """
+    conv = kernel.convolution
+    if conv is None or conv.kernel:
+        return kernel
+    rows = 1 if conv.weight_per_batch else conv.batch
+    spatial, once = _lines(rows, dense=kernel.src.element_strides[1] == 1), (1, 1)
+    product = replace(
+        conv,
+        batch=conv.batch // rows,
+        src_spatial=spatial,
+        dst_spatial=spatial,
+        kernel=once,
+        stride=once,
+        dilation=once,
+        padding=((0, 0), (0, 0)),
+    )
+    return replace(
+        kernel,
+        src=_with_axes(kernel.src, spatial),
+        dst=_with_axes(kernel.dst, spatial),
+        convolution=product,
+        operands=tuple(map(_per_channel, kernel.operands)),
+    )
+
+
+def _lines(rows: int, *, dense: bool) -> tuple[int, int]:
+    """Lines, and rows in each: as many as divide all rows, but whole squares where they lie side by side."""
+    width = max(width for width in range(1, min(rows, _LINE) + 1) if rows % width == 0)
+    return (rows // width, width) if dense or width >= _LINE // 4 else (1, rows)
+
+
+def _with_axes(spec: TensorSpec, spatial: tuple[int, int]) -> TensorSpec:
+    """(n, c) as (n / rows, c, lines, rows of a line)."""
+    lines, width = spatial
+    row, channel = spec.element_strides
+    shape = (spec.batch // (lines * width), spec.channels, lines, width)
+    return TensorSpec(shape, spec.dtype, strides=(row * lines * width, channel, row * width, row))
+
+
+def _per_channel(operand: KernelOperand) -> KernelOperand:
+    """An image of a matrix is a row: what is per activation is per channel."""
+    return replace(operand, per="channel") if operand.per == "activation" else operand

@@ -1,0 +1,175 @@
+"""The matrix product on the CPU against the float64 reference: ranks, layouts, weights, dtypes, borders."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from closeness import assert_close, wide
+from forced import forced, narrowed, refusal_of
+from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.templates.depthwise import Depthwise
+from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
+from fuseplan.backends.cpu.templates.direct import Direct
+from fuseplan.backends.cpu.templates.planes import Planes
+from fuseplan.compile import compile as compile_plan
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays, reference
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason
+from fuseplan.tensor import DTYPES
+
+WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])
+WEIGHTS = pytest.mark.parametrize(
+    "weight", ["", ", transposed=True", ", batched=True", ", transposed=True, batched=True"]
+)
+
+# src, and features.
+MATRICES = (
+    ("7x5", 9),
+    ("1x64", 48),
+    ("1x1", 1),
+    ("130x17", 33),
+    ("64x128", 1),
+    ("64x1", 70),
+    ("101x3", 16),
+    ("257x30, strides=1:257", 40),
+    ("12x9, strides=11:1", 20),
+    ("12x9, strides=40:3", 20),
+)
+IMAGES = (
+    ("3x17x21, nwc", 35),
+    ("3x17x21", 35),
+    ("2x4x5x7, nhwc", 50),
+    ("2x4x5x7", 50),
+    ("2x6x3x5x4, ndhwc", 7),
+    ("2x6x3x5x4", 7),
+    ("2x5x3x9, strides=900:180:60:5", 6),
+    ("4x8x1, nwc", 24),
+)
+TAIL = " -> bias -> add -> relu"
+
+
+@WIDTHS
+@WEIGHTS
+@pytest.mark.parametrize(("src", "features"), MATRICES + IMAGES)
+def test_any_shape_and_weight(src: str, features: int, weight: str, width: int) -> None:
+    plan = FusionPlan.parse(f"f32[{src}] -> matmul({features}{weight}){TAIL}")
+    assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1))
+
+
+@WIDTHS
+@WEIGHTS
+@pytest.mark.parametrize(("src", "features"), [IMAGES[1], IMAGES[3], IMAGES[5]])
+def test_planes(src: str, features: int, weight: str, width: int) -> None:
+    plan = FusionPlan.parse(f"f32[{src}] -> matmul({features}{weight}){TAIL}")
+    assert_close(forced(plan, Planes, narrowed(width, threads=2)), random_arrays(plan, 2))
+
+
+@WEIGHTS
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize(("src", "features"), [MATRICES[3], MATRICES[7], IMAGES[0], IMAGES[3]])
+def test_any_dtype(src: str, features: int, dtype: str, weight: str) -> None:
+    plan = FusionPlan.parse(f"{dtype}[{src}] -> gelu -> matmul({features}{weight}) -> bias -> gelu")
+    compiled = compile_plan(plan, "cpu", threads=2, cache=False)
+    assert_close(compiled, random_arrays(plan, 3), slack=32)
+
+
+@WEIGHTS
+@pytest.mark.parametrize(("src", "features"), MATRICES[:4] + IMAGES[:4])
+def test_error_stays_within_the_bound_that_is_claimed(src: str, features: int, weight: str) -> None:
+    plan = FusionPlan.parse(f"f32[{src}] -> matmul({features}{weight})")
+    compiled = compile_plan(plan, "cpu", cache=False)
+    arrays = random_arrays(plan, 4)
+    got, want = wide(compiled(**arrays)), reference(plan, arrays)
+    size = reference(plan, {key: np.abs(array) for key, array in arrays.items()})
+    assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
+
+
+@pytest.mark.parametrize("operator", ["add", "scale", "batch_norm(per_activation)", "prelu(shared=True)"])
+@pytest.mark.parametrize("weight", ["", ", batched=True"])
+@pytest.mark.parametrize("src", ["31x20", "2x20x9, nwc"])
+def test_operands_of_every_kind_on_both_sides(src: str, weight: str, operator: str) -> None:
+    plan = FusionPlan.parse(f"f32[{src}] -> {operator} -> matmul(35{weight}) -> {operator} -> {operator}")
+    assert_close(compile_plan(plan, "cpu", threads=2, cache=False), random_arrays(plan, 5))
+
+
+@pytest.mark.parametrize("operator", ["add", "batch_norm(per_activation)"])
+def test_what_lies_as_rows_with_strides_do_is_refused_in_front(operator: str) -> None:
+    refusal = refusal_of(f"f32[31x20, strides=1:31] -> {operator} -> matmul(35)", Direct, narrowed(32))
+    assert refusal is not None
+    assert refusal.reason is Reason.STRIDED_PROLOGUE
+
+
+@pytest.mark.parametrize("lines", [0, 1, 3])
+@pytest.mark.parametrize("rows", [1, 5, 8, 14])
+def test_any_knobs(rows: int, lines: int) -> None:
+    plan = FusionPlan.parse("bf16[960x48] -> matmul(70) -> bias -> relu")
+    knobs = Direct(rows, 1, 3, 2, lines)
+    if lines:
+        knobs = replace(knobs, block=-(-lines * 64 // rows), block_panels=5)
+    assert_close(forced(plan, Direct, narrowed(64, threads=2), knobs), random_arrays(plan, 6))
+
+
+@WEIGHTS
+@pytest.mark.parametrize(("src", "features"), [MATRICES[0], MATRICES[3], MATRICES[6], IMAGES[0], IMAGES[1]])
+def test_nothing_outside_the_tensors_is_touched(src: str, features: int, weight: str, guarded: Any) -> None:
+    plan = FusionPlan.parse(f"f32[{src}] -> matmul({features}{weight}){TAIL}")
+    arrays = random_arrays(plan, 7)
+    for key, spec in (("src", plan.src), ("other", plan.output)):
+        held = guarded(spec)
+        held[...] = arrays[key]
+        arrays[key] = held
+    out = guarded(plan.output)
+    want = reference(plan, arrays)
+    compile_plan(plan, "cpu", cache=False)(**arrays, out=out)
+    np.testing.assert_allclose(out, want, atol=8 * DTYPES["f32"].epsilon * np.abs(want).max())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_stay_in_their_row(value: float) -> None:
+    plan = FusionPlan.parse("f32[33x12] -> matmul(20)")
+    arrays = random_arrays(plan, 8)
+    arrays["src"][5, 3] = value
+    got = compile_plan(plan, "cpu", cache=False)(**arrays)
+    assert list(np.flatnonzero(~np.isfinite(got).all(axis=1))) == [5]
+
+
+def test_tf32_is_computed_in_full_precision() -> None:
+    asked, full = (
+        FusionPlan.parse(f"f32[40x64] -> matmul(24{precision})") for precision in (", precision=tf32", "")
+    )
+    arrays = random_arrays(asked, 9)
+    assert_close(compile_plan(asked, "cpu", cache=False), arrays)
+    assert np.array_equal(
+        compile_plan(asked, "cpu", cache=False)(**arrays), compile_plan(full, "cpu", cache=False)(**arrays)
+    )
+
+
+def test_rows_become_positions_in_the_same_storage() -> None:
+    kernel = lower(match(FusionPlan.parse("f32[960x48] -> matmul(70) -> batch_norm(per_activation)")))
+    rows = as_rows(kernel)
+    assert (rows.src.shape, rows.src.layout) == ((1, 48, 15, 64), "nhwc")
+    assert (rows.dst.shape, rows.dst.layout) == ((1, 70, 15, 64), "nhwc")
+    assert rows.contraction.is_matrix_product
+    assert [operand.per for operand in rows.operands] == [
+        "weight",
+        "channel",
+        "channel",
+        "channel",
+        "channel",
+    ]
+    assert as_rows(rows) is rows
+
+
+@pytest.mark.parametrize("kind", [Depthwise, DepthwisePlanes])
+def test_templates_of_channels_alone_refuse_what_they_cannot_index(kind: Any) -> None:
+    flat = refusal_of("f32[8x1] -> matmul(1)", kind, narrowed(32))
+    assert flat is not None
+    assert flat.reason is Reason.NOT_DEPTHWISE
+    own = refusal_of("f32[8x1x6] -> matmul(1, batched=True)", kind, narrowed(32))
+    assert own is not None
+    assert own.reason is Reason.WEIGHT_PER_BATCH
+    assert own.operator == 0
