@@ -64,7 +64,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def _ask(request: dict[str, Any]) -> dict[Any, Any]:
+def ask(request: dict[str, Any]) -> dict[Any, Any]:
+    """What the interpreting process answers: arrays that were written by their place, or an `error`."""
     process = _server()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -182,7 +183,7 @@ def interpret(
     assert source.language == "triton", f"{template.text} is {source.language}, which cannot be interpreted"
     call = _Call(template, kernel, target, source, arrays, parameters or {})
     values = [call.value(slot) for slot in source.slots]
-    reply = _ask(
+    reply = ask(
         {
             "text": source.text,
             "entry": source.entry,
