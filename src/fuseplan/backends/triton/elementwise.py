@@ -95,6 +95,26 @@ class Elementwise:
                 self._value(node, "", place, known.values, {}, {})
         return known
 
+    @property
+    def has_channels(self) -> bool:
+        """Whether an operand is per channel."""
+        return any(operand.per == "channel" for operand in self._operands.values())
+
+    def spread(self, known: Known, which: str) -> Known:
+        """What `prepare` made of a vector of channels, for elements whose channel is `which` of them.
+
+        Args:
+            known: of a channel text that is a plain vector.
+            which: index tensor of the tile's shape into that vector.
+        """
+        values = dict(known.values)
+        for _, expression in self.stages:
+            for node in self._invariants(expression):
+                if self._channelled(node) and values[node] == known.values[node]:
+                    gathered = f"{self.namespace}.gather({values[node]}, {which}, 0)"
+                    values[node] = self.text.let("spread", gathered)
+        return Known("", values)
+
     def apply(
         self, x: str, place: Place, held: Mapping[str, str] | None = None, known: Known | None = None
     ) -> str:
@@ -128,6 +148,13 @@ class Elementwise:
                 name in self._operands and self._operands[name].per in ("element", "activation")
             )
         return any(self._varies(child) for child in _children(node))
+
+    def _channelled(self, node: Scalar) -> bool:
+        """Whether the value differs between channels."""
+        if node.fn == "leaf":
+            name = str(node.args[0])
+            return name in self._operands and self._operands[name].per == "channel"
+        return any(self._channelled(child) for child in _children(node))
 
     def _value(
         self,

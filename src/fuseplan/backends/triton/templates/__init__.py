@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 
-TEMPLATES: tuple[type[GpuTemplate], ...] = ()
+TEMPLATES: tuple[type[GpuTemplate], ...] = (
+    GpuPointwise,
+)  # fmt: skip

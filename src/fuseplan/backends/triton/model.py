@@ -1,0 +1,116 @@
+"""The cost model of GPUs: what each kind of them does at most, and what a launch of a template takes of it.
+
+Only ratios between templates and knobs matter for a choice; `explain` shows the measured floor besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fuseplan.kernel import Kernel
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
+from fuseplan.target import Target
+from fuseplan.template import Traffic
+
+LAUNCH_SECONDS = 2.5e-6  # from a kernel's start to its end when it does nothing; H100, CUDA events
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU does at most.
+
+    Attributes:
+        memory: bytes a second of a copy, read and written both counted.
+        half: operations a second in products of f16 and bf16.
+        tf32: in products of TF32.
+        single: in f32 without tensor cores.
+        double: in f64.
+        source: where the numbers are from.
+    """
+
+    memory: float
+    half: float
+    tf32: float
+    single: float
+    double: float
+    source: str
+
+
+# By the GPU's name, then by its kind. Of those that were not measured, 0.9 of the data sheet's bandwidth and
+# 0.8 of its dense products, which is what the measured ones reach.
+RATES = {
+    "NVIDIA H100 80GB HBM3": Rates(3.0e12, 760e12, 380e12, 52e12, 52e12, "measured: docs/measured.md"),
+    "NVIDIA H200": Rates(4.3e12, 780e12, 390e12, 52e12, 52e12, "measured: torch's copy and product"),
+    "sm_80": Rates(1.75e12, 250e12, 125e12, 17e12, 15e12, "data sheet: A100 80GB"),
+    "sm_86": Rates(0.63e12, 120e12, 60e12, 30e12, 0.5e12, "data sheet: A40"),
+    "sm_89": Rates(0.78e12, 290e12, 145e12, 70e12, 1.1e12, "data sheet: L40S"),
+    "sm_90": Rates(3.0e12, 760e12, 380e12, 52e12, 52e12, "measured: H100 80GB HBM3"),
+    "sm_100": Rates(7.2e12, 1800e12, 900e12, 60e12, 30e12, "data sheet: B200"),
+    "sm_120": Rates(1.6e12, 170e12, 85e12, 80e12, 1.3e12, "data sheet: GeForce RTX 5090"),
+    "gfx942": Rates(4.7e12, 1040e12, 520e12, 130e12, 65e12, "data sheet: MI300X"),
+    "gfx950": Rates(7.2e12, 1840e12, 500e12, 125e12, 62e12, "data sheet: MI355X"),
+    "gfx1100": Rates(0.86e12, 98e12, 24e12, 48e12, 1.5e12, "data sheet: Radeon RX 7900 XTX"),
+    "gfx1201": Rates(0.58e12, 150e12, 37e12, 39e12, 0.6e12, "data sheet: Radeon RX 9070 XT"),
+}
+
+
+def rates(target: Target) -> Rates:
+    """The rates of the target's GPU: by its name where that is known, else by its kind, else an H100's."""
+    return RATES.get(target.cpu) or RATES.get(target.name) or RATES["sm_90"]
+
+
+def unit_roundoff(kernel: Kernel) -> float:
+    """Half the distance from 1 to the next number of the compute type."""
+    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
+
+
+def summation_bound(kernel: Kernel) -> float:
+    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
+    """
+    return kernel.contraction.depth * unit_roundoff(kernel)
+
+
+def layout_claims(kernel: Kernel) -> Iterator[Claim]:
+    """Operands of the prologue that lie as src does need a src without gaps."""
+    inner = {
+        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
+    }
+    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
+    yield claim(
+        not inner or kernel.src.layout is not None,
+        Reason.STRIDED_PROLOGUE,
+        got=str(kernel.src),
+        operator=next(readers, None),
+    )
+
+
+def traffic(kernel: Kernel, *, workspace: int = 0) -> Traffic:
+    """src, operands and dst once each; `workspace` bytes written and read again."""
+    return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, workspace)
+
+
+def fill(programs: int, places: int) -> float:
+    """The share of the processors' time that is used when `programs` equal ones run `places` at a time."""
+    waves = -(-programs // places)
+    return programs / (waves * places)
+
+
+def seconds(
+    target: Target, moved: Traffic, *, flops: float = 0.0, rate: float = 0.0, used: float = 1.0
+) -> float:
+    """A launch, and the longer of arithmetic and memory.
+
+    Args:
+        target: the GPU.
+        moved: bytes to and from memory.
+        flops: operations.
+        rate: operations a second that the template's products reach on a full GPU; 0 where there are none.
+        used: the share of the processors that works: see `fill`.
+    """
+    moving = moved.total / rates(target).memory
+    computing = flops / rate if flops and rate else 0.0
+    return LAUNCH_SECONDS + max(moving / max(used, 0.25), computing / used)

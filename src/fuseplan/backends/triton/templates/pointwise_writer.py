@@ -1,0 +1,264 @@
+"""Writes the text of the pointwise kernels: a tile of dst, wherever its elements lie in src."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol
+
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
+from fuseplan.backends.triton.text import Text
+from fuseplan.emit import Slot, Source
+from fuseplan.kernel import Kernel
+
+STORED = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+WIDE = 2**31  # elements: from here on offsets need 64 bits
+VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
+
+
+class Knobs(Protocol):
+    """The template's fields."""
+
+    @property
+    def form(self) -> str: ...
+    @property
+    def outer(self) -> int: ...
+    @property
+    def inner(self) -> int: ...
+    @property
+    def programs(self) -> int: ...
+    @property
+    def warps(self) -> int: ...
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(at_least: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, at_least - 1).bit_length()
+
+
+def merged(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Axes as (extent, stride), outermost first; two become one where the outer steps over a whole inner."""
+    found: list[tuple[int, int]] = []
+    for extent, stride in zip(extents, strides, strict=True):
+        if extent == 1:
+            continue
+        if found and found[-1][1] == extent * stride:
+            found[-1] = (found[-1][0] * extent, stride)
+        else:
+            found.append((extent, stride))
+    return found
+
+
+def offset(index: str, axes: Sequence[tuple[int, int]]) -> str:
+    """Text of the place of element `index` (a name), counted along `axes` with the last one fastest."""
+    terms = []
+    for place, (extent, stride) in enumerate(axes):
+        below = prod(each for each, _ in axes[place + 1 :])
+        term = index if below == 1 else f"{index} // {below}"
+        term = term if place == 0 else f"{term} % {extent}"
+        terms.append(term if stride == 1 else f"{term} * {stride}")
+    return " + ".join(terms) or f"{index} * 0"
+
+
+class PointwiseWriter:
+    """Writes one kernel.
+
+    The elements of dst, in the order in which they are stored, are seen as a matrix: `outer` rows of `inner`
+    elements. In the form `rows` a row is the channels of one position, in `planes` the positions of one
+    channel of one image, and `flat` is a single row.
+    """
+
+    def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
+        self.knobs, self.kernel, self.title = knobs, kernel, title
+        dst = kernel.dst
+        self.channels, self.area = dst.channels, prod(dst.spatial)
+        self.size, self.last = dst.size, dst.is_channels_last
+        order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
+        order = [axis for axis in order if dst.shape[axis] > 1]
+        self.axes = [(dst.shape[axis], kernel.src.element_strides[axis], axis) for axis in order]
+        self.is_wide = max(kernel.src.span, dst.span) + knobs.inner * knobs.outer >= WIDE
+        self.text = Text()
+        self.epilogue = Elementwise(kernel, "epilogue", self.text)
+        self.compute = f"tl.{dialect.COMPUTE[kernel.src.dtype]}"
+        self.slots = (Slot("src"), *self.epilogue.slots, Slot("dst"))
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows of the matrix and elements in each."""
+        row = {"flat": self.size, "rows": self.channels, "planes": self.area}[self.knobs.form]
+        return self.size // row, row
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Tiles along the rows and along each row."""
+        rows, row = self.extents
+        return ceil_div(rows, self.knobs.outer), ceil_div(row, self.knobs.inner)
+
+    def source(self) -> Source:
+        """The whole kernel."""
+        text = self.text
+        text.line("import triton", "import triton.language as tl", "", "")
+        text.line(*(f"# {line}" for line in [self.title, *self.kernel.text.splitlines()]))
+        text.line("@triton.jit")
+        with text.block(f"def pointwise({', '.join(argument(slot) for slot in self.slots)})"):
+            if self.knobs.form == "flat":
+                self._flat()
+            else:
+                self._matrix()
+        return Source(
+            str(text),
+            "pointwise",
+            self.slots,
+            language="triton",
+            grid=(self.programs, 1, 1),
+            options=(("num_warps", self.knobs.warps), ("num_stages", 1)),
+        )
+
+    @property
+    def programs(self) -> int:
+        """Programs of a launch: as many as tiles, or as the knob says and a loop in each."""
+        down, across = self.blocks
+        return across * min(down, self.knobs.programs or down)
+
+    # ---- one row
+
+    def _flat(self) -> None:
+        text, block = self.text, self.knobs.inner
+        wide = ".to(tl.int64)" if self.is_wide else ""
+        text.line(f"start = tl.program_id(0){wide} * {block}", f"lane = tl.arange(0, {block})")
+        channel, known = self._flat_channels()
+        if self.size % block == 0:
+            self._flat_tile(channel, known, "")
+        elif self.size % VECTOR == 0:
+            text.line(f"mask = lane < {self.size} - start")
+            self._flat_tile(channel, known, "mask")
+        else:
+            # A mask that may end anywhere would keep every program from moving whole vectors.
+            with text.block(f"if start + {block} <= {self.size}"):
+                self._flat_tile(channel, known, "")
+            with text.block("else"):
+                text.line(f"mask = lane < {self.size} - start")
+                self._flat_tile(channel, known, "mask")
+
+    def _flat_channels(self) -> tuple[str, Known | None]:
+        """Text of each element's channel; and what depends on it, computed once a channel of the tile."""
+        text, block = self.text, self.knobs.inner
+        if not self.epilogue.has_channels:
+            return "", None
+        if self.last or self.area == 1:
+            count = power_of_two(self.channels)
+            text.line(
+                f"channel = tl.arange(0, {count})",
+                f"which = (start % {self.channels} + lane) % {self.channels}",
+            )
+            mask = f"channel < {self.channels}" if count > self.channels else ""
+        else:
+            count = power_of_two((block - 2) // self.area + 2)
+            text.line(
+                f"plane = start // {self.area}",
+                f"channel = (plane + tl.arange(0, {count})) % {self.channels}",
+                f"which = (start % {self.area} + lane).to(tl.int32) // {self.area}",
+            )
+            mask = ""
+        if self.is_wide:
+            text.line("channel = channel.to(tl.int32)", "which = which.to(tl.int32)")
+        prepared = self.epilogue.prepare("channel", mask)
+        return "channel", self.epilogue.spread(prepared, "which")
+
+    def _flat_tile(self, channel: str, known: Known | None, mask: str) -> None:
+        element = "start + lane"
+        inside = (
+            f"(start % {self.size // self.kernel.dst.batch} + lane) % {self.size // self.kernel.dst.batch}"
+        )
+        axes = merged([extent for extent, _, _ in self.axes], [stride for _, stride, _ in self.axes])
+        if len(axes) < 2 and (not axes or axes[0][1] == 1):
+            where = element
+        else:
+            self.text.line("element = start + lane")
+            where = offset("element", axes)
+        self._tile(where, Place(element, channel, inside, mask, ""), known)
+
+    def _tile(self, where: str, place: Place, known: Known | None) -> None:
+        """Loads, applies the stages, stores."""
+        text = self.text
+        masked = f", mask={place.mask}, other=0.0" if place.mask else ""
+        x = text.let("x", f"tl.load(src + {where}{masked}).to({self.compute})")
+        result = self.epilogue.apply(x, place, known=known)
+        masked = f", mask={place.mask}" if place.mask else ""
+        stored = STORED[self.kernel.dst.dtype]
+        text.line(f"tl.store(dst + {place.element}, {result}.to(tl.{stored}){masked})")
+
+    # ---- many rows
+
+    def _matrix(self) -> None:
+        text, knobs = self.text, self.knobs
+        (rows, row), (down, across) = self.extents, self.blocks
+        text.line("program = tl.program_id(0)")
+        text.line(f"column = program % {across} * {knobs.inner} + tl.arange(0, {knobs.inner})")
+        if across * knobs.inner != row:
+            text.line(f"has_column = column < {row}")
+        known = self.epilogue.prepare(*self._column_channel()) if knobs.form == "rows" else None
+        programs = self.programs // across
+        if programs == down:
+            text.line(f"block = program // {across}")
+            self._matrix_tile(known)
+        else:
+            with text.block(f"for block in range(program // {across}, {down}, {programs})"):
+                self._matrix_tile(known)
+
+    def _column_channel(self) -> tuple[str, str]:
+        has = self.blocks[1] * self.knobs.inner != self.extents[1]
+        return "column[None, :]", "has_column[None, :]" if has else ""
+
+    def _matrix_tile(self, known: Known | None) -> None:
+        text, knobs = self.text, self.knobs
+        (rows, row), (down, across) = self.extents, self.blocks
+        wide = "tl.full((), 0, tl.int64) + " if self.is_wide else ""
+        text.line(f"row = {wide}block * {knobs.outer} + tl.arange(0, {knobs.outer})")
+        masks = []
+        if down * knobs.outer != rows:
+            text.line(f"has_row = row < {rows}")
+            masks.append("has_row[:, None]")
+        if across * knobs.inner != row:
+            masks.append("has_column[None, :]")
+        if len(masks) == 2:
+            text.line(f"mask = {' & '.join(masks)}")
+            masks = ["mask"]
+        images = self.size // self.kernel.dst.batch // row
+        within = f"(row % {images})[:, None] * {row} + column[None, :]" if images > 1 else "column[None, :]"
+        text.line(f"at = row[:, None] * {row} + column[None, :]")
+        channel, channel_mask = self._column_channel()
+        if knobs.form == "planes":
+            channel_mask = ""
+            if self.epilogue.has_channels:
+                text.line(f"channel = row % {self.channels}")
+                channel = "channel[:, None]"
+        place = Place("at", channel, within, "".join(masks), channel_mask)
+        self._tile(self._matrix_offset(), place, known)
+
+    def _matrix_offset(self) -> str:
+        """Where the tile's elements lie in src."""
+        along = self._row_axes()
+        inner = merged(*self._columns_of(along))
+        outer = merged(*self._columns_of([axis for axis in self.axes if axis not in along]))
+        row = self.extents[1]
+        if len(inner) < 2 and len(outer) < 2:
+            if (not inner or inner[0][1] == 1) and (not outer or outer[0][1] == row):
+                return "at"
+        return f"({offset('row', outer)})[:, None] + ({offset('column', inner)})[None, :]"
+
+    def _row_axes(self) -> list[tuple[int, int, int]]:
+        """The axes of dst that one row of the matrix has."""
+        if self.knobs.form == "rows":
+            return [axis for axis in self.axes if axis[2] == 1]
+        return [axis for axis in self.axes if axis[2] > 1]
+
+    @staticmethod
+    def _columns_of(axes: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int]]:
+        return [extent for extent, _, _ in axes], [stride for _, stride, _ in axes]
