@@ -150,7 +150,7 @@ class CompiledPlan:
 
     def explain(self) -> Explanation:
         """What was decided and why, what it saves, and how far from the machine's limits it is."""
-        return explain_records(self.records)
+        return explain_records(self.records, self.program.resources)
 
     def to_json(self) -> dict[str, Any]:
         """The explanation and the program, as JSON values."""

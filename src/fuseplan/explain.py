@@ -70,8 +70,8 @@ def _explain_refusal(plan: FusionPlan, target: str, refused: Unsupported) -> Exp
     )
 
 
-def explain_records(records: Records) -> Explanation:
-    """Explains what the records hold."""
+def explain_records(records: Records, resources: Mapping[str, int] | None = None) -> Explanation:
+    """Explains what the records hold; `resources` is what the program made of them uses, if it is told."""
     kernel, template, target = records.kernel, records.choice.template, records.target
     source = records.source
     traffic = template.traffic(kernel, target)
@@ -112,6 +112,7 @@ def explain_records(records: Records) -> Explanation:
             "error_bound": template.error_bound(kernel),
             "error_scale": template.error_scale,
             "floor": _floor(records, traffic.total),
+            "resources": dict(resources or {}),
         }
     )
 
@@ -172,6 +173,17 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield "            before it is rounded to the output's dtype"
     yield f"estimate    {_seconds(told['estimated_seconds'])}, by the model that ranks templates"
     yield f"floor       {_floor_text(told)}"
+    if told["resources"]:
+        yield f"code        {_resources_text(told['resources'])}"
+
+
+def _resources_text(used: Mapping[str, int]) -> str:
+    """What a GPU's kernel uses, in words."""
+    spills = f"{used['spill_bytes']} bytes of them spilled" if used["spill_bytes"] else "none spilled"
+    return (
+        f"{used['registers']} registers a thread, {spills}; {_bytes(used['shared_bytes'])} of shared memory "
+        f"for {used['threads']} threads; {used['programs']} at a time on a multiprocessor"
+    )
 
 
 def _considered_lines(considered: list[dict[str, Any]]) -> Iterator[str]:
