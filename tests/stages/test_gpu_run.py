@@ -1,193 +1,239 @@
-"""The public interface on a GPU that this machine pretends to have: from a plan to what a launch writes."""
+"""From tensors to launches on a GPU, without one: what a launch is given."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from forced import forced
-from fuseplan.backends.triton import TRITON
-from fuseplan.backends.triton.templates import TEMPLATES
-from fuseplan.bench.crossbuild import builds
-from fuseplan.compile import compile as compile_plan
-from fuseplan.emit import Slot, Source
+import fuseplan
+from fuseplan import Arguments
+from fuseplan.backends.triton.memory import GpuMemory, packed
+from fuseplan.backends.triton.template import Packing
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.measure.data import random_arrays, reference
-from fuseplan.plan import FusionPlan
-from fuseplan.target import Target
-from fuseplan.tensor import DTYPES
-from posing import CUDA_0, PosingDriver, posing
-from toy_templates import HEAD, Toy, ToyProduct
-
-PRODUCT = "f16[2x64x3x5, nhwc] -> conv2d(48, kernel=1)"
-AFFINE = "f32[3x7] -> leaky_relu(negative_slope=0.25) -> add"
-PLANS = (
-    "f16[2x19x3x5, nhwc] -> batch_norm -> relu",
-    "bf16[2x8x6x4] -> batch_norm(mode=per_activation) -> add -> gelu",
-    "f16[2x64x3x5, nhwc] -> conv2d(64, kernel=1) -> bias -> relu",
-    "f32[2x40x3x5] -> conv2d(24, kernel=1) -> bias -> add",
-    "f16[1x32x6x7, nhwc] -> conv2d(32, kernel=3, padding=1) -> batch_norm -> relu",
-    "f32[1x5x9x8] -> conv2d(7, kernel=3, stride=2) -> bias",
-    "f16[2x24x6x5, nhwc] -> conv2d(24, kernel=3, padding=1, groups=24) -> bias -> silu",
-    "bf16[33x64] -> matmul(40) -> bias -> gelu",
-)
+from pretend_gpu import Machine, PretendQueue, machine
+from toy_chain import PLAN, Tensors, ToyChain, chain, random_tensors, split, wanted
+from toy_templates import ToyProduct
 
 
-@dataclass(frozen=True)
-class ToyAffine(Toy):
-    """leaky_relu, then a residual: parameters by value and by pointer, an operand where it lies."""
-
-    name: ClassVar[str] = "toy-affine"
-
-    def emit(self, kernel: Kernel, target: Target) -> Source:
-        text = HEAD + (
-            "def toy(src, par_negative_slope, parameters, op_other, dst):\n"
-            "    at = tl.arange(0, 32)\n"
-            f"    inside = at < {kernel.src.size}\n"
-            "    x = tl.load(src + at, mask=inside, other=0.0)\n"
-            "    x = tl.where(x > 0, x, x * par_negative_slope)\n"
-            "    scale, other = tl.load(parameters + 1), tl.load(parameters + 2)\n"
-            "    x = scale * x + other * tl.load(op_other + at, mask=inside, other=0.0)\n"
-            "    tl.store(dst + at, x, mask=inside)\n"
-        )
-        first = kernel.parameters[0]
-        slots = (
-            Slot("src"),
-            Slot("parameter", first),
-            Slot("parameters"),
-            Slot("operand", "other"),
-            Slot("dst"),
-        )
-        return Source(text.replace("negative_slope", first), "toy", slots, language="triton")
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for the module: the toys are compiled once."""
+    made = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEPLAN_CACHE_DIR", str(made))
+        yield made
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[PosingDriver]:
-    with posing() as driver:
-        yield driver
+@pytest.fixture
+def gpu() -> Iterator[Machine]:
+    with machine(ToyChain) as made:
+        made.driver.meaning = chain
+        yield made
 
 
-def tensors(plan: FusionPlan, seed: int) -> dict[str, torch.Tensor]:
-    return {key: torch_of(array) for key, array in random_arrays(plan, seed).items()}
+@pytest.fixture
+def tensors() -> Tensors:
+    return random_tensors()
 
 
-def torch_of(array: Any) -> torch.Tensor:
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+# ---- what is launched
 
 
-def assert_right(plan: FusionPlan, seed: int, got: torch.Tensor, slack: float = 64.0) -> None:
-    want = reference(plan, random_arrays(plan, seed))
-    epsilon = slack * DTYPES[plan.src.compute_dtype].epsilon
-    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    largest = np.abs(want).max()
-    np.testing.assert_allclose(
-        got.double().numpy(), want, rtol=rounding, atol=(epsilon + rounding / 8) * largest
+def test_every_way_to_call_launches_the_same(gpu: Machine, tensors: Tensors) -> None:
+    compiled = fuseplan.compile(PLAN, "cuda")
+    src, given = split(tensors)
+    arguments = Arguments(compiled.plan, **given)
+    results = [
+        compiled(src, **given),
+        compiled.execute(src, arguments),
+        compiled.bind(arguments)(src),
+        compiled.bind(scale=given["scale"])(src, other=given["other"]),
+        compiled.bind()(src, **given),
+    ]
+    for result in results:
+        assert isinstance(result, torch.Tensor)
+        torch.testing.assert_close(result, wanted(tensors))
+    assert len(gpu.launches) == len(results)
+    assert {(launch.stream, launch.device, launch.grid) for launch in gpu.launches} == {(7, 0, (4, 1, 1))}
+
+
+def test_out_is_written_and_a_parameter_is_passed_by_value(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given, negative_slope=0.25)
+    out = torch.full((4, 64), float("nan"))
+    for _ in range(2):
+        assert bound(src, out) is out
+    torch.testing.assert_close(out, wanted(tensors, 0.25))
+    torch.testing.assert_close(bound(src, negative_slope=-3.0), wanted(tensors, -3.0))
+    torch.testing.assert_close(
+        bound(src, out), wanted(tensors, 0.25), msg="one call's parameter does not stay"
     )
+    assert [launch.arguments[3] for launch in gpu.launches] == [0.25, 0.25, -3.0, 0.25]
+    assert fuseplan.compile(PLAN, "cuda")(src, **given, negative_slope=1e300).isinf().any()
 
 
-def toy_product() -> Any:
-    return forced(PRODUCT, ToyProduct, CUDA_0, ToyProduct(rows=64, columns=64, depth=64))
+def test_an_unbound_call_packs_nothing_that_lies_right_and_bind_copies(
+    gpu: Machine, tensors: Tensors
+) -> None:
+    compiled = fuseplan.compile(PLAN, "cuda")
+    src, given = split(tensors)
+    compiled(src, **given)
+    bound = compiled.bind(**given)
+    assert gpu.queues[0].waits == 1, "what was copied is there before any stream reads it"
+    bound(src)
+    first, second = (launch.arguments[1] for launch in gpu.launches)
+    assert first == given["scale"].data_ptr() != second
+    assert all(launch.arguments[2] == given["other"].data_ptr() for launch in gpu.launches)
+    given["scale"].zero_()
+    assert bound(src).ne(given["other"]).any()
 
 
-def test_a_call_packs_launches_and_computes(gpu: PosingDriver) -> None:
-    compiled = toy_product()
-    before = len(gpu.launches)
-    got = compiled(**tensors(compiled.plan, 1))
-    assert got.shape == compiled.output.shape
-    assert got.stride() == compiled.output.element_strides
-    assert_right(compiled.plan, 1, got)
-    (launch,) = gpu.launches[before:]
-    assert launch.arguments[2].encoded.address == got.data_ptr()
+def test_operands_that_lie_otherwise_are_packed(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    compiled = fuseplan.compile(PLAN, "cuda")
+    every_third = given["scale"].repeat_interleave(3)[::3]
+    misaligned = torch.cat([torch.zeros(1), given["scale"]])[1:]
+    assert misaligned.data_ptr() % 16
+    for scale in (every_third, misaligned):
+        torch.testing.assert_close(compiled(src, scale=scale, other=given["other"]), wanted(tensors))
 
 
-def test_a_bound_plan_packs_once_and_encodes_what_moves(gpu: PosingDriver) -> None:
-    compiled = toy_product()
-    given = tensors(compiled.plan, 2)
-    bound = compiled.bind(weight=given["weight"])
-    out = torch.full_like(compiled(**given), float("nan"))
-    before, encoded = len(gpu.launches), len(gpu.encodings)
-    for _ in range(3):
-        assert bound(given["src"], out) is out
-    assert_right(compiled.plan, 2, out)
-    assert len(gpu.launches) == before + 3
-    assert len(gpu.encodings) <= encoded + 3
-    weights = {launch.arguments[1].encoded.address for launch in gpu.launches[before:]}
-    assert len(weights) == 1
-    assert given["weight"].data_ptr() not in weights  # a bound operand is a copy
+def test_each_stream_has_its_workspace_and_a_recorded_launch_its_own(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    queue = gpu.queues[0]
+    kept = []
+    for stream, capturing in ((7, False), (8, False), (7, False), (7, True), (7, True), (7, False)):
+        queue.now, queue.capturing = stream, capturing
+        room = queue.workspace(stream, 100)
+        kept.append(room)
+        assert not room.tensor.any()
+        bound(src)
+    words = [launch.arguments[4] for launch in gpu.launches]
+    assert words[0] == words[2] == words[5] == kept[0].address
+    assert len({words[0], words[1], kept[3].address, kept[4].address}) == 4
+    assert words[0] not in (words[3], words[4])
+    assert queue.workspace(7, 1000).tensor.numel() == 1000, "a larger one takes its place"
 
 
-def test_parameters_by_value_and_by_pointer(gpu: PosingDriver) -> None:
-    compiled = forced(AFFINE, ToyAffine, CUDA_0)
-    plan, given = compiled.plan, tensors(compiled.plan, 3)
-    names = [each.key for each in plan.parameters]
-    assert_right(plan, 3, compiled(**given))
-    numbers = dict(zip(names, (0.5, 2.0, -3.0), strict=True))
-    got = compiled(**given, **numbers)
-    arrays = random_arrays(plan, 3)
-    want = plan.reference(arrays.pop("src"), arrays, numbers)
-    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+def test_nothing_is_waited_for_while_a_graph_is_recorded(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    compiled = fuseplan.compile(PLAN, "cuda")
+    gpu.queues[0].capturing = True
+    compiled.bind(**given)(src)
+    assert gpu.queues[0].waits == 0
 
 
-def test_what_the_program_tells(gpu: PosingDriver) -> None:
-    told = toy_product().to_json()
-    assert told["program"]["resources"]["wgmma"] > 0
-    assert told["program"]["resources"]["spill_bytes"] == 0
+def test_tensor_maps_are_made_anew_only_for_new_addresses() -> None:
+    torch.manual_seed(0)
+    with machine(ToyProduct) as gpu:
+        compiled = fuseplan.compile("f16[8x32x4x4, nhwc] -> conv2d(32, kernel=1)", "cuda")
+        bound = compiled.bind(weight=torch.randn(32, 32, 1, 1).half())
+        src = torch.randn(8, 32, 4, 4).half().to(memory_format=torch.channels_last)
+        out = bound(src)
+        for _ in range(3):
+            bound(src, out)
+        assert len(gpu.driver.encodings) == 3
+        bound(src.clone(), out)
+        assert len(gpu.driver.encodings) == 4
 
 
-def test_an_error_of_the_driver_reaches_the_caller_and_the_next_call_works(gpu: PosingDriver) -> None:
-    compiled = toy_product()
-    given = tensors(compiled.plan, 4)
-    gpu.statuses = [700]
-    with pytest.raises(BuildError, match="a kernel launched before this one failed"):
-        compiled(**given)
-    assert_right(compiled.plan, 4, compiled(**given))
+# ---- targets, devices, the cache
 
 
-def test_what_cannot_be_read_is_refused_before_a_launch(gpu: PosingDriver) -> None:
-    compiled = toy_product()
-    given = tensors(compiled.plan, 5)
-    before = len(gpu.launches)
-    elsewhere = torch.empty(given["src"].shape, dtype=torch.float16, device="meta")
-    for src, said in (
-        (elsewhere, "is on meta"),
-        (given["src"].float(), "want f16"),
-        (given["src"].numpy(), "memory"),
+def test_a_plan_for_another_gpu_is_compiled_and_says_why_it_does_not_run(gpu: Machine) -> None:
+    compiled = fuseplan.compile(PLAN, "triton:sm_80")
+    assert compiled.program.code
+    assert compiled.program.resources["registers"] > 0
+    assert "def toy" in compiled.source.text
+    told = json.loads(json.dumps(compiled.to_json()))
+    assert "sm_90" in told["program"]["refusal"]
+    src = torch.zeros(4, 64)
+    for call in (
+        lambda: compiled(src),
+        compiled.bind,
+        lambda: compiled.execute(src, Arguments(compiled.plan)),
     ):
-        with pytest.raises(ArgumentError, match=said):
-            compiled(src, weight=given["weight"])
-    assert len(gpu.launches) == before
+        with pytest.raises(
+            BuildError, match=r"code for triton:sm_80 does not run here: .* is triton:sm_90"
+        ) as met:
+            call()
+        assert "program.code" in str(met.value)
+    assert gpu.launches == []
 
 
-def test_compile_takes_the_templates_in_turn(gpu: PosingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TRITON, "templates", (ToyProduct,))
-    compiled = compile_plan(PRODUCT, CUDA_0, cache=False)
-    assert compiled.choice.template == ToyProduct()
-    assert_right(compiled.plan, 6, compiled(**tensors(compiled.plan, 6)))
+def test_a_kind_that_this_machine_has_runs_on_the_current_gpu(gpu: Machine, tensors: Tensors) -> None:
+    compiled = fuseplan.compile(PLAN, "triton:sm_90")
+    assert compiled.target.device == 0
+    src, given = split(tensors)
+    torch.testing.assert_close(compiled(src, **given), wanted(tensors))
 
 
-@pytest.mark.parametrize(
-    "build", list(builds(PLANS, [CUDA_0])), ids=lambda build: f"{build.template.name}-{build.plan}"
-)
-def test_every_template_through_the_whole_path(gpu: PosingDriver, build: Any) -> None:
-    """Plain Triton is computed; of Gluon, which nothing here can run, the launch is looked at."""
-    gpu.computes = build.job.source.language == "triton"
-    compiled = forced(build.plan, type(build.template), CUDA_0, build.template)
-    before = len(gpu.launches)
-    got = compiled(**tensors(compiled.plan, 7))
-    computed, gpu.computes = gpu.computes, True
-    assert len(gpu.launches) == before + 1
-    if computed:
-        assert_right(compiled.plan, 7, got)
+def test_equal_devices_share_the_code_and_not_what_is_loaded(gpu: Machine) -> None:
+    first, second, again = (fuseplan.compile(PLAN, name).program for name in ("cuda", "cuda:1", "cuda:0"))
+    assert first.key == second.key == again.key
+    assert first.loaded is again.loaded is not second.loaded
+    assert (again.origin, second.origin) == ("memory", "disk")
+    assert (first.target.device, second.target.device) == (0, 1)
 
 
-def test_every_template_is_launched() -> None:
-    built = {type(build.template) for build in builds(PLANS, [CUDA_0])}
-    assert built >= set(TEMPLATES), "add a plan that each template takes to PLANS"
+def test_threads_are_a_cpus(gpu: Machine) -> None:
+    with pytest.raises(ArgumentError, match="threads=2 is for CPUs"):
+        fuseplan.compile(PLAN, "cuda", threads=2)
+
+
+LOADING = """
+import sys
+sys.path[:0] = [{tests!r}]
+from pretend_gpu import machine
+from toy_chain import PLAN, ToyChain
+import fuseplan
+assert "triton" not in sys.modules
+with machine(ToyChain):
+    program = fuseplan.compile(PLAN, "cuda").program
+assert program.origin == "disk", program.origin
+assert "triton" not in sys.modules
+"""
+
+
+def test_a_stored_plan_is_loaded_without_triton(gpu: Machine) -> None:
+    fuseplan.compile(PLAN, "cuda")
+    tests = str(Path(__file__).parent.parent)
+    script = LOADING.format(tests=tests)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+# ---- packing
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_packing_is_the_templates(keep: bool) -> None:
+    weight = torch.randn(6, 5, 3, 2, dtype=torch.float16)
+    wanted = Packing((0, 2, 3, 1), (8, 3, 2, 16), "f32")
+    got = packed(weight, (6, 5, 3, 2), wanted, keep=keep)
+    assert got.is_contiguous()
+    assert got.dtype is torch.float32
+    torch.testing.assert_close(got[:6, :, :, :5], weight.permute(0, 2, 3, 1).float())
+    assert not got[6:].any()
+    assert not got[..., 5:].any()
+
+
+def test_a_tensor_that_lies_so_is_not_copied_unless_it_is_kept() -> None:
+    weight = torch.randn(6, 8, 3, 2, dtype=torch.float16).to(memory_format=torch.channels_last)
+    as_it_is = Packing((0, 2, 3, 1), (6, 3, 2, 8), "f16")
+    assert packed(weight, (6, 8, 3, 2), as_it_is, keep=False).data_ptr() == weight.data_ptr()
+    kept = packed(weight, (6, 8, 3, 2), as_it_is, keep=True)
+    assert kept.data_ptr() != weight.data_ptr()
+    assert torch.equal(kept, weight.permute(0, 2, 3, 1))
+
+
+def test_a_new_result_lies_as_the_plan_says() -> None:
+    made = GpuMemory(PretendQueue(0)).empty_like(None, fuseplan.TensorSpec((2, 3, 4, 5), "bf16", "nhwc"))
+    assert (made.dtype, made.stride()) == (torch.bfloat16, (60, 1, 15, 3))

@@ -119,14 +119,13 @@ class GpuMemory:
     def __init__(self, launches: Queue) -> None:
         self._queue = launches
         self._device = launches.torch_device
-        self._index = -1 if self._device.index is None else self._device.index
 
     def view(self, tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
         """The tensor where it lies."""
         if isinstance(tensor, torch.Tensor):
             buffer = self._view_torch(tensor, what)
         else:
-            buffer = exported(tensor, what, self._device, self._queue.stream)
+            buffer = exported(tensor, what, self._device, self._queue.device, self._queue.stream)
         if in_place and buffer.address % ALIGNMENT:
             raise ArgumentError(
                 f"{what} begins at an address that is no multiple of {ALIGNMENT} bytes, and kernels for GPUs "

@@ -14,47 +14,45 @@ from fuseplan.errors import ArgumentError
 LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
 
 
-def exported(tensor: Any, what: str, device: torch.device, stream: Callable[[], int]) -> Buffer:
-    """A tensor of another package on `device`; its maker's stream is waited for by the current one.
+def exported(tensor: Any, what: str, device: torch.device, index: int, stream: Callable[[], int]) -> Buffer:
+    """A tensor of another package on `device`, the GPU of that index.
+
+    What its maker has still to do to it, the current stream waits for.
 
     Raises:
         ArgumentError: it is no tensor on that device, or none that kernels take.
     """
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
-        return _dlpack(tensor, what, device, stream)
+        kind, own = (int(word) for word in tensor.__dlpack_device__())
+        if kind not in (CUDA, MANAGED):
+            raise ArgumentError(
+                f"{what} is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: "
+                f"pass torch.from_dlpack({what}).to('{device}')"
+            )
+        _check_index(own, index, what)
+        return Buffer(*view_dlpack(tensor, what, devices=(kind,), stream=stream() or LEGACY), tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
-        return _array_interface(tensor, what, device)
+        buffer = Buffer(*view_array_interface(tensor, what), tensor)
+        _check_index(_index_of(tensor), index, what)
+        _wait_for(tensor.__cuda_array_interface__.get("stream"), device)
+        return buffer
     raise ArgumentError(
         f"{what} is a {type(tensor).__name__}; want a tensor on {device}: torch's, or one with DLPack or "
         "__cuda_array_interface__"
     )
 
 
-def _dlpack(tensor: Any, what: str, device: torch.device, stream: Callable[[], int]) -> Buffer:
-    kind, index = (int(word) for word in tensor.__dlpack_device__())
-    if kind not in (CUDA, MANAGED):
+def _check_index(own: int, index: int, what: str) -> None:
+    if own != index:
         raise ArgumentError(
-            f"{what} is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: pass "
-            f"torch.from_dlpack({what}).to('{device}')"
+            f"{what} is on cuda:{own}, and this plan runs on cuda:{index}: copy it there, or compile the "
+            f"plan for target 'cuda:{own}'"
         )
-    if index != device.index:
-        raise ArgumentError(
-            f"{what} is on cuda:{index}, and this plan runs on {device}: copy it there, or compile the plan "
-            f"for target 'cuda:{index}'"
-        )
-    return Buffer(*view_dlpack(tensor, what, devices=(kind,), stream=stream() or LEGACY), tensor)
 
 
-def _array_interface(tensor: Any, what: str, device: torch.device) -> Buffer:
-    buffer = Buffer(*view_array_interface(tensor, what), tensor)
-    own = torch.as_tensor(tensor).device  # torch asks the driver whose memory it is
-    if own != device:
-        raise ArgumentError(
-            f"{what} is on {own}, and this plan runs on {device}: copy it there, or compile the plan for "
-            f"target '{own}'"
-        )
-    _wait_for(tensor.__cuda_array_interface__.get("stream"), device)
-    return buffer
+def _index_of(tensor: Any) -> int:
+    """The interface does not say whose memory it is: torch asks the driver."""
+    return int(torch.as_tensor(tensor).get_device())
 
 
 def _wait_for(stream: int | None, device: torch.device) -> None:

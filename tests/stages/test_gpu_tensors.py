@@ -1,0 +1,201 @@
+"""Which tensors a plan on a GPU takes: others are refused before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fuseplan
+from fuseplan import Arguments
+from fuseplan.backends.triton import views
+from fuseplan.backends.triton.memory import GpuMemory
+from fuseplan.errors import ArgumentError
+from pretend_gpu import Machine, machine
+from toy_chain import PLAN, SIZE, Tensors, ToyChain, chain, random_tensors, split, wanted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for the module: the toys are compiled once."""
+    made = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEPLAN_CACHE_DIR", str(made))
+        yield made
+
+
+@pytest.fixture
+def gpu() -> Iterator[Machine]:
+    with machine(ToyChain) as made:
+        made.driver.meaning = chain
+        yield made
+
+
+@pytest.fixture
+def tensors() -> Tensors:
+    return random_tensors()
+
+
+# ---- what is refused, before anything is launched
+
+
+class Exported:
+    """A CPU tensor that says it lies on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor, device: tuple[int, int] = (2, 0)) -> None:
+        self.tensor, self.device = tensor, device
+        self.streams: list[int | None] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None) -> object:
+        self.streams.append(stream)
+        return self.tensor.__dlpack__()
+
+
+class Interfaced:
+    """The same by `__cuda_array_interface__`."""
+
+    def __init__(self, tensor: torch.Tensor, **changes: Any) -> None:
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": "<f4",
+            "data": (tensor.data_ptr(), False),
+            "strides": None,
+            "version": 3,
+            **changes,
+        }
+
+
+def negated() -> torch.Tensor:
+    return torch.randn(4, 64, dtype=torch.complex64).conj().imag
+
+
+REFUSED = {
+    "numpy": (
+        lambda: np.zeros((4, 64), np.float32),
+        r"`src` is a ndarray in the host's memory.*\.to\('cpu'\)",
+    ),
+    "list": (lambda: [1.0], "`src` is a list; want a tensor on"),
+    "other device": (lambda: torch.zeros(4, 64, device="meta"), "`src` is on meta, and this plan runs on"),
+    "dtype": (lambda: torch.zeros(4, 64).half(), r"got f16\[4x64\]; want f32\[4x64\]"),
+    "integers": (lambda: torch.zeros(4, 64, dtype=torch.int32), "dtype torch.int32; want float64"),
+    "shape": (lambda: torch.zeros(3, 64), r"got f32\[3x64\]; want f32\[4x64\]"),
+    "layout": (lambda: torch.zeros(64, 4).t(), "the layout differs"),
+    "sparse": (lambda: torch.zeros(4, 64).to_sparse(), "to_dense"),
+    "gradient": (lambda: torch.zeros(4, 64, requires_grad=True), "detach"),
+    "negated": (negated, "resolve_neg|layout differs"),
+    "misaligned": (lambda: torch.zeros(SIZE + 1)[1:].view(4, 64), "no multiple of 16 bytes.*clone"),
+    "dlpack elsewhere": (lambda: Exported(torch.zeros(4, 64), (2, 1)), "on cuda:1, .* runs on cuda:0"),
+    "dlpack on the host": (lambda: Exported(torch.zeros(4, 64), (1, 0)), "in the host's memory"),
+    "interface type": (lambda: Interfaced(torch.zeros(4, 64), typestr="<i4"), "'<i4'"),
+    "interface mask": (lambda: Interfaced(torch.zeros(4, 64), mask=1), "masked"),
+    "interface strides": (lambda: Interfaced(torch.zeros(4, 64), strides=(255, 4)), "not aligned"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])
+def test_no_other_tensor_is_read(gpu: Machine, tensors: Tensors, case: str, is_warm: bool) -> None:
+    make, says = REFUSED[case]
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    if is_warm:
+        bound(src, torch.empty(4, 64))
+    before = len(gpu.launches)
+    with pytest.raises(ArgumentError, match=says):
+        bound(make(), torch.empty(4, 64))
+    assert len(gpu.launches) == before
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])
+def test_out_must_lie_apart_and_right(gpu: Machine, tensors: Tensors, is_warm: bool) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    if is_warm:
+        bound(src, torch.empty(4, 64))
+    before = len(gpu.launches)
+    whole = torch.zeros(2 * SIZE)
+    for out, says in (
+        (src, "`out` overlaps `src`"),
+        (given["other"], "`out` overlaps operand `other`"),
+        (whole[1 : SIZE + 1].view(4, 64), "no multiple of 16"),
+        (torch.zeros(4, 64).double(), "`out` is not what the plan takes"),
+        (np.zeros((4, 64), np.float32), "`out` is a ndarray"),
+        (torch.zeros(4, 64, requires_grad=True), "detach"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            bound(src, out)
+    with pytest.raises(ArgumentError, match="`out` overlaps `src`"):
+        bound(whole[:SIZE].view(4, 64), whole[4 : SIZE + 4].view(4, 64))
+    assert len(gpu.launches) == before
+
+
+def test_operands_are_checked_like_src(gpu: Machine, tensors: Tensors) -> None:
+    compiled = fuseplan.compile(PLAN, "cuda")
+    src, given = split(tensors)
+    misaligned = torch.zeros(SIZE + 1)[1:].view(4, 64)
+    for key, value, says in (
+        ("scale", np.zeros(64, np.float32), "operand `scale` is a ndarray in the host's memory"),
+        ("scale", torch.zeros(64, device="meta"), "operand `scale` is on meta"),
+        ("scale", torch.zeros(63), "wrong shape"),
+        ("other", torch.zeros(64, 4).t(), "wrong layout"),
+        ("other", misaligned, "operand `other` begins at an address"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            compiled.bind(**{key: value})
+        with pytest.raises(ArgumentError, match=says):
+            compiled(src, **given | {key: value})
+    out = given["scale"].repeat(4).view(4, 64)
+    with pytest.raises(ArgumentError, match="`out` overlaps operand `scale`"):
+        compiled(src, out, scale=out[1], other=given["other"])
+    assert gpu.launches == []
+
+
+# ---- other packages' tensors
+
+
+def test_dlpack_is_read_in_order_with_our_stream(
+    gpu: Machine, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuMemory, "_torch_view", lambda self, owner: owner.tensor)
+    foreign = {key: Exported(tensor) for key, tensor in tensors.items()}
+    src, given = foreign.pop("src"), foreign
+    out = Exported(torch.empty(4, 64))
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    assert bound(src, out) is out
+    torch.testing.assert_close(out.tensor, wanted(tensors))
+    gpu.queues[0].now = 0
+    bound(src, out)
+    assert src.streams == [7, 1], "the legacy stream is called 1"
+
+
+def test_the_cuda_array_interface_is_read(
+    gpu: Machine, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "_index_of", lambda tensor: 0)
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    torch.testing.assert_close(bound(Interfaced(src, strides=(256, 4))), wanted(tensors))
+    readonly = Interfaced(torch.empty(4, 64), data=(torch.empty(4, 64).data_ptr(), True))
+    with pytest.raises(ArgumentError, match="read-only"):
+        bound(src, readonly)
+    monkeypatch.setattr(views, "_index_of", lambda tensor: 1)
+    with pytest.raises(ArgumentError, match="on cuda:1"):
+        bound(Interfaced(src))
+
+
+def test_arguments_may_lie_anywhere_until_they_are_used(gpu: Machine) -> None:
+    plan = fuseplan.FusionPlan.parse(PLAN)
+    given = Arguments(plan, scale=torch.zeros(64, device="meta"), other=Exported(torch.zeros(4, 64)))
+    given.set(scale=Interfaced(torch.zeros(64)))
+    with pytest.raises(ArgumentError, match="wrong shape"):
+        given.set(scale=torch.zeros(65, device="meta"))
+    with pytest.raises(ArgumentError, match="int64"):
+        given.set(scale=torch.zeros(64, dtype=torch.int64, device="meta"))
