@@ -113,9 +113,25 @@ def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
 
 
 def markdown(suite: Suite, rows: Iterable[Row]) -> str:
-    """Both tables as Markdown; times in milliseconds, medians."""
+    """Both tables as Markdown; medians in milliseconds, on a GPU in microseconds, there a table a group."""
     found = lines(rows)
-    return "\n".join([*_shapes(found), "", *_standings(standings(suite, found)), *_refusals(found)]) + "\n"
+    return "\n".join([*_groups(found), "", *_standings(standings(suite, found)), *_refusals(found)]) + "\n"
+
+
+def _groups(found: Sequence[Line]) -> Iterator[str]:
+    groups = list(dict.fromkeys(line.group for line in found))
+    if len(groups) < 2 or not is_on_gpu(found[0].ours):
+        yield from _shapes(found)
+        return
+    for place, group in enumerate(groups):
+        yield from ("",) if place else ()
+        yield from (f"**{group}**", "")
+        yield from _shapes([line for line in found if line.group == group])
+
+
+def is_on_gpu(row: Row) -> bool:
+    """Whether it is the time of a GPU."""
+    return "gpu" in row.machine
 
 
 def _shapes(found: Sequence[Line]) -> Iterator[str]:
@@ -127,14 +143,15 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
     yield _cells(head)
     yield _cells(["---"] * len(head))
     for line in found:
+        shown = _microseconds if is_on_gpu(line.ours) else _milliseconds
         ours, times = line.ours, {row.peer: row.median for row in line.peers}
         ratio, best = line.ratio(), line.best()
         over_floor = ours.median / ours.floor if ours.median and ours.floor else None
         yield _cells([
             line.case,
             ours.template or ours.refused or "",
-            _milliseconds(ours.median),
-            *(_milliseconds(times.get(name)) for name in names),
+            shown(ours.median),
+            *(shown(times.get(name)) for name in names),
             f"{ratio:.2f} ({best.peer})" if ratio and best else "",
             *(_over(line, name) for name in forms),
             f"{over_floor:.2f}" if over_floor else "",
@@ -184,6 +201,10 @@ def _milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{seconds * 1e3:.3f}" if seconds >= 1e-4 else f"{seconds * 1e3:.4f}"
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
 
 
 def _cells(words: Iterable[str]) -> str:

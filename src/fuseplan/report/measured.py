@@ -16,17 +16,17 @@ from fuseplan.bench import results, suite
 from fuseplan.bench.accuracy import Deviation
 from fuseplan.bench.accuracy import markdown as accuracy_table
 from fuseplan.bench.results import Row
-from fuseplan.bench.table import markdown
+from fuseplan.bench.table import is_on_gpu, markdown
 from fuseplan.measure.clock import SHORTEST_SAMPLE, Protocol
+from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, GpuProtocol
+from fuseplan.report import gpu
 from fuseplan.report.docstrings import table
 from fuseplan.report.facts import facts
+from fuseplan.report.gpu import RECORDS
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
-SINGLE = (
-    "peaks",
-    "footprint",
-    "accuracy",
-)  # records of one line a run; those of compile times are named apart
+# Records of one line a run; those of compile times are named apart.
+SINGLE = ("peaks", "footprint", "accuracy", *RECORDS)
 COMPILE = "compile-"
 
 Record = Mapping[str, Any]
@@ -64,13 +64,30 @@ PROTOCOL = """\
 - Plans that take channels last are compared with all libraries, each in the layout it likes
   best; plans that take channels first, with those that take channels first.
 - The floor is the least time that this machine's measured peaks allow for the arithmetic and
-  the bytes. The error is the largest deviation from float64 over the largest output."""
+  the bytes. The error is the largest deviation from float64 over the largest output.
+
+On a GPU (`--target cuda`) all libraries are in one process. Times are between CUDA events around
+a call. Before it a buffer of {flushed} MB is overwritten, so that the second cache holds none of its
+tensors, and the host is ahead of the GPU by {ahead} such writes. Blocks last {gpu_milliseconds:.0f} ms.
+
+- `torch` is eager, `torch:steps` calls every operator of the plan by itself, `torch.compile` is
+  max-autotune with frozen weights and without CUDA graphs.
+- `cudnn` is `torch.cudnn_convolution_relu`, or its form with a residual; `cudnn:folded` is given
+  weights that the statistics of the normalization were put into beforehand. `cublaslt` is
+  `torch._addmm_activation`. What ends in `:nhwc` is given channels last.
+- All compute f32 without TF32. The floor is what torch's copy and products of matrices reach; in
+  f32 it allows three products in TF32."""
 
 
 def _protocol() -> str:
     usual = Protocol()
     return PROTOCOL.format(
-        milliseconds=usual.block_seconds * 1e3, rounds=usual.rounds, microseconds=SHORTEST_SAMPLE * 1e6
+        milliseconds=usual.block_seconds * 1e3,
+        rounds=usual.rounds,
+        microseconds=SHORTEST_SAMPLE * 1e6,
+        flushed=FLUSH_BYTES >> 20,
+        ahead=AHEAD,
+        gpu_milliseconds=GpuProtocol().block_seconds * 1e3,
     )
 
 
@@ -87,15 +104,19 @@ def _last(records: Iterable[Record]) -> list[Record]:
 def _machines(rows: Sequence[Row], records: Sequence[Record]) -> Lines:
     stamps = [row.machine for row in rows] + [dict(record["machine"]) for record in records]
     for machine in {json.dumps(stamp, sort_keys=True): stamp for stamp in stamps}.values():
-        yield from (
-            "",
-            f"## {machine['cpu']}, {machine['cores']} cores ({machine['kind']}, {machine['system']})",
-        )
+        yield from ("", f"## {_named(machine)}")
         mine = [record for record in records if record["machine"] == machine]
         yield from _peaks([record for record in mine if record["benchmark"] == "peaks"])
         yield from _suites([row for row in rows if row.machine == machine])
         for record in mine:
             yield from _single(record)
+
+
+def _named(machine: Record) -> str:
+    if "gpu" in machine:
+        driver = f", driver {machine['driver']}" if machine["driver"] else ""
+        return f"{machine['gpu']} ({machine['kind']}, {machine['processors']} multiprocessors{driver})"
+    return f"{machine['cpu']}, {machine['cores']} cores ({machine['kind']}, {machine['system']})"
 
 
 def _stamp(told: Record) -> str:
@@ -131,7 +152,9 @@ def _suites(rows: Sequence[Row]) -> Lines:
         found = suite.load(name)
         places = {case.plan: place for place, case in enumerate(found.cases)}
         shown = sorted((row for row in listed if row.plan in places), key=lambda row: places[row.plan])
-        if shown:
+        if shown and is_on_gpu(shown[0]):
+            yield from gpu.suite_section(found, shown, _runs(shown))
+        elif shown:
             how, option = (", out of the caches", " --cold") if is_cold else ("", "")
             yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}{how}", "")
             yield f"`fuseplan bench {name} --threads {threads}{option}`; milliseconds. {_runs(shown)}"
@@ -151,7 +174,9 @@ def _runs(rows: Sequence[Row]) -> str:
 
 def _single(record: Record) -> Lines:
     name = record["benchmark"]
-    if name == "accuracy":
+    if name in RECORDS:
+        yield from RECORDS[name](record, _stamp(record))
+    elif name == "accuracy":
         found = [Deviation(**row) for row in record["rows"]]
         yield from ("", "### Deviation from float64", "", f"`fuseplan bench accuracy`. {_stamp(record)}", "")
         yield accuracy_table(found).rstrip()

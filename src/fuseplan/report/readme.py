@@ -8,10 +8,14 @@ from pathlib import Path
 
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
-from fuseplan.bench.table import lines, standings
+from fuseplan.bench.suite import Aim, Suite
+from fuseplan.bench.table import is_on_gpu, lines, standings
 from fuseplan.report.docstrings import table
 
 BEGIN, END = "<!-- speed: written by `make docs` -->", "<!-- end of speed -->"
+ON_GPUS = """\
+On a GPU, out of its second cache; `floor` is the least time that its copy and matrix rates allow,
+`fuseplan:plain` our convolution with bias and relu alone, the residual's bytes added."""
 SUITES = ("conv_nhwc", "conv_nchw", "norm")
 
 
@@ -22,6 +26,42 @@ def summary(folder: Path) -> str:
     heads = [f"{_short(cpu)}, {threads} thread{'s' * (threads > 1)}" for cpu, threads in columns]
     cells = [_cells(rows, columns, name) for name in SUITES]
     return "\n".join(table(["", "against", *heads], [row for listed in cells for row in listed]))
+
+
+def gpu_summary(folder: Path) -> str:
+    """A row a group of shapes and an aim, a column a GPU; empty where none was measured."""
+    measured = [place.stem for place in sorted(folder.glob("*.jsonl")) if place.stem in suite.names()]
+    found = [each for name in measured if (each := suite.load(name)).aims]
+    rows = {
+        each.name: [
+            row for row in results.latest(results.read(folder / f"{each.name}.jsonl")) if is_on_gpu(row)
+        ]
+        for each in found
+    }
+    gpus = sorted({str(row.machine["gpu"]) for listed in rows.values() for row in listed})
+    cells = [cell for each in found for cell in _gpu_cells(each, rows[each.name], gpus)]
+    return "\n".join(table(["", "against", "aim", *gpus], cells)) if cells else ""
+
+
+def _on_gpus(folder: Path) -> str:
+    told = gpu_summary(folder)
+    return f"{ON_GPUS}\n\n{told}" if told else ""
+
+
+def _gpu_cells(found: Suite, rows: Sequence[Row], gpus: Sequence[str]) -> Iterator[list[str]]:
+    reached: dict[Aim, list[str]] = {}
+    for place, gpu in enumerate(gpus):
+        for each in standings(found, lines([row for row in rows if row.machine["gpu"] == gpu])):
+            cell = reached.setdefault(each.aim, [""] * len(gpus))
+            cell[place] = f"{each.geomean:.2f} ({each.least:.2f})"
+    for aim, cell in reached.items():
+        least = "" if aim.least is None else f" ({aim.least:.2f})"
+        yield [
+            f"{found.title.split(' on a GPU')[0]}, {aim.group}",
+            aim.against,
+            f"{aim.geomean:.2f}{least}",
+            *cell,
+        ]
 
 
 def _short(cpu: str) -> str:
@@ -52,7 +92,8 @@ def rewritten(readme: str, folder: Path) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"want the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{summary(folder)}\n\n{END}{after}"
+    tables = "\n\n".join(part for part in (summary(folder), _on_gpus(folder)) if part)
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
