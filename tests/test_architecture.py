@@ -197,7 +197,7 @@ def test_only_settings_reads_the_environment(name: str) -> None:
 
 
 def test_importing_the_package_imports_no_toolchain() -> None:
-    heavy = ("llvmlite", "torch", "onnx", "matplotlib", "rich", "click", "ml_dtypes")
+    heavy = ("llvmlite", "torch", "triton", "onnx", "matplotlib", "rich", "click", "ml_dtypes")
     program = f"import sys, fuseplan; print([name for name in {heavy!r} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr

@@ -1,7 +1,12 @@
 """Launches as the driver sees them: arguments, tensor maps, streams, and what is said when it refuses."""
 
+import json
+import os
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +21,11 @@ from fuseplan.errors import BuildError
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
+from fuseplan.settings import environment
 from fuseplan.target import parse_target
 from toy_templates import HEAD, ToyProduct, ToySteps
 
+ROOT = Path(__file__).resolve().parents[2]
 SM_90 = parse_target("triton:sm_90")
 PRODUCT = "f16[8x256x16x16, nhwc] -> conv2d(256, kernel=1)"
 STRIDED = "bf16[2x16x7x8, nhwc] -> conv2d(16, kernel=1, stride=2)"
@@ -219,6 +226,40 @@ def test_what_does_not_belong_to_the_source_is_not_loaded(driver: FakeDriver) ->
         load(replace(source, slots=source.slots[:1]), artifact.pack(), Queue())
     with pytest.raises(BuildError, match="1x65536x1 programs is more than the driver takes"):
         load(replace(source, grid=(1, 65536, 1)), artifact.pack(), Queue())
+
+
+def test_what_was_compiled_before_loads_without_triton(tmp_path: Path) -> None:
+    """A cached kernel must not wait for a compiler to be imported."""
+    kernel = lower(match(FusionPlan.parse(STRIDED)))
+    template = ToySteps()
+    source = template.emit(kernel, SM_90)
+    artifact = compiler.compile_source(source, types_of(source, kernel, template), SM_90)
+    place = tmp_path / "artifact"
+    place.write_bytes(artifact.pack())
+    program = (
+        "import sys, json, pathlib\n"
+        "from fake_driver import FakeDriver\n"
+        "from fuseplan.backends.triton import driver, launch, toolchain\n"
+        "from fuseplan.emit import Source\n"
+        "driver.driver = FakeDriver\n"
+        f"source = Source.from_frame(json.loads({json.dumps(json.dumps(source.frame))}))\n"
+        "queue = type('Queue', (), {'device': 0, 'stream': int, 'workspace': None})\n"
+        f"block = launch.load(source, pathlib.Path({str(place)!r}).read_bytes(), queue).block(1)\n"
+        "block.words[0], block.words[1] = 1 << 20, 2 << 20\n"
+        "block.launch()\n"
+        "assert toolchain.fingerprint().startswith('triton ')\n"
+        "print([name for name in ('triton', 'torch') if name in sys.modules])\n"
+    )
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests"))
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(PYTHONPATH=paths),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "[]"
 
 
 def test_a_machine_without_a_driver_says_so() -> None:
