@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import builtins
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fuseplan import target as targets
+from fuseplan.backends import BACKENDS
 from fuseplan.errors import ArgumentError
-from fuseplan.target import Target, cache_bytes, parse_size, parse_target, width_of
+from fuseplan.target import GPUS, KINDS, Target, any_of, cache_bytes, parse_size, parse_target, width_of
+from pretend_gpu import H100, torch_with
+
+TURING = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +105,63 @@ def test_sizes() -> None:
     for wrong in ("", "K", "4KB", "-1", "1.5M"):
         with pytest.raises(ValueError, match="not a size"):
             parse_size(wrong)
+
+
+# ---- GPUs
+
+
+@pytest.mark.parametrize("kind", GPUS, ids=str)
+def test_a_kind_of_gpu_is_plain_data(kind: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = parse_target(str(kind))
+    assert found is kind
+    assert found.backend == "triton"
+    assert found.device is None
+    assert found.threads == 1
+    assert not found.is_host
+    assert found.warp == (64 if found.name in ("gfx942", "gfx950") else 32)
+    assert 64 << 10 <= found.l1_bytes <= 227 << 10
+    assert found.shape == f"{found.processors} processors"
+
+
+def test_this_machines_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = SimpleNamespace(**{**vars(H100), "multi_processor_count": 114, "name": "NVIDIA H100 PCIe"})
+    monkeypatch.setattr(targets, "_torch_with_gpu", lambda: torch_with(H100, small, current=1))
+    first, second, current = parse_target("cuda:0"), parse_target("cuda:1"), parse_target("cuda")
+    assert (str(first), first.device, first.processors) == ("triton:sm_90", 0, 132)
+    assert replace(first, device=None) == KINDS["triton:sm_90"]
+    assert (current.device, current.processors, current.cpu) == (1, 114, "NVIDIA H100 PCIe")
+    assert current == second
+    assert current.is_host
+
+
+def test_a_generation_without_an_entry_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = SimpleNamespace(name="NVIDIA GB10", major=12, minor=1, multi_processor_count=48)
+    monkeypatch.setattr(targets, "_torch_with_gpu", lambda: torch_with(spark))
+    found = parse_target("cuda")
+    assert (str(found), found.processors, found.l1_bytes) == ("triton:sm_121", 48, 99 << 10)
+
+
+@pytest.mark.parametrize(
+    ("torch", "target", "says"),
+    [
+        (None, "cuda", r"needs torch.*fuseplan\[triton\].*triton:sm_90"),
+        (torch_with(hip="6.4", cuda=None), "cuda", "for AMD GPUs.*triton:gfx942"),
+        (torch_with(cuda=None), "cuda", "built without CUDA"),
+        (torch_with(), "cuda:0", "finds no GPU.*nvidia-smi"),
+        (torch_with(H100), "cuda:1", "no GPU 1; torch sees 1: cuda:0"),
+        (torch_with(TURING), "cuda", r"cuda:0 \(Tesla T4\) is sm_75; kernels need sm_80.*'cpu'"),
+    ],
+    ids=["no torch", "rocm", "cpu build", "no gpu", "no such gpu", "too old"],
+)
+def test_what_keeps_a_gpu_from_being_a_target_is_said(
+    torch: Any, target: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(ArgumentError, match=says):
+        parse_target(target)
+
+
+def test_there_is_some_machine_of_every_backend() -> None:
+    for backend in BACKENDS:
+        assert any_of(backend.name).backend == backend.name
