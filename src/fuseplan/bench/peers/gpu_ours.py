@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
 from fuseplan.bench.peers.peer import Prepared
-from fuseplan.bench.unfused import bytes_moved
+from fuseplan.bench.unfused import OneAtATime, bytes_moved
 from fuseplan.compile import compile as compile_plan
-from fuseplan.match import unfuse
 from fuseplan.measure.gpu_data import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
@@ -62,22 +60,8 @@ class GpuFuseplanUnfused(GpuPeer):
 
     def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
         """Compiles and binds every operator."""
-        calls: list[Callable[[], object]] = []
-        moved, src = 0, tensors["src"]
-        for step, alone in zip(plan.steps, unfuse(plan), strict=True):
-            compiled = compile_plan(alone, "cuda")
-            pairs = zip(alone.operands, step.operands, strict=True)
-            bound = compiled.bind(**{own.key: tensors[ours.key] for own, ours in pairs})
-            out = empty(step.dst, src.device, POISON)
-            calls.append(partial(bound, src, out))
-            moved, src = moved + bytes_moved(compiled), out
-
-        def call() -> Tensor:
-            for each in calls:
-                each()
-            return src
-
-        return Prepared(call, call, {"target": "cuda", "nbytes": moved})
+        call = OneAtATime(plan, tensors, target="cuda")
+        return Prepared(call, call, {"target": "cuda", "nbytes": call.nbytes})
 
 
 class GpuFuseplanPlain(GpuFuseplan):
