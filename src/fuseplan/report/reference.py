@@ -34,7 +34,8 @@ from fuseplan.tensor import LAYOUTS, TensorSpec
 from fuseplan.text import operator_text, value_text
 
 WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
-MACHINES = {"cpu": "cpu:avx2"}  # limits do not depend on which machine of a backend: one that needs no look
+# Limits hardly depend on which machine of a backend: one that needs no look at this one.
+MACHINES = {"cpu": "cpu:avx2", "triton": "triton:sm_90"}
 OF_A_RULE = ("before", "after", "saves")
 OF_A_TEMPLATE = ("reads", "writes", "chosen")
 
