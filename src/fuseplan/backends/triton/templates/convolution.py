@@ -1,0 +1,98 @@
+"""Convolution as an implicit matrix product through pointers: every convolution, on any GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.templates.convolution_choice import (
+    bound,
+    precisions,
+    seconds,
+    tiles_worth_trying,
+)
+from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+
+
+@dataclass(frozen=True)
+class GpuConvolution(GpuTemplate):
+    """Tiles of output positions x features, src gathered tap by tap: any kernel, stride, groups, layout.
+
+    reads:  src once from memory, and once a tap and block of features from the caches; weight once for each
+            block of positions
+    writes: dst once
+    chosen: where no template for one kind of convolution fits, and for channels first
+
+    Attributes:
+        positions: output positions in a tile, a run of them over the whole batch.
+        features: features in a tile.
+        depth: products summed in one step.
+        joined: channels of a position that one thread loads and has side by side; 1 where memory has them so.
+        precision: of f32 products: `ieee`, `tf32x3` (three products of rounded parts) or `tf32`; `exact` of
+            other dtypes, `summed` where those have no instruction.
+        warps: of a program.
+        stages: steps in flight.
+    """
+
+    name: ClassVar[str] = "convolution"
+
+    positions: int
+    features: int
+    depth: int
+    joined: int
+    precision: str
+    warps: int
+    stages: int
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        per_batch = kernel.contraction.weight_per_batch
+        yield claim(not per_batch, Reason.WEIGHT_PER_BATCH, operator=kernel.contraction_step)
+        yield from model.layout_claims(kernel)
+        allowed = precisions(kernel, target, accuracy)
+        yield accuracy_claim(min(bound(kernel, each) for each in allowed), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        for precision in precisions(kernel, target, accuracy):
+            if accuracy_claim(bound(kernel, precision), accuracy).holds:
+                for knobs in tiles_worth_trying(kernel, target, precision):
+                    yield cls(*knobs[:4], precision, *knobs[4:])
+                return
+
+    def tiles(self, kernel: Kernel) -> Tiles:
+        """The sizes that follow from the knobs."""
+        return Tiles(kernel, self.positions, self.features, self.depth)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return model.traffic(kernel)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        return seconds(self.tiles(kernel), target, self.precision, self.warps)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return bound(kernel, self.precision)
+
+    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+        """The weight as [feature][tap][channel], whole tiles of features, and whole steps of channels."""
+        if operand.role != "weight":
+            return vector_packing(kernel, operand)
+        tiles = self.tiles(kernel)
+        features, channels, *taps = kernel.weight_axes
+        extents = (tiles.weight_rows, *tiles.conv.kernel, tiles.weight_channels)
+        if not taps:  # a matrix product's weight has no axes for its one tap
+            extents = (tiles.weight_rows, tiles.weight_channels)
+        return Packing((features, *taps, channels), extents, operand.dtype)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return ConvolutionWriter(self, kernel, self.text).source()

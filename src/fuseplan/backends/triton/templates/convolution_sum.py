@@ -1,0 +1,307 @@
+"""Writes the sum of a convolution: which taps and channels each step takes, and what one step loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fuseplan.backends.triton.elementwise import Elementwise, Place
+from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.text import Text
+
+AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
+STORED = {"f16": "tl.float16", "bf16": "tl.bfloat16"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a sum is written into.
+
+    In the text before it are `h`, `w`, .. (the first coordinate under the window of each position, along each
+    spatial axis), `first` (the element there), `image`, `has_position`; `local`, `feature`, `has_feature`;
+    `group_block` where there are several; and `total`, the sum so far.
+
+    Attributes:
+        text, tiles: the kernel's.
+        prologue: what is applied to src.
+        weight: the pointer to the weight.
+        precision: of f32 products, as Triton names it; `summed` where there is no instruction for products.
+        joined: channels that one thread loads for a position and stores side by side.
+        is_swapped: the product is features x positions; else positions x features.
+    """
+
+    text: Text
+    tiles: Tiles
+    prologue: Elementwise
+    weight: str
+    precision: str
+    joined: int
+    is_swapped: bool
+
+    def weight_features(self, vector: str) -> str:
+        """A vector over features as an axis of the weight's tile."""
+        return f"{vector}[:, None]" if self.is_swapped else f"{vector}[None, :]"
+
+    def weight_depth(self, vector: str) -> str:
+        """A vector over what is summed, as an axis of the weight's tile."""
+        return f"{vector}[None, :]" if self.is_swapped else f"{vector}[:, None]"
+
+
+class Sum:
+    """What both kinds of sum share: the tile of src and the product."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.text, self.tiles = frame, frame.text, frame.tiles
+        self.kernel, self.conv = frame.tiles.kernel, frame.tiles.conv
+        self.axes = AXES[3 - len(self.conv.kernel) :]
+        strides = self.kernel.src.element_strides
+        self.image_step, self.channel_step, self.steps = strides[0], strides[1], strides[2:]
+        self.index = "tl.int64" if self.tiles.is_wide else "tl.int32"
+
+    def write(self) -> None:
+        """The counters, and the loop where there is more than one step."""
+        self.begin()
+        if self.tiles.steps == 1:
+            self.step()
+            return
+        with self.text.block(f"for _ in range({self.tiles.steps})"):
+            self.step()
+            self.advance()
+
+    def begin(self) -> None:
+        """Writes what is the same in all steps, and the counters."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Writes what is added to `total`."""
+        raise NotImplementedError
+
+    def advance(self) -> None:
+        """Writes the counters of the next step."""
+        raise NotImplementedError
+
+    def arange(self, size: int) -> str:
+        """The numbers from 0 to `size`, in the width of offsets."""
+        return f"tl.arange(0, {size})" + (".to(tl.int64)" if self.tiles.is_wide else "")
+
+    def leaves(self, axis: int) -> bool:
+        """Whether the window may stand outside of src along the axis."""
+        conv, low = self.conv, self.conv.padding[axis][0]
+        reach = (conv.dst_spatial[axis] - 1) * conv.stride[axis]
+        last = reach + (conv.kernel[axis] - 1) * conv.dilation[axis] - low
+        return low > 0 or last >= conv.src_spatial[axis]
+
+    def within(self, axis: int, at: str) -> str:
+        """That a coordinate, written as `at`, is one of src."""
+        name = f"{self.axes[axis]}_at"
+        self.text.line(f"{name} = {at}")
+        return f"({name} >= 0) & ({name} < {self.conv.src_spatial[axis]})"
+
+    @property
+    def channels_end(self) -> str:
+        """The channel after the last one that a tile's features read."""
+        tiles, channels = self.tiles, self.conv.channels
+        if self.conv.groups % tiles.merged:
+            return f"tl.minimum({tiles.channels}, {channels} - group_block * {tiles.channels})"
+        return str(tiles.channels)
+
+    def channel_number(self, local: str) -> str:
+        """A channel of src, of its number among those of the tile."""
+        tiles = self.tiles
+        return f"({local} + group_block * {tiles.channels})" if tiles.group_blocks > 1 else f"({local})"
+
+    def finish(self, x: str, at: str, channel: str, mask: str) -> str:
+        """The tile of src after the prologue, in the dtype of the factors; padding is zero again."""
+        if not self.kernel.prologue:
+            return x
+        known = f"({channel} < {self.conv.channels})[None, :]"
+        place = Place(at, f"{channel}[None, :]", f"({at} - image[:, None] * {self.image_step})", mask, known)
+        if self.kernel.compute_dtype != self.kernel.src.dtype:
+            x = self.text.let("x", f"{x}.to(tl.float32)")
+        x = self.text.let("x", f"tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
+        stored = STORED.get(self.kernel.src.dtype)
+        return f"{x}.to({stored})" if stored else x
+
+    def multiply(self, x: str) -> None:
+        """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
+        left, right = ("weight", x) if self.frame.is_swapped else (x, "weight")
+        if self.frame.precision == "summed":
+            product = f"tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0)"
+            self.text.line(f"total += tl.sum({product}, axis=1)")
+            return
+        how = {"f32": f", input_precision={self.frame.precision!r}", "f64": ", out_dtype=tl.float64"}
+        self.text.line(f"total = tl.dot({left}, {right}, total{how.get(self.kernel.src.dtype, '')})")
+
+    def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
+        """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.
+
+        A counter moves by its step, and by what is carried where the one before it passes its end. There is
+        no division in the loop: with it, code for eight warps is known to be wrong.
+        """
+        done = ""
+        for number, (name, extent, step, carried) in enumerate(counters):
+            terms = [str(step)] * (step > 0 or not done) + [scaled(done, carried)] * bool(done)
+            self.text.line(f"{name} += {' + '.join(terms)}")
+            if number < len(counters) - 1:
+                done = self.text.let("done", f"({name} >= {extent}).to({self.index})")
+                self.text.line(f"{name} -= {scaled(done, extent)}")
+
+
+class BlockedSum(Sum):
+    """Steps of one tap and `depth` channels: all taps of some channels, then the next channels.
+
+    So what is read of src stays in the first cache from tap to tap.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(frame)
+        self.counted = [axis for axis, taps in enumerate(self.conv.kernel) if taps > 1]
+        self.has_blocks = self.tiles.channel_blocks > 1
+
+    def begin(self) -> None:
+        text, tiles, frame = self.text, self.tiles, self.frame
+        text.line(f"depth = {self.arange(tiles.depth)}")
+        if frame.joined > 1:
+            text.line(f"part = {self.arange(tiles.depth // frame.joined)} * {frame.joined}")
+        row = frame.weight_features(f"(feature * {self.conv.taps * tiles.weight_channels})")
+        if tiles.merged == 1:
+            text.line(f"weights = {row} + {frame.weight_depth('depth')}")
+        else:
+            channels, features = self.conv.channels_per_group, self.conv.features_per_group
+            group, other = f"(local // {features})", f"(depth // {channels})"
+            text.line(
+                f"weights = {row} + {frame.weight_depth(f'(depth % {channels})')}",
+                "# the weight between different groups is zero",
+                f"own = {frame.weight_features(group)} == {frame.weight_depth(other)}",
+                f"own = own & {frame.weight_features('has_feature')}",
+            )
+        text.line(*(f"tap_{self.axes[axis]} = tl.full((), 0, {self.index})" for axis in self.counted))
+        if self.has_blocks:
+            text.line(f"channel = tl.full((), 0, {self.index})")
+
+    def advance(self) -> None:
+        taps = [(f"tap_{self.axes[axis]}", self.conv.kernel[axis], 0, 1) for axis in reversed(self.counted)]
+        channels = [("channel", 0, 0, self.tiles.depth)] if self.has_blocks else []
+        (name, extent, _, unit), *others = [*taps, *channels]
+        self.count([(name, extent, unit, unit), *others])
+
+    def step(self) -> None:
+        text = self.text
+        taps = {axis: f"tap_{self.axes[axis]}" for axis in self.counted}
+        start, row = ["first"], ""
+        for axis, tap in taps.items():
+            start.append(scaled(tap, self.conv.dilation[axis] * self.steps[axis]))
+            row = f"{_grouped(row)} * {self.conv.kernel[axis]} + {tap}" if row else tap
+        if self.has_blocks:
+            start.append(scaled("channel", self.channel_step))
+        text.line(f"has_element = {self._exists(taps)}", f"start = {' + '.join(start)}")
+        x = self._tile()
+        weights = [self.frame.weight, "weights"]
+        if row:
+            weights.append(scaled(_grouped(row), self.tiles.weight_channels))
+        weights += ["channel"] * self.has_blocks
+        masked = ", mask=own, other=0.0" if self.tiles.merged > 1 else ""
+        text.line(f"weight = tl.load({' + '.join(weights)}{masked})")
+        self.multiply(x)
+
+    def _exists(self, taps: Mapping[int, str]) -> str:
+        """Whether the tap stands on an element of src, for each position."""
+        terms = ["has_position"]
+        for axis in range(len(self.axes)):
+            if self.leaves(axis):
+                tap = f" + {scaled(taps[axis], self.conv.dilation[axis])}" if axis in taps else ""
+                terms.append(self.within(axis, self.axes[axis] + tap))
+        return " & ".join(terms)
+
+    def _mask(self, local: str) -> str:
+        """Which elements of a tile of src exist, whose channels among those of the tile are `local`."""
+        tiles, conv = self.tiles, self.conv
+        if tiles.channels % tiles.depth or conv.groups % tiles.merged:
+            return f"has_element[:, None] & ({local} < {self.channels_end})[None, :]"
+        return "has_element[:, None]"
+
+    def _tile(self) -> str:
+        """Loads the tile of src."""
+        text, joined = self.text, self.frame.joined
+        block = "channel + " if self.has_blocks else ""
+        if joined > 1 and not self.kernel.prologue:
+            return self._joined(block)
+        text.line(f"at = start[:, None] + ({scaled('depth', self.channel_step)})[None, :]")
+        text.line(f"mask = {self._mask(f'{block}depth')}", "x = tl.load(src + at, mask=mask, other=0.0)")
+        x = self.finish("x", "at", self.channel_number(f"{block}depth"), "mask")
+        return f"{x}.trans(1, 0)" if self.frame.is_swapped else x
+
+    def _joined(self, block: str) -> str:
+        """Loads the tile of src in parts.
+
+        Neighbouring threads load neighbouring positions, and each several channels of its own, which it then
+        has side by side: they go to shared memory in one store, in the order that the matrix unit reads best.
+        """
+        text, joined = self.text, self.frame.joined
+        text.line(f"at = start[:, None] + ({scaled('part', self.channel_step)})[None, :]")
+        for place in range(joined):
+            step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}part + {place}")
+            text.line(f"x_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
+        text.line(f"x = {_side_by_side([f'x_{place}' for place in range(joined)])}")
+        if self.frame.is_swapped:
+            order = ", ".join(map(str, range(1, joined.bit_length() + 1)))
+            return f"x.permute({order}, 0).reshape({self.tiles.depth}, {self.tiles.positions})"
+        return f"x.reshape({self.tiles.positions}, {self.tiles.depth})"
+
+
+class FlatSum(Sum):
+    """Steps of `depth` pairs of tap and channel, channels fastest; each has its own place in src."""
+
+    def begin(self) -> None:
+        text, channels = self.text, self.tiles.channels
+        text.line(f"pair = {self.arange(self.tiles.depth)}", f"channel = pair % {channels}")
+        inner = channels
+        for axis in reversed(range(len(self.axes))):
+            place = f"pair // {inner}"
+            text.line(f"tap_{self.axes[axis]} = {place}" + (f" % {self.conv.kernel[axis]}" if axis else ""))
+            inner *= self.conv.kernel[axis]
+        row = self.frame.weight_features(f"(feature * {self.conv.depth})")
+        text.line(f"weights = {self.frame.weight} + {row}")
+
+    def advance(self) -> None:
+        rest, channels = divmod(self.tiles.depth, self.tiles.channels)
+        counters = [("channel", self.tiles.channels, channels, 1)]
+        for axis in reversed(range(len(self.axes))):
+            extent = self.conv.kernel[axis]
+            rest, step = divmod(rest, extent) if axis else (0, rest)
+            counters.append((f"tap_{self.axes[axis]}", extent, step, 1))
+        self.count(counters)
+        self.text.line(f"pair += {self.tiles.depth}")
+
+    def step(self) -> None:
+        text, frame = self.text, self.frame
+        start = [scaled("channel", self.channel_step)]
+        mask = ["has_position[:, None]", f"(pair < {self.conv.depth})[None, :]"]
+        for axis, name in enumerate(self.axes):
+            start.append(scaled(f"tap_{name}", self.conv.dilation[axis] * self.steps[axis]))
+            if self.leaves(axis):
+                tap = f"({scaled(f'tap_{name}', self.conv.dilation[axis])})[None, :]"
+                mask.append(self.within(axis, f"{name}[:, None] + {tap}"))
+        text.line(f"at = first[:, None] + ({' + '.join(start)})[None, :]")
+        text.line(f"mask = {' & '.join(mask)}", "x = tl.load(src + at, mask=mask, other=0.0)")
+        x = self.finish("x", "at", self.channel_number("channel"), "mask")
+        pairs = frame.weight_depth("pair")
+        text.line(f"weight = tl.load(weights + {pairs}, mask={pairs} < {self.conv.depth}, other=0.0)")
+        self.multiply(f"{x}.trans(1, 0)" if frame.is_swapped else x)
+
+
+def scaled(text: str, factor: int) -> str:
+    """A product, as short as it can be written."""
+    return text if factor == 1 else f"{text} * {factor}"
+
+
+def _grouped(text: str) -> str:
+    """As a factor."""
+    return f"({text})" if " " in text else text
+
+
+def _side_by_side(tiles: Sequence[str]) -> str:
+    """Tiles along new last axes, which together count them."""
+    if len(tiles) == 1:
+        return tiles[0]
+    return f"tl.join({_side_by_side(tiles[::2])}, {_side_by_side(tiles[1::2])})"

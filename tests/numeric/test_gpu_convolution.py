@@ -1,0 +1,197 @@
+"""The implicit matrix product in Triton's interpreter: shapes, layouts, dtypes, groups, tails, tiles."""
+
+import pytest
+
+from fuseplan.backends.triton.templates.convolution import GpuConvolution
+from fuseplan.backends.triton.templates.convolution_choice import bound, precisions
+from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason
+from fuseplan.target import parse_target
+from interpreted import assert_interpreted
+
+LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
+BOTH = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+SM_90 = parse_target("triton:sm_90")
+
+SHAPES = (
+    ("2x5x9x11", "conv2d(7, kernel=3, padding=1)"),
+    ("1x64x14x14", "conv2d(33, kernel=3, padding=1)"),
+    ("1x3x30x30", "conv2d(64, kernel=7, stride=2, padding=3)"),
+    ("1x40x10x12", "conv2d(20, kernel=1, stride=2)"),
+    ("1x16x10x12", "conv2d(20, kernel=1, padding=1)"),
+    ("1x9x13x15", "conv2d(70, kernel=(5, 2), stride=(2, 3), padding=((0, 3), (1, 0)))"),
+    ("1x20x17x18", "conv2d(8, kernel=3, dilation=(2, 3), padding=2)"),
+    ("2x12x9x8", "conv2d(18, kernel=3, padding=1, groups=3)"),
+    ("1x64x8x8", "conv2d(64, kernel=3, padding=1, groups=16)"),
+    ("1x60x8x8", "conv2d(45, kernel=3, padding=1, groups=15)"),
+    ("1x100x6x6", "conv2d(150, kernel=3, padding=1, groups=2)"),
+    ("2x19x9x7", "conv2d(38, kernel=3, padding=1, groups=19)"),
+    ("1x1x8x8", "conv2d(1, kernel=3)"),
+    ("3x130x1x1", "conv2d(100, kernel=1)"),
+    ("1x4x1x40", "conv2d(5, kernel=(1, 9), padding=(0, 4))"),
+    ("2x3x50", "conv1d(7, kernel=9, stride=3, padding=4)"),
+    ("2x20x33", "conv1d(34, kernel=3, padding=same)"),
+    ("1x5x6x7x8", "conv3d(9, kernel=3, padding=1)"),
+    (
+        "2x34x5x9x6",
+        "conv3d(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding=((0, 1), (1, 1), (2, 0)), groups=2)",
+    ),
+)
+
+
+def kernel_of(plan: str) -> Kernel:
+    return lower(match(FusionPlan.parse(plan)))
+
+
+def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32") -> str:
+    return f"{dtype}[{shape}, {LAYOUTS[shape.count('x') + 1][last]}] -> {conv}{tail}"
+
+
+@BOTH
+@pytest.mark.parametrize(("shape", "conv"), SHAPES)
+def test_any_shape(shape: str, conv: str, last: bool) -> None:
+    assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), GpuConvolution)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[7:9] + SHAPES[15:])
+def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
+    assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> relu", dtype), GpuConvolution)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "before", ["relu", "batch_norm -> relu", "add", "batch_norm(per_activation) -> prelu"]
+)
+@pytest.mark.parametrize("after", ["batch_norm -> gelu", "batch_norm(per_activation) -> add -> prelu"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "conv", ["conv2d(20, kernel=3, padding=1)", "conv2d(20, kernel=3, padding=1, groups=4)"]
+)
+def test_operators_before_and_after(before: str, after: str, dtype: str, conv: str, last: bool) -> None:
+    plan = plan_of("2x20x7x9", f"{before} -> {conv}", last, f" -> {after}", dtype)
+    assert_interpreted(plan, GpuConvolution)
+
+
+@BOTH
+def test_few_channels_after_a_prologue(last: bool) -> None:
+    """Taps and channels are one axis of the sum, and padding is zero whatever the prologue makes of zero."""
+    plan = plan_of("2x3x9x11", "bias -> add -> conv2d(20, kernel=3, padding=1)", last, " -> relu")
+    assert_interpreted(plan, GpuConvolution)
+
+
+@pytest.mark.parametrize(
+    "strides", ["400:7:90:16", "900:1:170:24", "1300:2:250:40", "6:13000:1:2400"], ids=str
+)
+@pytest.mark.parametrize("before", ["", "relu -> "])
+def test_any_strides_of_src(strides: str, before: str) -> None:
+    assert_interpreted(
+        f"f32[2x3x4x5, strides={strides}] -> {before}conv2d(8, kernel=2, padding=1)", GpuConvolution
+    )
+
+
+@pytest.mark.parametrize(
+    "plan", ["f32[5x40] -> matmul(17) -> relu", "f16[2x40x6] -> matmul(17, transposed=True)"]
+)
+def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
+    assert_interpreted(plan, GpuConvolution)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("positions", "features", "depth"), [(16, 16, 16), (32, 64, 32), (64, 16, 16), (16, 32, 64)]
+)
+@pytest.mark.parametrize("joined", [1, 2, 4, 8])
+def test_any_tile(positions: int, features: int, depth: int, joined: int, last: bool) -> None:
+    plan = plan_of("2x40x6x7", "conv2d(70, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
+    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, "exact", 4, 2))
+
+
+@BOTH
+def test_f64_without_an_instruction_for_products(last: bool) -> None:
+    for conv in ("conv2d(20, kernel=3, padding=1)", "conv2d(20, kernel=3, groups=10)"):
+        plan = plan_of("2x20x6x7", conv, last, " -> bias -> relu", "f64")
+        assert_interpreted(plan, GpuConvolution, "triton:gfx942")
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_offsets_of_64_bits(seed: int, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in tensors of 2^31 elements and more."""
+    monkeypatch.setattr("fuseplan.backends.triton.templates.convolution_tiles.WIDE", 64)
+    for conv in ("conv2d(20, kernel=3, padding=1)", "conv2d(20, kernel=3, padding=1, groups=10)"):
+        for channels in (3, 20) if "groups" not in conv else (20,):
+            plan = plan_of(f"2x{channels}x6x7", conv, last, " -> bias -> relu")
+            first = next(iter(GpuConvolution.candidates(kernel_of(plan), SM_90, "default")))
+            assert "int64" in first.emit(kernel_of(plan), SM_90).text
+            assert_interpreted(plan, GpuConvolution, seed=seed)
+
+
+def test_offsets_have_64_bits_exactly_where_they_need_them() -> None:
+    for batch, wide in ((1023, False), (1024, True)):
+        kernel = kernel_of(f"f16[{batch}x32x256x256] -> conv2d(32, kernel=3, padding=1)")
+        assert Tiles(kernel, 128, 32, 32).is_wide == wide
+
+
+@BOTH
+def test_every_candidate(last: bool) -> None:
+    for dtype in ("f32", "f16", "f64"):
+        plan = plan_of(
+            "2x24x5x9", "conv2d(40, kernel=3, stride=2, padding=1)", last, " -> bias -> relu", dtype
+        )
+        for candidate in GpuConvolution.candidates(kernel_of(plan), SM_90, "default"):
+            assert isinstance(candidate, GpuConvolution)
+            assert_interpreted(plan, candidate)
+
+
+def test_products_of_f32_by_target_and_accuracy() -> None:
+    deep, shallow = (
+        kernel_of("f32[1x64x8x8] -> conv2d(8, kernel=3)"),
+        kernel_of("f32[1x3x8x8] -> conv2d(8, kernel=3)"),
+    )
+    asked = kernel_of("f32[1x64x8x8] -> conv2d(8, kernel=3, precision=tf32)")
+    amd = parse_target("triton:gfx942")
+    assert precisions(deep, SM_90, "default")[0] == "tf32x3"
+    assert precisions(deep, SM_90, "strict")[0] == precisions(shallow, SM_90, "default")[0] == "ieee"
+    assert precisions(deep, amd, "default")[0] == "ieee"
+    assert precisions(asked, SM_90, "strict")[0] == precisions(asked, amd, "default")[0] == "tf32"
+    between = (bound(deep, "ieee") + bound(deep, "tf32x3")) / 2
+    assert {each.knobs["precision"] for each in GpuConvolution.candidates(deep, SM_90, between)} == {"ieee"}
+
+
+def test_a_weight_for_each_image_is_refused() -> None:
+    kernel = kernel_of("f32[2x8x6] -> matmul(4, batched=True)")
+    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, "default") if not claim.holds)
+    assert refusal.reason is Reason.WEIGHT_PER_BATCH
+
+
+def test_an_accuracy_that_no_sum_has_is_refused() -> None:
+    kernel = kernel_of("f32[1x8x8x8] -> conv2d(4, kernel=3)")
+    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, 1e-9) if not claim.holds)
+    assert refusal.reason is Reason.ACCURACY
+
+
+def test_a_kernel_without_a_convolution_is_refused() -> None:
+    kernel = kernel_of("f32[1x8x8x8] -> relu")
+    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, "default") if not claim.holds)
+    assert refusal.reason is Reason.NO_CONTRACTION
+
+
+@pytest.mark.parametrize(
+    ("conv", "merged", "blocks"),
+    [
+        ("conv2d(64, kernel=3)", 1, 1),
+        ("conv2d(64, kernel=3, groups=2)", 1, 2),
+        ("conv2d(64, kernel=3, groups=16)", 4, 4),
+        ("conv2d(64, kernel=3, groups=64)", 16, 4),
+        ("conv2d(640, kernel=3, groups=64)", 2, 32),
+    ],
+)
+def test_narrow_groups_stand_side_by_side(conv: str, merged: int, blocks: int) -> None:
+    tiles = Tiles(kernel_of(f"f32[1x64x8x8] -> {conv}"), 64, 64, 64)
+    assert (tiles.merged, tiles.group_blocks) == (merged, blocks)
