@@ -7,4 +7,5 @@
 - `results`: what was measured, one JSON object a line, in benchmarks/results.
 - `table`: the tables, made from those lines.
 - `compile_time`, `overhead`, `footprint`, `accuracy`: what else a user pays for or relies on.
+- `gpu`, `gpu_host`, `gpu_command`: the same on a GPU, all peers in one process.
 """

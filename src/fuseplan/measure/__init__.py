@@ -5,4 +5,7 @@
 - `data`: fresh random arrays for a plan.
 - `machine`: what a measurement was made on: processor, cores, versions, commit.
 - `peaks`, `peak_kernels`: the most this machine can do, measured; a kernel's floor is taken from it.
+- `kept`: where such measurements are stored.
+- `gpu_clock`, `gpu_data`, `gpu_machine`, `gpu_peaks`: the same on a GPU, with torch.
+- `ground`: where a plan is tried: tensors in the target's memory, the right answer, the clock that fits.
 """
