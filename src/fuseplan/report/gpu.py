@@ -30,11 +30,35 @@ def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:
     yield f"`fuseplan bench {found.name} --target cuda`; microseconds. {stamp}"
     yield ""
     yield markdown(found, rows).rstrip()
+    yield from _wall(rows)
     lost = [line for line in lines(rows) if (line.ratio() or 1.0) < 1.0]
     if lost:
         yield from ("", "Slower than the fastest other:", "")
         tried = losses()
         yield from (f"- {_loss(line, tried)}" for line in lost)
+
+
+def _wall(rows: Sequence[Row]) -> Lines:
+    """Where it was measured: what a call takes the host, and the GPU in a CUDA graph."""
+    timed = [row for row in rows if row.wall is not None]
+    if not timed:
+        return
+    yield ""
+    listed = [
+        [row.case, row.peer, *(_us(each) for each in (row.wall, row.replay, row.median))] for row in timed
+    ]
+    heads = [
+        "shape",
+        "library",
+        "a call, of the host",
+        "in a CUDA graph, its tensors in the L2",
+        "out of the L2",
+    ]
+    yield from table(heads, listed)
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
 
 
 def _loss(line: Line, tried: Mapping[tuple[str, str, str], str]) -> str:
