@@ -80,6 +80,8 @@ def test_what_cannot_be_launched_is_refused() -> None:
         compiler.compile_source(source, types, replace(SM_90, l1_bytes=65536))
     with pytest.raises(BuildError, match="has 3 arguments, its record 2"):
         compiler.compile_source(source, types[:2], SM_90)
+    with pytest.raises(BuildError, match="asks for num_warp, which is no option"):
+        compiler.compile_source(replace(source, options=(("num_warp", 4),)), types, SM_90)
     with pytest.raises(BuildError, match="no kind of GPU"):
         compiler.compile_source(source, types, parse_target("reference"))
 

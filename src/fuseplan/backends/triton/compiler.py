@@ -28,6 +28,18 @@ from fuseplan.errors import BuildError
 from fuseplan.target import Target
 
 PTXAS_SECONDS = 300
+# What a source may ask for; Triton itself passes over an option that it does not know.
+OPTIONS = frozenset(
+    (
+        "num_warps",
+        "num_stages",
+        "maxnreg",
+        "launch_cooperative_grid",
+        "waves_per_eu",
+        "matrix_instr_nonkdim",
+        "kpack",
+    )
+)
 ALIGNED = [["tt.divisibility", 16]]
 _lock = threading.RLock()  # Triton's passes share state
 
@@ -114,6 +126,9 @@ class _Making:
     ) -> None:
         self.source, self.types, self.target, self.gpu = source, types, target, gpu
         self.function = function
+        unknown = dict(source.options).keys() - OPTIONS
+        if unknown:
+            raise BuildError(f"the kernel asks for {min(unknown)}, which is no option", source=source.text)
         self.compiler = make_backend(gpu)
         self.options = self.compiler.parse_options(dict(source.options))
         self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
