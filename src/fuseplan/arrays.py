@@ -270,7 +270,7 @@ class NumpyForm:
     def __init__(self, array: Array) -> None:
         self.dtype, self.shape, self.strides = array.dtype, array.shape, array.strides
 
-    def address(self, tensor: Any, *, writes: bool = False) -> int:
+    def address(self, tensor: Any, writes: bool = False, /) -> int:
         """Where the array begins; 0 if it looks different."""
         if (
             type(tensor) is not np.ndarray
@@ -294,7 +294,7 @@ class TorchForm:
         self.kind, self.dtype, self.layout = type(tensor), tensor.dtype, tensor.layout
         self.shape, self.strides = tensor.shape, tensor.stride()
 
-    def address(self, tensor: Any, *, writes: bool = False) -> int:
+    def address(self, tensor: Any, writes: bool = False, /) -> int:
         """Where the tensor begins; 0 if it looks different, or writing it would escape autograd."""
         if type(tensor) is not self.kind or tensor.dtype is not self.dtype:
             return 0

@@ -220,7 +220,7 @@ def test_a_form_knows_its_like() -> None:
     locked = array.copy()
     locked.flags.writeable = False
     assert form.address(locked)
-    assert not form.address(locked, writes=True)
+    assert not form.address(locked, True)
     misaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(array.shape)
     for unlike in (array.T, array.astype(np.float64), array[:1], misaligned, torch.zeros(2, 3, 4), [1.0]):
         assert not form.address(unlike)

@@ -235,5 +235,6 @@ def test_a_tensor_that_lies_so_is_not_copied_unless_it_is_kept() -> None:
 
 
 def test_a_new_result_lies_as_the_plan_says() -> None:
-    made = GpuMemory(PretendQueue(0)).empty_like(None, fuseplan.TensorSpec((2, 3, 4, 5), "bf16", "nhwc"))
+    made, address = GpuMemory(PretendQueue(0)).maker(fuseplan.TensorSpec((2, 3, 4, 5), "bf16", "nhwc"))(None)
+    assert address == made.data_ptr()
     assert (made.dtype, made.stride()) == (torch.bfloat16, (60, 1, 15, 3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Packed(Protocol):
 class Form(Protocol):
     """What a tensor that was accepted looks like: others that look the same need no further check."""
 
-    def address(self, tensor: Any, *, writes: bool = False) -> int:
+    def address(self, tensor: Any, writes: bool = False, /) -> int:
         """Where the tensor begins; 0 if it looks different, or must not be written though `writes` asks."""
 
 
@@ -87,8 +87,8 @@ class Memory(Protocol):
     def form_of(self, tensor: Any) -> Form | None:
         """The form of an accepted tensor; None for kinds that are checked anew each time."""
 
-    def empty_like(self, source: Any, spec: TensorSpec) -> Any:
-        """A new tensor of the spec, of the source's kind, its elements arbitrary."""
+    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
+        """Makes new tensors of the spec, of the kind of a given one, and says where each begins."""
 
     def packed(
         self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool

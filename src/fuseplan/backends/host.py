@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, Form, address_of, aligned_copy, empty_like, form_of, view
@@ -42,9 +44,14 @@ class HostMemory:
         """The form of an accepted array or torch tensor."""
         return form_of(tensor)
 
-    def empty_like(self, source: Any, spec: TensorSpec) -> Any:
+    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
         """A torch tensor for torch's, else a NumPy array."""
-        return empty_like(source, spec)
+
+        def make(source: Any) -> tuple[Any, int]:
+            made = empty_like(source, spec)
+            return made, address_of(made) if isinstance(made, np.ndarray) else made.data_ptr()
+
+        return make
 
     def packed(
         self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool

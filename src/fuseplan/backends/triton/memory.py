@@ -6,6 +6,7 @@ Everything is checked before a launch: a kernel that reads where it must not bre
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class GpuForm:
         self.device, self.dtype, self.layout = tensor.get_device(), tensor.dtype, tensor.layout
         self.shape, self.strides = tensor.shape, tensor.stride()
 
-    def address(self, tensor: Any, *, writes: bool = False) -> int:
+    def address(self, tensor: Any, writes: bool = False, /) -> int:
         """Where the tensor begins; 0 if it looks different, or is one that `view` refuses."""
         if type(tensor) is not torch.Tensor or tensor.dtype is not self.dtype:
             return 0
@@ -110,7 +111,7 @@ class GpuForm:
         if tensor.layout is not self.layout or tensor.shape != self.shape or tensor.stride() != self.strides:
             return 0
         address = tensor.data_ptr()
-        return 0 if address % ALIGNMENT else address
+        return 0 if address & (ALIGNMENT - 1) else address
 
 
 class GpuMemory:
@@ -163,11 +164,18 @@ class GpuMemory:
         """The form of an accepted torch tensor."""
         return GpuForm(tensor) if type(tensor) is torch.Tensor else None
 
-    def empty_like(self, source: Any, spec: TensorSpec) -> torch.Tensor:
+    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[torch.Tensor, int]]:
         """A torch tensor, whatever the source is."""
-        return torch.empty_strided(
-            spec.shape, spec.element_strides, dtype=DTYPES[spec.dtype], device=self._device
+        dtype, device = DTYPES[spec.dtype], self._device
+        make = functools.partial(
+            torch.empty_strided, spec.shape, spec.element_strides, dtype=dtype, device=device
         )
+
+        def made(_: Any) -> tuple[torch.Tensor, int]:
+            tensor = make()
+            return tensor, tensor.data_ptr()
+
+        return made
 
     def packed(
         self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
