@@ -14,7 +14,7 @@ from fake_driver import FakeDriver, MapArgument
 from fuseplan.backends.triton import compiler
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.launch import GpuBlock, load
+from fuseplan.backends.triton.launch import MAPS_HELD, GpuBlock, load
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
@@ -112,6 +112,28 @@ def test_maps_are_made_when_an_address_changes_and_not_otherwise(driver: FakeDri
     block.launch()
     assert len(driver.encodings) == 4
     assert [each.encoded.address for each in driver.launches[-1].arguments] == [1 << 20, 2 << 20, 4 << 20]
+
+
+def test_tensors_that_take_turns_are_encoded_once(driver: FakeDriver) -> None:
+    block, _, _ = block_of(ToySteps(), STRIDED)
+    block.words[1] = 2 << 20
+    turns = [(3 + index % 5) << 20 for index in range(20)]
+    for address in turns:
+        block.words[0] = address
+        block.launch()
+    assert len(driver.encodings) == 6
+    assert [launch.arguments[0].encoded.address for launch in driver.launches] == turns
+
+
+def test_maps_do_not_pile_up(driver: FakeDriver) -> None:
+    block, _, _ = block_of(ToySteps(), STRIDED)
+    block.words[1] = 2 << 20
+    turns = [(3 + index % (MAPS_HELD + 1)) << 20 for index in range(3 * MAPS_HELD)]
+    for address in turns:
+        block.words[0] = address
+        block.launch()
+    assert len(driver.encodings) > MAPS_HELD + 2
+    assert [launch.arguments[0].encoded.address for launch in driver.launches] == turns
 
 
 def test_addresses_above_the_middle_of_memory(driver: FakeDriver) -> None:

@@ -1,7 +1,7 @@
 """A loaded kernel's launches: one foreign call each, of arguments that stay where they are.
 
 The arguments' words are read by the driver where they lie; nothing is copied or converted between calls. Of a
-tensor map the kernel is given 128 encoded bytes, made anew when the memory's address changes, and then its
+tensor map the kernel is given 128 encoded bytes, made once for each address of the memory, and then its
 extents (int32) and strides (int64); after all arguments come two pointers to scratch memory, which are null.
 """
 
@@ -19,6 +19,7 @@ from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 
 UNSIGNED = 2**64 - 1
+MAPS_HELD = 64  # of each slot: tensors that take turns, as an allocator hands them out, are encoded once
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -87,29 +88,52 @@ def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
 
 
 class _Mapped:
-    """An encoded tensor map: of which slot, which of the words it follows, and what that was last."""
+    """A slot's tensor map: the memory it is of changes with the slot's word, all else stays.
 
-    __slots__ = ("address", "encoding", "extents", "place", "seen", "storage", "strides", "word")
+    Attributes:
+        place: of the slot.
+        word: place of the word that it follows.
+        seen: what that word was when the parameters were last set.
+        encoding: all of the map but the memory.
+    """
+
+    __slots__ = ("_extents", "_held", "_strides", "encoding", "place", "seen", "word")
 
     def __init__(self, kernel: LoadedKernel, place: int) -> None:
         mapped = kernel.source.slots[place].map
         if mapped is None:
             raise ValueError(f"slot {place} has no tensor map")
         self.place, self.word = place, kernel.words[place]
+        self.seen = -1  # of no memory yet
         self.encoding = maps.MapEncoding(mapped, kernel.artifact.maps[place])
-        self.storage = (ctypes.c_char * (maps.ENCODED_BYTES + maps.ALIGNMENT))()
-        start = ctypes.addressof(self.storage)
-        self.address = start + -start % maps.ALIGNMENT
-        self.extents = (ctypes.c_int32 * len(mapped.shape))(*mapped.shape)
-        self.strides = (ctypes.c_int64 * len(mapped.strides))(*mapped.strides)
-        self.seen = 0  # of no memory yet
+        self._extents = (ctypes.c_int32 * len(mapped.shape))(*mapped.shape)
+        self._strides = (ctypes.c_int64 * len(mapped.strides))(*mapped.strides)
+        self._held: dict[int, tuple[Any, int]] = {}
 
     @property
     def pointers(self) -> list[int]:
-        """Addresses of what the kernel is given: the map, each extent, each stride."""
-        extents, strides = ctypes.addressof(self.extents), ctypes.addressof(self.strides)
-        axes = range(len(self.extents))
-        return [self.address, *(extents + 4 * axis for axis in axes), *(strides + 8 * axis for axis in axes)]
+        """Addresses of what the kernel is given: the map, of nothing yet; each extent; each stride."""
+        extents, strides = ctypes.addressof(self._extents), ctypes.addressof(self._strides)
+        axes = range(len(self._extents))
+        return [0, *(extents + 4 * axis for axis in axes), *(strides + 8 * axis for axis in axes)]
+
+    def held(self, word: int) -> int:
+        """Where the encoded map of the memory at that address lies; 0 if it has not been made."""
+        return self._held.get(word, (None, 0))[1]
+
+    def room(self, word: int) -> int:
+        """Where the map of the memory at that address is to be written."""
+        if len(self._held) >= MAPS_HELD:
+            self._held.clear()
+        storage = (ctypes.c_char * (maps.ENCODED_BYTES + maps.ALIGNMENT))()
+        start = ctypes.addressof(storage)
+        address = start + -start % maps.ALIGNMENT
+        self._held[word] = (storage, address)
+        return address
+
+    def drop(self, word: int) -> None:
+        """Forgets a map that could not be made."""
+        del self._held[word]
 
 
 class GpuBlock:
@@ -125,6 +149,7 @@ class GpuBlock:
         "_attribute",
         "_config",
         "_kernel",
+        "_map_places",
         "_maps",
         "_parameters",
         "_scratch",
@@ -139,6 +164,7 @@ class GpuBlock:
         self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * max(1, len(slots)))()
         self.bound: object = None
         self._maps = [_Mapped(kernel, place) for place, slot in enumerate(slots) if slot.map is not None]
+        self._map_places: list[int] = []
         self._scratch = ctypes.c_int64(0)
         self._parameters = self._pointers()
         self._attribute = LaunchAttribute(COOPERATIVE, 0, (1,))
@@ -148,10 +174,14 @@ class GpuBlock:
     def _pointers(self) -> Any:
         """Where the driver finds each argument."""
         first = ctypes.addressof(self.words)
-        mapped = {each.place: each.pointers for each in self._maps}
+        mapped = {each.place: each for each in self._maps}
         listed: list[int] = []
-        for place in range(len(self._kernel.source.slots)):
-            listed += mapped.get(place, [first + 8 * self._kernel.words[place]])
+        for place, word in enumerate(self._kernel.words):
+            if place in mapped:
+                self._map_places.append(len(listed))
+                listed += mapped[place].pointers
+            else:
+                listed.append(first + 8 * word)
         listed += [ctypes.addressof(self._scratch)] * 2
         return (ctypes.c_void_p * len(listed))(*listed)
 
@@ -168,7 +198,8 @@ class GpuBlock:
 
     def _launcher(self) -> Callable[[], None]:
         """The launch as a closure: every lookup that can be done before is."""
-        kernel, words, config, mapped = self._kernel, self.words, self._config, self._maps
+        kernel, words, config = self._kernel, self.words, self._config
+        mapped = tuple(zip(self._maps, self._map_places, strict=True))
         go, stream_of = kernel.driver.launch, kernel.queue.stream
         reference, function = ctypes.byref(config), ctypes.c_void_p(kernel.function)
         parameters, places = self._parameters, self._workspaces()
@@ -180,9 +211,11 @@ class GpuBlock:
             if held is not None:
                 for place in places:
                     words[place] = held.address
-            for each in mapped:
-                if words[each.word] != each.seen:
-                    self._encode(each)
+            for each, place in mapped:
+                word = words[each.word]
+                if word != each.seen:
+                    parameters[place] = each.held(word) or self._encoded(each, word)
+                    each.seen = word
             config.stream = stream
             status = go(reference, function, parameters, None)
             if status:
@@ -194,15 +227,20 @@ class GpuBlock:
         slots = self._kernel.source.slots
         return [place for place, slot in enumerate(slots) if slot.kind == "workspace"]
 
-    def _encode(self, mapped: _Mapped) -> None:
-        """Makes the map of the memory that the slot's word names."""
-        kernel, word = self._kernel, self.words[mapped.word]
+    def _encoded(self, mapped: _Mapped, word: int) -> int:
+        """Address of the new map of the memory that the slot's word names.
+
+        Raises:
+            BuildError: the driver refuses it.
+        """
+        kernel, room = self._kernel, mapped.room(word)
         with kernel.driver.current(kernel.queue.device):
-            status = kernel.driver.encode(mapped.address, mapped.encoding, word & UNSIGNED)
+            status = kernel.driver.encode(room, mapped.encoding, word & UNSIGNED)
         if status:
+            mapped.drop(word)
             slot = kernel.source.slots[mapped.place]
             raise BuildError(f"the driver refuses the tensor map of {slot}: {kernel.driver.told(status)}")
-        mapped.seen = word
+        return room
 
     def _again(self, status: int, reference: Any, function: Any) -> None:
         """A launch that failed because the thread has another context, or none, is made in the right one.
