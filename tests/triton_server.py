@@ -7,6 +7,7 @@ and replies are pickled dicts on the standard input and output, each behind its 
 from __future__ import annotations
 
 import linecache
+import math
 import os
 import pickle
 import struct
@@ -72,7 +73,10 @@ def argument(kind: str, value: Any) -> Any:
 def run(
     text: str, entry: str, types: list[str], values: list[Any], grid: list[int], writes: list[int]
 ) -> None:
-    """Runs every program of the grid, one after another; only the arrays at `writes` may be written."""
+    """Runs every program of the grid, one at a time; only the arrays at `writes` may be written.
+
+    The order is none that a kernel could count on.
+    """
     arrays = {
         place: value[0] if isinstance(value, tuple) else value
         for place, value in enumerate(values)
@@ -89,8 +93,8 @@ def run(
     try:
         builder.set_grid_dim(*grid)
         with triton_shim.memory(areas), np.errstate(all="ignore"):
-            for x, y, z in np.ndindex(*grid):
-                builder.set_grid_idx(x, y, z)
+            for number in np.random.default_rng(1).permutation(math.prod(grid)):
+                builder.set_grid_idx(*map(int, np.unravel_index(number, grid)))
                 function(*arguments)
     finally:
         scope.restore()
