@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.backends.triton.templates.product import Product
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
+    Product,
 )  # fmt: skip

@@ -1,0 +1,104 @@
+"""A matrix product with its elementwise tail: 1x1 convolutions and `matmul`, in Triton for any GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.templates import product_cost, product_tiles
+from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, weight_extents
+from fuseplan.backends.triton.templates.product_writer import ProductWriter
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+
+
+@dataclass(frozen=True)
+class Product(Knobs, GpuTemplate):
+    """Tiles of rows x features, one a program; any layout and strides of src, any dtype, any GPU.
+
+    reads:  src once for each block of features that does not find it in the second cache, weight likewise for
+        each block of rows
+    writes: dst once; with the depth in parts, each part's sums to the workspace and back
+    chosen: for f32, few rows, channels first, a prologue, or a GPU other than Hopper
+
+    Each f32 is two numbers of 11 bits, multiplied in three products on tensor cores (`tf32x3`), where there
+    are such; an |src| above 3.402e38 becomes infinite. `strict` multiplies in IEEE f32.
+
+    Attributes:
+        rows: output positions of a tile.
+        features: features of a tile.
+        depth: channels of one step.
+        split: programs that share a tile, a part of the depth each; the last one adds the parts in order.
+        swapped: the tile's first axis is features: for few rows.
+        maps: the copy engine reads src and weight (sm_90 and later).
+        arithmetic: of the products: `native` (f16 and bf16), `tf32x3`, `tf32`, `ieee`, or `summed` element
+            by element.
+        group: row tiles that take all features before the next ones do.
+        parts: pieces of the tile that the epilogue takes one after another.
+        warps: of a program.
+        stages: steps whose loads are under way at once.
+    """
+
+    name: ClassVar[str] = "product"
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        conv, step = kernel.contraction, kernel.contraction_step
+        is_product = conv.is_matrix_product and conv.groups == 1
+        yield claim(is_product, Reason.NOT_POINT_CONVOLUTION, got=conv.text, operator=step)
+        lying = {
+            each.key
+            for each in kernel.operands
+            if each.role == "prologue" and each.per in ("element", "activation")
+        }
+        readers = (stage.step for stage in kernel.prologue if lying & leaves_of(stage.expression))
+        yield claim(
+            not lying or kernel.src.layout is not None,
+            Reason.STRIDED_PROLOGUE,
+            got=kernel.src,
+            operator=next(readers, None),
+        )
+        least = min(
+            product_cost.bound(kernel, each) for each in product_tiles.arithmetics(kernel, target, "strict")
+        )
+        yield accuracy_claim(least, accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        for knobs in product_tiles.choices(kernel, target, accuracy):
+            yield cls(**knobs)
+
+    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+        """The weight as (features, depth), behind the image where each has its own; padded to whole tiles."""
+        if operand.role != "weight":
+            return vector_packing(kernel, operand)
+        shape = ProductShape.of(kernel)
+        features, depth = weight_extents(self, shape, kernel.src.itemsize)
+        axes = kernel.weight_axes
+        first = int(kernel.contraction.weight_per_batch)
+        extents = (*(shape.batches,) * first, features, depth, *(1,) * (len(axes) - first - 2))
+        return Packing(axes, extents, operand.dtype, halves=self.arithmetic == "tf32x3")
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        kept = ProductWriter(self, kernel, "").workspace_bytes
+        return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, kept)
+
+    def flops(self, kernel: Kernel) -> int:
+        times = 3 if self.arithmetic == "tf32x3" else 1
+        return kernel.flops + (times - 1) * kernel.contraction.flops
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        return product_cost.seconds(self, kernel, target)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return product_cost.bound(kernel, self.arithmetic)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return ProductWriter(self, kernel, self.text).source()

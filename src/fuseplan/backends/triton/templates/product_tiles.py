@@ -1,0 +1,107 @@
+"""Which tiles, parts and loads of a matrix product are worth considering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from fuseplan.backends.triton.templates import product_cost
+from fuseplan.backends.triton.templates.product_shape import ProductShape, row_axes
+from fuseplan.emit import COUNTER_BYTES
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+from fuseplan.template import Accuracy
+
+ALIGNED = 16  # bytes: strides that the copy engine takes
+
+
+def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str, ...]:
+    """How the products may be computed, the fastest first: `strict` takes the most exact alone."""
+    is_nvidia = target.name.startswith("sm_")
+    if kernel.src.dtype == "f64":
+        found = ["ieee" if is_nvidia else "summed"]  # Triton has no products of f64 tiles for AMD
+    elif kernel.src.dtype == "f32":
+        has_tf32 = is_nvidia or target.name == "gfx942"
+        found = ["tf32"] * (kernel.contraction.precision == "tf32" and has_tf32)
+        found += [*["tf32x3"] * is_nvidia, "ieee"]
+    else:
+        found = ["native", *["ieee"] * bool(kernel.prologue)]
+    if accuracy == "strict":
+        return (found[-1],)
+    if isinstance(accuracy, str):
+        return tuple(found)
+    return tuple(each for each in found if product_cost.bound(kernel, each) <= accuracy)
+
+
+def choices(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[dict[str, Any]]:
+    """The knobs of each candidate, the most promising first."""
+    arithmetic = arithmetics(kernel, target, accuracy)[0]
+    shape = ProductShape.of(kernel)
+    can_copy = mappable(kernel, target)
+    for rows, features, depth, warps, stages in _tiles(kernel, target, arithmetic):
+        base: dict[str, Any] = {
+            "rows": rows,
+            "features": features,
+            "depth": depth,
+            "warps": warps,
+            "stages": stages,
+        }
+        base |= {"arithmetic": arithmetic, "group": 1 if shape.depth < 512 else 8}
+        for split, maps in product(_splits(base, shape, target), (True, False) if can_copy else (False,)):
+            for swapped in _orders(base, kernel):
+                yield {**base, "split": split, "maps": maps, "swapped": swapped}
+
+
+def mappable(kernel: Kernel, target: Target) -> bool:
+    """Whether the copy engine can read src: rows one stride apart, channels side by side, 16 bytes."""
+    spec, size = kernel.src, kernel.src.itemsize
+    axes = row_axes(spec, 1)
+    aligned = all(stride * size % ALIGNED == 0 for _, stride in axes)
+    is_matrix = len(axes) < 2 and spec.element_strides[1] == 1
+    return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype != "f64"
+
+
+def _splits(base: dict[str, Any], shape: ProductShape, target: Target) -> tuple[int, ...]:
+    """In how many parts the depth may be summed: more than one where tiles leave processors without work."""
+    tiles = -(-shape.rows // base["rows"]) * -(-shape.features // base["features"]) * shape.batches
+    if tiles > target.processors or tiles * 4 > COUNTER_BYTES:
+        return (1,)
+    steps = -(-shape.depth // base["depth"])
+    return tuple(split for split in (1, 2, 4, 8) if split == 1 or steps >= 4 * split)
+
+
+def _orders(base: dict[str, Any], kernel: Kernel) -> tuple[bool, ...]:
+    """Whether features may stand first: where rows are too few for the instruction's 64."""
+    if base["arithmetic"] == "tf32x3":
+        return (False,)  # src is split in registers, which only the first factor may be in
+    if base["rows"] < 64 <= base["features"]:
+        return (True,)
+    return (False, True) if kernel.src.element_strides[1] != 1 else (False,)
+
+
+def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """Rows, features, depth, warps, stages."""
+    shape = ProductShape.of(kernel)
+    table = TILES[arithmetic]
+    if not target.name.startswith("sm_"):
+        table = TILES["summed" if arithmetic == "summed" else "amd"]
+    fitting = [each for each in table if each[0] < 2 * max(16, shape.rows)]
+    fitting = [each for each in fitting if each[1] < 2 * max(32, shape.features)]
+    yield from fitting or table[-1:]
+
+
+TILES = {
+    "native": (
+        (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3), (128, 64, 64, 4, 3),
+        (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4), (32, 128, 64, 4, 4),
+        (32, 64, 128, 4, 3), (16, 64, 128, 4, 4), (16, 32, 64, 2, 3),
+    ),
+    "tf32": (
+        (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (16, 32, 32, 2, 3),
+    ),
+    "tf32x3": ((128, 64, 32, 8, 3), (128, 128, 32, 8, 2), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3)),
+    "ieee": ((64, 64, 16, 4, 3), (128, 64, 16, 8, 3), (32, 32, 16, 2, 3), (16, 32, 16, 1, 2)),
+    "summed": ((16, 16, 16, 4, 1),),
+    "amd": ((128, 128, 32, 8, 2), (64, 64, 32, 4, 2), (64, 32, 32, 4, 2), (16, 32, 32, 2, 2)),
+}  # fmt: skip

@@ -1,0 +1,210 @@
+"""The matrix product in Triton's interpreter: dtypes, layouts, strides, tails, tiles, parts of the depth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.templates.product_shape import merged, offset_text
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason, first_refusal
+from fuseplan.target import parse_target
+from fuseplan.tensor import dtype_of
+from interpreted import assert_interpreted, interpret
+
+SM_90, GFX942 = parse_target("triton:sm_90"), parse_target("triton:gfx942")
+DTYPES = ("f64", "f32", "f16", "bf16")
+
+
+def lowered(plan: str) -> Kernel:
+    return lower(match(FusionPlan.parse(plan)))
+
+
+def candidates(plan: str, target: str = "triton:sm_90", accuracy: str | float = "default") -> list[Product]:
+    found = list(Product.candidates(lowered(plan), parse_target(target), accuracy))
+    return [each for each in found if isinstance(each, Product)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "[33x40] -> matmul(24) -> bias -> gelu(approximate=tanh)",
+        "[7x5] -> matmul(9, transposed=True)",
+        "[1x200] -> matmul(3) -> bias",
+        "[3x17x20, nwc] -> matmul(19, batched=True) -> bias -> relu",
+        "[3x17x20] -> matmul(19, batched=True, transposed=True) -> relu",
+        "[2x20x7x7] -> conv2d(19, kernel=1) -> bias -> relu",
+        "[2x20x7x7, nhwc] -> conv2d(19, kernel=1) -> batch_norm -> add -> relu",
+        "[2x20x2x3x4] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
+        "[2x20x2x3x4, ndhwc] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
+        "[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+        "[2x20x3x5, strides=900:3:300:60] -> conv2d(7, kernel=1) -> add",
+        "[2x20x7x7] -> batch_norm -> relu -> conv2d(19, kernel=1)",
+        "[2x20x7x7, nhwc] -> add -> silu -> conv2d(19, kernel=1) -> bias",
+        "[3x20x5] -> batch_norm(per_activation) -> matmul(19, batched=True)",
+        "[3x20x5, nwc] -> batch_norm(per_activation) -> matmul(19) -> bias",
+    ],
+)
+def test_first_candidate(dtype: str, rest: str) -> None:
+    kernel = lowered(dtype + rest)
+    # What is multiplied has 16 bits again after a prologue.
+    is_rounded = kernel.prologue and kernel.src.itemsize == 2
+    slack = 2 * dtype_of(dtype).epsilon / 2.0**-23 if is_rounded else 8.0
+    assert_interpreted(dtype + rest, Product, slack=slack)
+
+
+FORMS = (
+    Product(16, 32, 32),
+    Product(32, 32, 16, split=2),
+    Product(16, 16, 16, split=3, group=1),
+    Product(16, 32, 32, swapped=True),
+    Product(32, 16, 16, split=2, swapped=True),
+    Product(32, 32, 32, parts=2),
+    Product(32, 32, 32, parts=2, swapped=True, split=2),
+    Product(16, 32, 32, group=2),
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.text)
+@pytest.mark.parametrize("arithmetic", ["native", "ieee", "tf32x3"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "[90x70] -> matmul(100) -> bias -> relu",
+        "[3x70x5x5] -> relu -> conv2d(66, kernel=1) -> bias -> add",
+        "[2x70x33, nwc] -> sigmoid -> matmul(66, batched=True) -> bias",
+    ],
+)
+def test_forms(form: Product, arithmetic: str, rest: str) -> None:
+    dtype = "f16" if arithmetic == "native" else "f32"
+    if dtype == "f16":
+        rest = rest.replace("sigmoid -> ", "")
+    assert_interpreted(dtype + rest, Product(**{**form.knobs, "arithmetic": arithmetic}))
+
+
+MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS)
+
+
+@pytest.mark.parametrize("form", MAPPED, ids=lambda form: form.text)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "bf16[90x72] -> matmul(100) -> bias -> gelu",
+        "f32[90x72] -> relu -> matmul(100, transposed=True) -> bias",
+        "f16[2x40x33, nwc] -> matmul(66, batched=True) -> bias",
+    ],
+)
+def test_tensor_maps(form: Product, plan: str) -> None:
+    arithmetic = "tf32x3" if plan.startswith("f32") else "native"
+    template = Product(**{**form.knobs, "arithmetic": arithmetic})
+    assert template.maps
+    assert_interpreted(plan, template)
+
+
+@pytest.mark.parametrize(
+    "plan", ["f32[90x70] -> matmul(100) -> bias", "f16[2x64x9x9] -> conv2d(33, kernel=1) -> relu"]
+)
+def test_every_candidate(plan: str) -> None:
+    found = candidates(plan)
+    assert len({each.text for each in found}) == len(found)
+    for each in found:
+        assert_interpreted(plan, each)
+
+
+def test_copies_need_sixteen_bytes() -> None:
+    assert any(each.maps for each in candidates("f16[90x72] -> matmul(100)"))
+    for plan in ("f16[90x71] -> matmul(100)", "f16[2x72x7x7] -> conv2d(64, kernel=1)"):
+        assert not any(each.maps for each in candidates(plan))
+    assert not any(each.maps for each in candidates("f16[90x72] -> matmul(100)", "triton:gfx942"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "target", "accuracy", "want"),
+    [
+        ("f32[64x64] -> matmul(64)", SM_90, "default", "tf32x3"),
+        ("f32[64x64] -> matmul(64)", SM_90, "strict", "ieee"),
+        ("f32[64x64] -> matmul(64)", GFX942, "default", "ieee"),
+        ("f32[64x64] -> matmul(64, precision=tf32)", SM_90, "default", "tf32"),
+        ("f32[64x64] -> matmul(64, precision=tf32)", SM_90, "strict", "ieee"),
+        ("f32[64x64] -> matmul(64, precision=tf32)", SM_90, 1e-5, "tf32x3"),
+        ("f16[64x64] -> matmul(64)", SM_90, "strict", "native"),
+        ("f16[64x64] -> relu -> matmul(64)", SM_90, "strict", "ieee"),
+        ("f64[64x64] -> matmul(64)", SM_90, "default", "ieee"),
+    ],
+)
+def test_arithmetic(plan: str, target: object, accuracy: str | float, want: str) -> None:
+    kernel = lowered(plan)
+    found = {each.arithmetic for each in Product.candidates(kernel, target, accuracy)}  # type: ignore
+    assert found == {want}
+
+
+def test_an_accuracy_out_of_reach_is_refused() -> None:
+    refusal = first_refusal(Product.limits(lowered("f32[64x64] -> matmul(64)"), SM_90, 1e-12))
+    assert refusal is not None
+    assert refusal.reason is Reason.ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("f32[2x8x9x9] -> relu", Reason.NO_CONTRACTION),
+        ("f32[2x8x9x9] -> conv2d(8, kernel=3)", Reason.NOT_POINT_CONVOLUTION),
+        ("f32[2x8x9x9] -> conv2d(8, kernel=1, groups=2)", Reason.NOT_POINT_CONVOLUTION),
+        ("f32[2x20x3x5, strides=900:3:300:60] -> add -> conv2d(7, kernel=1)", Reason.STRIDED_PROLOGUE),
+    ],
+)
+def test_refusals(plan: str, reason: Reason) -> None:
+    refusal = first_refusal(Product.limits(lowered(plan), SM_90, "default"))
+    assert refusal is not None
+    assert refusal.reason is reason
+
+
+def test_infinities_and_nan_come_through_three_products() -> None:
+    plan = FusionPlan.parse("f32[4x16] -> matmul(8)")
+    kernel = lower(match(plan))
+    arrays = random_arrays(plan, 3)
+    src = arrays["src"].copy()
+    src[0, 3], src[1, 2] = np.inf, np.array(0x7FFFFFFF, np.int32).view(np.float32)
+    got = interpret(Product(16, 16, 16, arithmetic="tf32x3"), kernel, SM_90, {**arrays, "src": src})
+    assert (got[0] == np.sign(arrays["weight"][3]) * np.inf).all()
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[2:]).all()
+
+
+def test_three_products_are_as_exact_as_f32() -> None:
+    plan = FusionPlan.parse("f32[64x256] -> matmul(64)")
+    kernel, arrays = lower(match(plan)), random_arrays(plan, 5)
+    exact = arrays["src"].astype(np.float64) @ arrays["weight"].astype(np.float64)
+    scale = np.abs(arrays["src"]).astype(np.float64) @ np.abs(arrays["weight"])
+    template = Product(64, 64, 32, arithmetic="tf32x3")
+    error = np.abs(interpret(template, kernel, SM_90, arrays) - exact) / scale
+    assert error.max() < template.error_bound(kernel) < 256 * 2.0**-23
+
+
+def test_axes_merge_where_one_continues_another() -> None:
+    assert merged([(2, 60), (3, 20), (4, 5)]) == ((24, 5),) or merged([(2, 60), (3, 20), (4, 5)])[0] == (
+        6,
+        20,
+    )
+    assert merged([(2, 980), (7, 7), (7, 1)]) == ((2, 980), (49, 1))
+    assert merged([(1, 5), (1, 9)]) == ()
+
+
+def test_offsets_of_rows() -> None:
+    row = 61
+    assert eval(offset_text("row", ((2, 980), (49, 1)))) == 980 + 12
+    assert eval(offset_text("row", ((2, 900), (3, 300), (15, 60)))) == 900 + 300 + 60
+    assert eval(offset_text("row", ())) == 0
+    assert row == 61
+
+
+def test_offsets_of_large_tensors_have_64_bits() -> None:
+    text = Product(128, 128, 32).emit(lowered("f16[65536x40000] -> matmul(64)"), SM_90).text
+    assert "tl.int64" in text
+    assert "tl.int64" not in Product(128, 128, 32).emit(lowered("f16[65536x400] -> matmul(64)"), SM_90).text
