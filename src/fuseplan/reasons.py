@@ -104,6 +104,38 @@ class Reason(Enum):
         "`direct` on the CPU and `product` on a GPU take a weight for each image",
     )
 
+    # What the kernel for Hopper leaves to others.
+    NOT_HOPPER = (
+        "not-hopper",
+        "this kernel is written in the copies and products of sm_90",
+        "`product` and `convolution` run on any GPU",
+    )
+    NOT_HALF = (
+        "not-half",
+        "this kernel multiplies f16 and bf16",
+        "`product` and `convolution` take every dtype",
+    )
+    PROLOGUE = (
+        "prologue",
+        "this kernel copies src to its products as it is: nothing comes before the contraction",
+        "`product` and `convolution` compute what comes before it",
+    )
+    COPY_ALIGNMENT = (
+        "copy-alignment",
+        "channels, features and strides are multiples of the 16 bytes that the copy engine moves",
+        "Pad them to a multiple of 8; `product` and `convolution` take any",
+    )
+    COPY_STEP = (
+        "copy-step",
+        "the copy engine steps over at most 8 positions",
+        "`convolution` takes any stride",
+    )
+    GROUP_TILES = (
+        "group-tiles",
+        "a group has whole tiles: a multiple of 16 of its channels and of its features",
+        "`convolution` takes groups of any width",
+    )
+
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         self.code = code
         self.sentence = sentence

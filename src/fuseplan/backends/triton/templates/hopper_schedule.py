@@ -1,0 +1,149 @@
+"""What the warps of the kernel for Hopper agree on: who does which tile, in which order, through what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
+from fuseplan.backends.triton.text import Text
+from fuseplan.emit import Slot
+from fuseplan.kernel import Kernel, KernelOperand
+
+PART_COLUMNS = 64
+PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
+BARRIER_BYTES = 1024  # more than the barriers of any choice take
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The template's fields; it says what they are."""
+
+    box: tuple[int, ...]
+    columns: int
+    depth: int
+    stages: int
+    groups: int = 2
+    together: bool = False
+    resident: bool = False
+    programs: int = 1
+    band: int = 1
+
+
+class Schedule:
+    """What follows from a kernel and a choice.
+
+    Attributes:
+        own: the part of a tile's rows that one group finishes: all, or its share of the first axis that has
+            several, so that the shares lie side by side.
+        part: columns that a group finishes at once: few, so that the stages' values fit into registers.
+    """
+
+    def __init__(self, knobs: Knobs, kernel: Kernel) -> None:
+        self.knobs, self.kernel = knobs, kernel
+        self.geometry = Geometry(kernel)
+        self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
+        self.tiles = prod(self.counts) * self.across
+        self.blocks = self.geometry.blocks(knobs.depth)
+        self.part = min(knobs.columns, PART_COLUMNS)
+        self.own = knobs.box
+        if self.shares_tile:
+            axis = self.split_axis
+            share = knobs.box[axis] // knobs.groups
+            self.own = (*knobs.box[:axis], share, *knobs.box[axis + 1 :])
+        self.rows = prod(self.own)
+
+    def grid(self, processors: int) -> int:
+        """Programs: as many as run at a time, or fewer where there are fewer tiles."""
+        return min(self.tiles, processors * self.knobs.programs)
+
+    @property
+    def shares_tile(self) -> bool:
+        """Whether a group finishes only a part of a tile's rows."""
+        return self.knobs.together and self.knobs.groups > 1
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether each group has tiles of its own."""
+        return self.knobs.groups > 1 and not self.knobs.together
+
+    @property
+    def split_axis(self) -> int:
+        """The axis along which groups share a tile."""
+        return next(axis for axis, size in enumerate(self.knobs.box) if size > 1)
+
+    @cached_property
+    def copied(self) -> tuple[KernelOperand, ...]:
+        """Operands that the copy engine brings, in tiles of dst."""
+        return tuple(op for op in self.kernel.operands if op.role == "epilogue" and op.per == "element")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one block of the weight."""
+        return self.knobs.columns * self.knobs.depth * HALF
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a program takes."""
+        knobs = self.knobs
+        stage = prod(knobs.box) * knobs.depth * HALF + (0 if knobs.resident else self.weight_bytes)
+        held = self.blocks * self.weight_bytes if knobs.resident else 0
+        columns = PART_TILES * self.part + len(self.copied) * knobs.columns
+        return stage * knobs.stages + held + knobs.groups * self.rows * columns * HALF + BARRIER_BYTES
+
+    def slots(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        """The kernel's arguments; `tail` are the epilogue's."""
+        knobs, geometry = self.knobs, self.geometry
+        moved = geometry.dst_map(self.own, self.part)
+        keys = {operand.key for operand in self.copied}
+        return (
+            Slot("src", map=geometry.src_map(knobs.box, knobs.depth)),
+            Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
+            *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
+            Slot("dst", map=moved),
+        )
+
+    # ---- lines that several warps have
+
+    def place_tile(self, text: Text, *, needs_feature: bool = True) -> None:
+        """The first row of a tile along each axis, and its first feature."""
+        knobs, axes = self.knobs, self.geometry.axes
+        if self.across == 1:
+            text.line("rest = tile")
+        elif knobs.band == 1:
+            text.line(f"rest = tile // {self.across}")
+        else:
+            # a band of row tiles takes every block of features before the next band: both stay in the L2
+            text.line(
+                f"band = tile // {knobs.band * self.across}",
+                f"inside = tile % {knobs.band * self.across}",
+                f"height = gl.minimum({prod(self.counts)} - band * {knobs.band}, {knobs.band})",
+                f"rest = band * {knobs.band} + inside % height",
+            )
+        if needs_feature:
+            block = "inside // height" if knobs.band > 1 and self.across > 1 else f"tile % {self.across}"
+            text.line("feature = 0" if self.across == 1 else f"feature = {block} * {knobs.columns}")
+        *inner, first = reversed(list(zip(axes, knobs.box, self.counts, strict=True)))
+        for letter, size, count in inner:
+            text.line(f"{letter} = rest % {count} * {size}", f"rest = rest // {count}")
+        text.line(f"{first[0]} = rest * {first[1]}")
+
+    def advance(self, text: Text) -> None:
+        """The next stage of the ring; a barrier's phase turns each time around."""
+        stages = self.knobs.stages
+        text.line(
+            "stage += 1",
+            f"phase = gl.where(stage == {stages}, phase ^ 1, phase)",
+            f"stage = gl.where(stage == {stages}, 0, stage)",
+        )
+
+
+def allocated(dtype: str, shape: str, layout: str) -> str:
+    """A buffer in shared memory."""
+    return f"gl.allocate_shared_memory({dtype}, {shape}, {layout})"
+
+
+def barriers(count: int) -> str:
+    """So many barriers; with 0, one that is not indexed."""
+    return allocated("gl.int64", f"[{count}, 1]" if count else "[1]", "mbarrier.MBarrierLayout()")

@@ -1,0 +1,299 @@
+"""Runs the text of a Gluon kernel in NumPy: the copies, barriers and warps of Hopper as threads of Python.
+
+Gluon 3.6 has no interpreter. Here a partition of the warps is a thread, a barrier counts arrivals and bytes
+as the hardware's does, a copy moves a box of a tensor map with zeros outside, and a product is of float32.
+Where two partitions disagree about a barrier's phase, the wait ends after SECONDS and the test fails. Layouts
+mean nothing here: what lies where in shared memory is for the compiler and the device to show.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.emit import Source, TensorMap
+
+SECONDS = 10.0
+PACKAGE = "triton.experimental.gluon"
+_program = threading.local()
+
+
+class Barrier:
+    """Counts arrivals and bytes of one phase after the other."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = self.pending = self.bytes = self.phase = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.pending = count
+
+    def arrive(self, count: int = 1, coming: int = 0) -> None:
+        with self.changed:
+            self.pending -= count
+            self.bytes += coming
+            assert self.pending >= 0, "more arrivals than the barrier counts"
+            self._turn()
+
+    def complete(self, coming: int) -> None:
+        with self.changed:
+            self.bytes -= coming
+            self._turn()
+
+    def _turn(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+            self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            ended = self.changed.wait_for(lambda: self.phase != parity, SECONDS)
+        assert ended, "a barrier's phase never ended"
+
+
+class Shared:
+    """A buffer in shared memory, or a view of one."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def index(self, place: int) -> Shared:
+        return Shared(self.data[int(place)])
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        view = self.data.reshape(shape)
+        assert np.shares_memory(view, self.data)
+        return Shared(view)
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.data.transpose(order))
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data[(*[slice(None)] * dim, slice(start, start + length))])
+
+    def load(self, layout: object) -> Tile:
+        return np.array(self.data, np.float32).view(Tile)
+
+    def store(self, value: NDArray[Any]) -> None:
+        self.data[...] = value
+
+
+@dataclass
+class Pointer:
+    """Flat memory and offsets into it."""
+
+    memory: NDArray[Any]
+    offset: Any = 0
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + more)
+
+
+class Mapped:
+    """A tensor map of flat memory."""
+
+    layout = None
+
+    def __init__(self, memory: NDArray[Any], told: TensorMap) -> None:
+        self.memory, self.told = memory, told
+        self.block_type = SimpleNamespace(shape=list(told.box), nbytes=0)
+        self.dtype = np.float32
+
+    def rows(self, start: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Places in the box, but the last axis's, that are in the tensor, and their offsets."""
+        told = self.told
+        for place in product(*map(range, told.box[:-1])):
+            at = [first + step * index for first, step, index in zip(start, told.steps, place, strict=False)]
+            if all(0 <= index < extent for index, extent in zip(at, told.shape, strict=False)):
+                yield place, sum(index * stride for index, stride in zip(at, told.strides, strict=False))
+
+    def read(self, start: Sequence[int], into: NDArray[Any]) -> None:
+        into[...] = 0
+        first, count = self._columns(start)
+        for place, offset in self.rows(start):
+            into[place][: max(count, 0)] = self.memory[offset + first : offset + first + max(count, 0)]
+
+    def write(self, start: Sequence[int], values: NDArray[Any]) -> None:
+        first, count = self._columns(start)
+        for place, offset in self.rows(start):
+            self.memory[offset + first : offset + first + max(count, 0)] = values[place][: max(count, 0)]
+
+    def _columns(self, start: Sequence[int]) -> tuple[int, int]:
+        """The first column, and how many of the box are in the tensor; none of ours begins before it."""
+        assert start[-1] >= 0
+        return start[-1], min(self.told.box[-1], self.told.shape[-1] - start[-1])
+
+
+def _offsets(pointer: Pointer, mask: Any) -> tuple[Any, Any]:
+    offset = np.asarray(pointer.offset)
+    held = np.broadcast_to(True if mask is None else mask, np.broadcast_shapes(offset.shape, np.shape(mask)))
+    return np.broadcast_to(offset, held.shape), held
+
+
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any]:
+    offset, held = _offsets(pointer, mask)
+    assert (offset[held] < pointer.memory.size).all(), "a load outside of its operand"
+    values = np.where(held, pointer.memory[np.where(held, offset, 0)], np.float32(other))
+    return np.asarray(values).view(Tile)
+
+
+class Tile(np.ndarray[Any, Any]):
+    """An array with the methods of Gluon's tensors that kernels use."""
+
+    def to(self, dtype: Any) -> Tile:
+        return self.astype(dtype).view(Tile)
+
+    def permute(self, order: Sequence[int]) -> Tile:
+        return self.transpose(order).view(Tile)
+
+    def split(self) -> tuple[Tile, Tile]:
+        return self[..., 0].view(Tile), self[..., 1].view(Tile)
+
+
+def _product(a: Shared, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
+    return ((acc if use_acc else 0) + a.data.astype(np.float32) @ b.data.astype(np.float32)).view(Tile)
+
+
+def _allocate(dtype: Any, shape: Sequence[int], layout: object) -> Shared:
+    if dtype is np.int64:
+        barriers = np.empty(int(np.prod(shape)), object)
+        barriers[:] = [Barrier() for _ in barriers]
+        return Shared(barriers)
+    return Shared(np.full(shape, np.nan, np.float32))
+
+
+def _barrier(shared: Shared) -> Barrier:
+    found = shared.data if isinstance(shared.data, Barrier) else shared.data.reshape(-1)[0]
+    assert isinstance(found, Barrier)
+    return found
+
+
+def _warp_specialize(
+    parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any
+) -> None:
+    """Runs every partition in a thread of its own; the first failure is the test's."""
+    failed: list[BaseException] = []
+    index = _program.index
+
+    def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        _program.index = index
+        try:
+            with np.errstate(over="ignore"):  # exp of a large number is infinite, as on the device
+                function(*arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=part) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _copy_in(told: Mapped, start: Sequence[int], barrier: Shared, into: Shared) -> None:
+    told.read([int(index) for index in start], into.data)
+    _barrier(barrier).complete(int(np.prod(told.told.box)) * 2)
+
+
+def _language() -> ModuleType:
+    """What kernels call `gl`."""
+    gl = ModuleType(f"{PACKAGE}.language")
+    gl.__dict__.update(
+        constexpr=int, int64=np.int64, float32=np.float32, float16=np.float32, bfloat16=np.float32,
+        program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
+        arange=lambda low, high, layout=None: np.arange(low, high),
+        zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
+        expand_dims=np.expand_dims, maximum=np.maximum, minimum=np.minimum, exp=np.exp, sqrt=np.sqrt,
+        sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
+        thread_barrier=lambda: None, warp_specialize=_warp_specialize,
+        NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
+        convert_layout=lambda value, layout, assert_trivial=False: value, erf=_erf,
+    )  # fmt: skip
+    return gl
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.float32])(x).view(Tile)
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, bool | np.bool_):
+        return yes if condition else no
+    return np.where(condition, yes, no).view(Tile)
+
+
+def _hopper() -> ModuleType:
+    hopper = ModuleType(f"{PACKAGE}.language.nvidia.hopper")
+    hopper.__dict__.update(
+        fence_async_shared=lambda: None,
+        mbarrier=SimpleNamespace(
+            MBarrierLayout=lambda: None,
+            init=lambda barrier, count: _barrier(barrier).init(count),
+            expect=lambda barrier, coming: _barrier(barrier).arrive(coming=coming),
+            arrive=lambda barrier, pred=True: _barrier(barrier).arrive() if pred else None,
+            wait=lambda barrier, phase: _barrier(barrier).wait(int(phase)),
+        ),
+        tma=SimpleNamespace(
+            async_copy_global_to_shared=_copy_in,
+            async_copy_shared_to_global=lambda told, start, tile: told.write(
+                [int(i) for i in start], tile.data
+            ),
+            store_wait=lambda pendings: None,
+        ),
+        warpgroup_mma=_product,
+        warpgroup_mma_wait=lambda pending, deps: deps[0],
+    )
+    return hopper
+
+
+@contextmanager
+def _gluon() -> Iterator[None]:
+    """The emulation stands where Gluon would be imported from."""
+    gluon, language = ModuleType(PACKAGE), _language()
+    gluon.__dict__.update(jit=lambda function: function, language=language)
+    names = {
+        "triton": ModuleType("triton"),
+        "triton.experimental": ModuleType("triton.experimental"),
+        PACKAGE: gluon,
+        f"{PACKAGE}.language": language,
+        f"{PACKAGE}.language.nvidia": ModuleType(f"{PACKAGE}.language.nvidia"),
+        f"{PACKAGE}.language.nvidia.hopper": _hopper(),
+    }
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def run(source: Source, memories: Sequence[Any]) -> None:
+    """Runs a kernel on flat arrays, and numbers for parameters by value, in the order of its slots."""
+    assert source.language == "gluon"
+    space: dict[str, Any] = {"__name__": "emulated"}
+    with _gluon():
+        exec(compile(source.text, "<emulated>", "exec"), space)
+    arguments = [
+        Mapped(memory, slot.map) if slot.map else memory if slot.kind == "parameter" else Pointer(memory)
+        for slot, memory in zip(source.slots, memories, strict=True)
+    ]
+    for index in range(source.grid[0]):
+        _program.index = index
+        space[source.entry](*arguments)

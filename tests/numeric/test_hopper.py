@@ -1,0 +1,114 @@
+"""The kernel for Hopper, run by the emulator: coordinates, barriers and epilogues against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import gluon_emulator
+from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import Target, parse_target
+
+PLANS = (
+    "f16[70x40] -> matmul(72) -> bias -> relu",
+    "bf16[200x64] -> matmul(136, transposed=True) -> bias -> gelu(approximate=tanh)",
+    "f16[3x16x40, nwc] -> matmul(24, batched=True) -> bias",
+    "f16[2x16x9x7, nhwc] -> conv2d(24, kernel=1) -> bias -> relu",
+    "f16[2x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
+    "f16[3x16x11x10, nhwc] -> conv2d(64, kernel=(3, 2), stride=(2, 3), padding=2, dilation=(2, 1)) -> add"
+    " -> relu -> add",
+    "bf16[2x64x8x8, nhwc] -> conv2d(64, kernel=3, padding=1, groups=2) -> bias -> relu",
+    "f16[3x8x33, nwc] -> conv1d(16, kernel=5, padding=2, stride=2) -> bias -> leaky_relu",
+    "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
+    "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+)
+
+
+def lowered(text: str) -> Kernel:
+    return lower(match(FusionPlan.parse(text)))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """A GPU of three processors: programs have several tiles, and not all as many."""
+    return replace(parse_target("triton:sm_90"), processors=3)
+
+
+def choices(kernel: Kernel, target: Target) -> list[Hopper]:
+    """One choice of each form that the template has for the kernel."""
+    forms: dict[tuple[object, ...], Hopper] = {}
+    for choice in Hopper.candidates(kernel, target, "default"):
+        assert isinstance(choice, Hopper)
+        forms.setdefault(
+            (choice.groups, choice.together, choice.resident, choice.programs, choice.band), choice
+        )
+    return list(forms.values())
+
+
+def data(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Operands by key: small integers over eight, so that sums are exact; variances above zero."""
+    found = {}
+    for each in plan.operands:
+        values = rng.integers(-8, 9, each.operand.shape) / 8
+        found[each.key] = np.abs(values) + 0.5 if each.operand.name == "variance" else values
+    return found
+
+
+def stored(values: NDArray[Any], strides: tuple[int, ...]) -> NDArray[Any]:
+    """Flat memory that holds the values at those strides; NaN between them."""
+    where = offsets(values.shape, strides)
+    memory = np.full(int(where.max()) + 1, np.nan, np.float32)
+    memory[where] = values
+    return memory
+
+
+def offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
+    """Where each element lies."""
+    where: NDArray[Any] = np.tensordot(np.array(strides), np.indices(shape), 1)
+    return where
+
+
+def emulated(
+    plan: FusionPlan, choice: Hopper, target: Target, arrays: dict[str, NDArray[Any]]
+) -> NDArray[Any]:
+    """The plan's result, computed by the text of the choice."""
+    kernel = lower(match(plan))
+    source = choice.emit(kernel, target)
+    dst = np.full(kernel.dst.span, np.nan, np.float32)
+    values = {each.key: each.parameter.value for each in plan.parameters}
+    memories: list[Any] = []
+    for slot in source.slots:
+        if slot.kind in ("src", "dst"):
+            memories.append(stored(arrays["src"], kernel.src.element_strides) if slot.kind == "src" else dst)
+        elif slot.kind == "parameter":
+            memories.append(values[slot.key])
+        elif kernel.operand(slot.key).per == "element":
+            memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
+        else:
+            packed = choice.pack(kernel, target, kernel.operand(slot.key), arrays[slot.key])
+            memories.append(np.ravel(packed).astype(np.float32))
+    gluon_emulator.run(source, memories)
+    found: NDArray[Any] = dst[offsets(kernel.dst.shape, kernel.dst.element_strides)]
+    return found
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_every_form_computes_the_plan(text: str, target: Target) -> None:
+    plan = FusionPlan.parse(text)
+    kernel = lowered(text)
+    assert first_refusal(Hopper.limits(kernel, target, "default")) is None
+    rng = np.random.default_rng(5)
+    arrays = {"src": rng.integers(-8, 9, plan.src.shape) / 8, **data(plan, rng)}
+    want = plan.reference(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
+    for choice in choices(kernel, target):
+        got = emulated(plan, choice, target, arrays)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=choice.text)
