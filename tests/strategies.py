@@ -10,11 +10,13 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fuseplan.measure.data import terms
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Clamp, Gelu
 from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
-from fuseplan.ops.conv import CONVOLUTIONS, Conv
+from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
 from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
@@ -67,11 +69,12 @@ def elementwise(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrateg
 
 @st.composite
 def convolutions(draw: st.DrawFn, src: TensorSpec) -> Conv:
-    """Convolutions that take `src`, of rank 3 to 5: any kernel, stride, dilation, groups and padding."""
+    """Convolutions that take `src`, of rank 3 to 5: any kernel, groups, padding and so on."""
     axes = src.rank - 2
     groups = draw(st.sampled_from([divisor for divisor in range(1, 10) if src.channels % divisor == 0]))
     sizes = st.one_of(st.integers(1, 3), st.tuples(*[st.integers(1, 3)] * axes))
     made = {"kernel": draw(sizes), "stride": draw(sizes), "dilation": draw(sizes)}
+    made["precision"] = draw(st.sampled_from(PRECISIONS if src.dtype == "f32" else PRECISIONS[:1]))
     pair = st.tuples(st.integers(0, 2), st.integers(0, 2))
     padding = draw(st.one_of(st.integers(0, 2), st.just("same"), st.just("valid"), st.tuples(*[pair] * axes)))
     op = CONVOLUTIONS[axes - 1](groups * draw(st.integers(1, 3)), padding=padding, groups=groups, **made)
@@ -80,20 +83,28 @@ def convolutions(draw: st.DrawFn, src: TensorSpec) -> Conv:
     return CONVOLUTIONS[axes - 1](groups, padding="same", groups=groups, **made)
 
 
+def products(src: TensorSpec) -> st.SearchStrategy[Matmul]:
+    """Matrix products that take `src`."""
+    precision = st.sampled_from(PRECISIONS if src.dtype == "f32" else PRECISIONS[:1])
+    return st.builds(Matmul, st.integers(1, 9), st.booleans(), st.booleans(), precision)
+
+
 @st.composite
 def plans(
     draw: st.DrawFn,
     src: st.SearchStrategy[TensorSpec] | None = None,
     number: st.SearchStrategy[float] = MODERATE,
     max_ops: int = 5,
-    max_convolutions: int = 2,
+    max_contractions: int = 2,
 ) -> FusionPlan:
     """Plans of up to `max_ops` operators in any legal order."""
     plan = FusionPlan(draw(tensors() if src is None else src))
     for _ in range(draw(st.integers(0, max_ops))):
-        convolved = sum(isinstance(step.op, Conv) for step in plan)
-        takes_more = plan.src.rank > 2 and convolved < max_convolutions
-        if takes_more and draw(st.integers(0, 2)) == 0:
+        contracted = sum(step.op.kind == "contraction" for step in plan)
+        kind = draw(st.integers(0, 4)) if contracted < max_contractions else 0
+        if kind == 1 or (kind == 2 and plan.src.rank == 2):
+            plan.add(draw(products(plan.output)))
+        elif kind == 2:
             plan.add(draw(convolutions(plan.output)))
         else:
             plan.add(draw(elementwise(number)))
@@ -128,6 +139,6 @@ def random_operands(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDA
     for each in plan.operands:
         values = rng.standard_normal(each.operand.shape)
         if each.operand.per == "weight":
-            values /= math.sqrt(max(1, math.prod(each.operand.shape[1:])))
+            values /= math.sqrt(terms(plan[each.step], each.operand))
         made[each.key] = np.abs(values) + 0.5 if "variance" in each.operand.name else values
     return made

@@ -28,6 +28,10 @@ PLANS = (
     "f32[2x8x6x6] -> batch_norm -> relu",
     "f32[1x4x9, nwc] -> conv1d(6, kernel=3) -> scale -> leaky_relu(0.2)",
     UNEVEN,
+    "f32[9x8] -> matmul(6) -> bias -> gelu(tanh)",
+    "f32[2x8x5, nwc] -> matmul(6, transposed=True) -> bias -> gelu",
+    "f32[2x8x3x3] -> matmul(6, transposed=True, batched=True) -> bias -> relu",
+    "f32[3x8] -> matmul(6, batched=True)",
 )
 
 
@@ -43,11 +47,15 @@ def _no_measured_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 OURS = ("fuseplan", "fuseplan:strict", "fuseplan:unfused")
 TORCH = ("torch", "torch:nhwc")
-PAIRS = [(name, text) for name in (*OURS, *TORCH) for text in PLANS if name in OURS or text != UNEVEN]
+PEERS = (*OURS, *TORCH, "onnxruntime")
+PAIRS = [(name, text) for name in PEERS for text in PLANS if name not in TORCH or text != UNEVEN]
 
 
 @pytest.mark.parametrize(("name", "text"), PAIRS)
 def test_peers_compute_the_plan(name: str, text: str) -> None:
+    if name == "onnxruntime":
+        pytest.importorskip("onnx")
+        pytest.importorskip(name)
     plan = FusionPlan.parse(text)
     copies = [random_arrays(plan, seed=3), random_arrays(plan, seed=4)]
     prepared = BY_NAME[name](1).prepare(plan, copies)

@@ -86,7 +86,7 @@ def compiled_or_refused(plan: FusionPlan) -> CompiledPlan | None:
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
-@given(plan=plans(tensors(), max_ops=5, max_convolutions=1), seed=st.integers(0, 2**16))
+@given(plan=plans(tensors(), max_ops=5, max_contractions=1), seed=st.integers(0, 2**16))
 def test_fused_equals_reference_and_one_at_a_time(plan: FusionPlan, seed: int) -> None:
     assume(len(plan) > 0)
     arrays = random_arrays(plan, seed=seed)
@@ -108,7 +108,7 @@ def test_the_operators_are_all_drawn() -> None:
     seen: set[type[Op]] = set()
 
     @settings(max_examples=400, deadline=None, database=None)
-    @given(plan=plans(tensors(), max_ops=5, max_convolutions=1))
+    @given(plan=plans(tensors(), max_ops=5, max_contractions=1))
     def draw(plan: FusionPlan) -> None:
         seen.update(type(step.op) for step in plan)
 
@@ -117,6 +117,7 @@ def test_the_operators_are_all_drawn() -> None:
         "Conv1d",
         "Conv2d",
         "Conv3d",
+        "Matmul",
         "BatchNorm",
         "Add",
         "Relu",

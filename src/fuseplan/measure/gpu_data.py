@@ -11,7 +11,7 @@ from itertools import product
 from math import prod, sqrt
 from typing import Any
 
-from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES, check_inputs
+from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES, check_inputs, terms
 from fuseplan.op import Elementwise, Operand
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
@@ -74,7 +74,7 @@ def random_tensors(
     tensors["src"].copy_(_looking(normal(plan.src.shape), inputs, generator))
     for step in plan.steps:
         for held in step.operands:
-            values = _shaped(normal(held.operand.shape), held.operand, gain)
+            values = _shaped(normal(held.operand.shape), step, held.operand, gain)
             tensors[held.key] = _stored(step, held.operand, values.to(torch_dtype(plan.src.dtype)))
     return tensors
 
@@ -90,9 +90,9 @@ def _looking(values: Tensor, inputs: str, generator: Any) -> Tensor:
     return values
 
 
-def _shaped(values: Tensor, operand: Operand, gain: float) -> Tensor:
+def _shaped(values: Tensor, step: Step, operand: Operand, gain: float) -> Tensor:
     if operand.per == "weight":
-        return values * (gain / sqrt(prod(operand.shape[1:])))
+        return values * (gain / sqrt(terms(step, operand)))
     return values.abs() + HALF if operand.name in STATISTICS_OF_SQUARES else values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fuseplan.bench.peers.peer import (
     layers,
     running,
 )
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 
 OPSET = 20
@@ -28,7 +30,6 @@ NODES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "elu": ("Elu", {"alpha": "alpha"}),
     "sigmoid": ("Sigmoid", {}),
     "softsign": ("Softsign", {}),
-    "gelu": ("Gelu", {}),
     "hardswish": ("HardSwish", {}),
     "mish": ("Mish", {}),
 }
@@ -63,6 +64,8 @@ class _Writer:
             "add": self._add,
             "batch_norm": self._batch_norm,
             "silu": self._silu,
+            "gelu": self._gelu,
+            "matmul": self._product,
         }
 
     def add(self, layer: Layer) -> None:
@@ -114,6 +117,29 @@ class _Writer:
             group=op.groups,
         )
 
+    def _product(self, layer: Layer) -> None:
+        """Gemm of a matrix; else weight times src, its positions in one axis."""
+        op, src, dst = layer.step.op, layer.step.src, layer.step.dst
+        assert isinstance(op, Matmul)  # by its name
+        weight, bias = layer.keys["weight"], layer.keys.get("bias")
+        if src.rank == 2 and not op.batched:
+            stored = [self._store(key, self._arrays[key]) for key in layer.keys.values()]
+            self._node("Gemm", [self._last, *stored], transB=int(op.transposed))
+            return
+        matrix = self._arrays[weight]
+        rows = matrix if op.transposed else matrix.swapaxes(-2, -1)
+        if src.rank != 3:
+            self._reshape(f"{weight}_src", (src.batch, src.channels, prod(src.spatial)))
+        self._node("MatMul", [self._store(weight, rows), self._last])
+        if src.rank != 3:
+            self._reshape(f"{weight}_dst", dst.shape)
+        if bias is not None:
+            self._channels("Add", layer, "bias")
+
+    def _reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        self._stored.append(self._numpy.from_array(np.array(shape, np.int64), name))
+        self._node("Reshape", [self._last, name])
+
     def _channels(self, kind: str, layer: Layer, name: str) -> None:
         key = layer.keys[name]
         spread = self._arrays[key].reshape(1, -1, *[1] * len(self._plan.output.spatial))
@@ -133,6 +159,9 @@ class _Writer:
             raise CannotRunError("ONNX's BatchNormalization has statistics per channel only")
         stored = [self._store(key, self._arrays[key]) for key in ordered]
         self._node("BatchNormalization", [self._last, *stored], epsilon=layer.parameters["epsilon"])
+
+    def _gelu(self, layer: Layer) -> None:
+        self._node("Gelu", [self._last], approximate=layer.attributes["approximate"])
 
     def _silu(self, _: Layer) -> None:
         before = self._last

@@ -102,16 +102,23 @@ def _matmul(functional: Any, layer: Layer) -> Stage:
     weight, bias = layer.keys["weight"], layer.keys.get("bias")
     is_transposed, is_batched = (bool(layer.attributes[name]) for name in ("transposed", "batched"))
 
+    def plain(matrix: Any) -> Any:
+        return matrix.mT if is_transposed else matrix
+
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
         matrix, added = stored[weight], stored[bias] if bias else None
         rows = x.movedim(1, -1)
-        if is_batched or not is_transposed:
-            matrix = matrix.mT if is_transposed else matrix
-            is_one = added is not None and rows.dim() == 2
-            made = torch.addmm(added, rows, matrix) if is_one else torch.matmul(rows, matrix)
-            made = made if added is None or is_one else made + added
-        else:
+        if is_batched:
+            made = torch.matmul(rows.flatten(1, -2) if x.dim() > 2 else rows[:, None], plain(matrix))
+            made = made.reshape(*rows.shape[:-1], -1)
+            made = made if added is None else made + added
+        elif is_transposed:
             made = functional.linear(rows, matrix, added)
+        elif added is not None and x.dim() == 2:
+            made = torch.addmm(added, rows, matrix)
+        else:
+            made = torch.matmul(rows, matrix)
+            made = made if added is None else made + added
         return made.movedim(-1, 1)
 
     return stage
