@@ -3,14 +3,18 @@
 `fuseplan crossbuild SUITE` does the same for whole suites and more candidates.
 """
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.bench.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
+from fuseplan.cli.commands import fuseplan
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import ArgumentError
 from fuseplan.lower import lower
@@ -105,3 +109,22 @@ def test_builds_run_in_other_processes_and_what_fails_is_a_fault() -> None:
     assert good.resources["wgmma"] > 0
     assert good.to_json()["faults"] == []
     assert "tensor maps" in bad.faults[0]
+
+
+def test_the_command_tells_what_each_kernel_uses_and_fails_on_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TRITON, "templates", (ToyProduct,))
+    suite = tmp_path / "one.toml"
+    suite.write_text(
+        'title = "one"\n[[case]]\nname = "a"\ngroup = "b"\nmodel = "c"\n'
+        'plan = "f16[8x256x16x16, nhwc] -> conv2d(256, kernel=1)"\n'
+    )
+    good = CliRunner().invoke(fuseplan, ["crossbuild", str(suite), "--target", "triton:sm_90", "--jobs", "1"])
+    assert good.exit_code == 0, good.output
+    assert "wgmma" in good.stdout
+    assert "1 kernels, 0 unsound" in good.stdout
+    bad = CliRunner().invoke(fuseplan, ["crossbuild", str(suite), "--jobs", "1", "--json"])
+    assert bad.exit_code == 1
+    told = [json.loads(line) for line in bad.stdout.splitlines()]
+    assert [bool(each["faults"]) for each in told] == [False, True]

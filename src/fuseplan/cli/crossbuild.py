@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
@@ -49,27 +47,20 @@ def crossbuild_command(
     plans = [case.plan for name in suites for case in chosen(load(name), only).cases]
     asked = list(builds(dict.fromkeys(plans), targets, candidates=candidates, only=template))
     accepted = allowances(allowed) if allowed.exists() else ()
-    found: list[Built] = []
+    count, unsound = 0, 0
     for built in crossbuild(asked, workers=jobs, seconds=seconds, allowed=accepted):
-        found.append(built)
-        if as_json:
-            click.echo(json.dumps(built.to_json()))
-    unsound = [built for built in found if built.faults]
+        count, unsound = count + 1, unsound + bool(built.faults)
+        click.echo(json.dumps(built.to_json()) if as_json else _lines(built))
     if not as_json:
-        _print(found, unsound)
+        click.echo(f"{count} kernels, {unsound} unsound")
     ctx.exit(1 if unsound else 0)
 
 
-def _print(found: list[Built], unsound: list[Built]) -> None:
-    """A line a kernel, then every fault."""
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table("target", "template", *(name.replace("_", " ") for name in SHOWN), "plan")
-    for built in found:
-        counts = [str(built.resources.get(name, "")) for name in SHOWN]
-        build = built.build
-        table.add_row(build.target.name, build.template.text, *counts, build.plan)
-    console.print(table)
-    for built in unsound:
-        click.echo(f"\n{built.build.target} {built.build.template.text}\n  {built.build.plan}")
-        click.echo("\n".join(f"  {fault}" for fault in built.faults))
-    click.echo(f"{len(found)} kernels, {len(unsound)} unsound")
+def _lines(built: Built) -> str:
+    """What a kernel uses, which it is, and its faults."""
+    used, build = built.resources, built.build
+    counts = "  ".join(f"{name.replace('_', ' ')} {used[name]}" for name in SHOWN if name in used)
+    head = f"{build.target.name}  {build.template.text}  {build.plan}"
+    return "\n".join(
+        [head, *([f"  {counts}"] if used else []), *(f"  FAULT {each}" for each in built.faults)]
+    )
