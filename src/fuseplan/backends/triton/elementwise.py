@@ -129,7 +129,10 @@ class Elementwise:
         channelled = known.values if known and known.channel in ("", place.channel) else {}
         for op_text, expression in self.stages:
             self.text.line(f"# {op_text}")
-            x = self._value(expression, x, place, channelled, {}, held or {})
+            result = self._value(expression, x, place, channelled, {}, held or {})
+            if not result.isidentifier():  # a formula that comes to a number, such as x**0
+                result = self.text.let("constant", f"{self.namespace}.zeros_like({x}) + {result}")
+            x = result
         return x
 
     def _invariants(self, node: Scalar) -> Iterator[Scalar]:

@@ -65,6 +65,13 @@ class GpuPointwise(GpuTemplate):
             inner = min(power_of_two(area), _WIDEST)
             yield cls("planes", max(1, _TILE // inner), inner, 0, 4)
 
+    def suits(self, kernel: Kernel) -> bool:
+        """Whether dst is stored as the form's rows need it."""
+        if self.form == "flat":
+            return self.outer == 1
+        area = prod(kernel.dst.spatial)
+        return area == 1 or kernel.dst.is_channels_last == (self.form == "rows")
+
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         return vector_packing(kernel, operand)
 

@@ -198,18 +198,20 @@ class PointwiseWriter:
 
     def _matrix(self) -> None:
         text, knobs = self.text, self.knobs
-        (rows, row), (down, across) = self.extents, self.blocks
+        row, (down, across) = self.extents[1], self.blocks
         text.line("program = tl.program_id(0)")
-        text.line(f"column = program % {across} * {knobs.inner} + tl.arange(0, {knobs.inner})")
+        first = f"program % {across} * {knobs.inner} + " if across > 1 else ""
+        text.line(f"column = {first}tl.arange(0, {knobs.inner})")
         if across * knobs.inner != row:
             text.line(f"has_column = column < {row}")
         known = self.epilogue.prepare(*self._column_channel()) if knobs.form == "rows" else None
         programs = self.programs // across
+        block = f"program // {across}" if across > 1 else "program"
         if programs == down:
-            text.line(f"block = program // {across}")
+            text.line(f"block = {block}")
             self._matrix_tile(known)
         else:
-            with text.block(f"for block in range(program // {across}, {down}, {programs})"):
+            with text.block(f"for block in range({block}, {down}, {programs})"):
                 self._matrix_tile(known)
 
     def _column_channel(self) -> tuple[str, str]:
@@ -248,9 +250,8 @@ class PointwiseWriter:
         inner = merged(*self._columns_of(along))
         outer = merged(*self._columns_of([axis for axis in self.axes if axis not in along]))
         row = self.extents[1]
-        if len(inner) < 2 and len(outer) < 2:
-            if (not inner or inner[0][1] == 1) and (not outer or outer[0][1] == row):
-                return "at"
+        if inner in ([], [(row, 1)]) and [stride for _, stride in outer] in ([], [row]):
+            return "at"
         return f"({offset('row', outer)})[:, None] + ({offset('column', inner)})[None, :]"
 
     def _row_axes(self) -> list[tuple[int, int, int]]:
