@@ -49,7 +49,8 @@ def choices(kernel: Kernel, target: Target) -> list[Hopper]:
     for choice in Hopper.candidates(kernel, target, "default"):
         assert isinstance(choice, Hopper)
         forms.setdefault(
-            (choice.groups, choice.together, choice.resident, choice.programs, choice.band), choice
+            (choice.groups, choice.together, choice.resident, choice.programs, choice.band, choice.swapped),
+            choice,
         )
     return list(forms.values())
 

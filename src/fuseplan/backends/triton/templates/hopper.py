@@ -28,7 +28,6 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system
 MOST_STAGES = 8
-ACCUMULATORS = 128 * 128  # elements of one group's tile: 128 registers a thread
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ class Hopper(GpuTemplate):
         resident: whether a program keeps the weight of its features in shared memory.
         programs: on one processor.
         band: tiles of rows that take all features before the next ones do.
+        swapped: whether features are the rows of the products, and positions their columns: of products with
+            many columns, the factors are read less often from shared memory.
     """
 
     name: ClassVar[str] = "hopper"
@@ -67,6 +68,7 @@ class Hopper(GpuTemplate):
     resident: bool = False
     programs: int = 1
     band: int = 1
+    swapped: bool = False
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -153,22 +155,34 @@ def _channels_last(kernel: Kernel) -> bool:
 
 def _choices(kernel: Kernel, target: Target) -> Iterator[Hopper]:
     """Every choice that fits the processor."""
-    geometry = Geometry(kernel)
     features = kernel.contraction.features_per_group
     widths = [n for n in (32, 64, 128, 256) if n < 2 * max(features, 32)]
     if kernel.contraction.groups > 1:
         widths = [n for n in (16, *widths) if features % n == 0]
-    for rows, columns, depth in product((64, 128), widths, _depths(kernel)):
-        for groups, together, programs in _FORMS:
-            if rows * columns * max(groups, 2) > 2 * ACCUMULATORS or rows * columns * programs > ACCUMULATORS:
+    for rows, columns, depth in product((64, 128, 256), widths, _depths(kernel)):
+        for (groups, together, programs), swapped in product(_FORMS, (False, True)):
+            if not _fits((rows, columns), groups, together, programs, swapped):
                 continue
-            for box in geometry.boxes(rows * (groups if together else 1))[:2]:
-                base = Hopper(box, columns, depth, 2, groups, together, programs=programs)
+            for box in Geometry(kernel).boxes(rows)[:2]:
+                base = Hopper(box, columns, depth, 2, groups, together, False, programs, 1, swapped)
                 yield from _variants(base, kernel, target)
 
 
 # groups, together, programs on a processor
 _FORMS = ((2, False, 1), (2, True, 1), (1, False, 2), (3, False, 1))
+_MOST_REGISTERS = {(2, 1): 128, (1, 2): 64, (3, 1): 64}  # of sums, by groups and programs
+
+
+def _fits(tile: tuple[int, int], groups: int, together: bool, programs: int, swapped: bool) -> bool:
+    """Whether a group's products have 64 or 128 rows, enough columns, and sums that fit into registers."""
+    rows, columns = reversed(tile) if swapped else tile
+    rows //= groups if together else 1
+    fewest = 128 if swapped else 16
+    return (
+        rows in (64, 128)
+        and fewest <= columns <= 256
+        and rows * columns <= 128 * _MOST_REGISTERS[groups, programs]
+    )
 
 
 def _depths(kernel: Kernel) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
@@ -11,7 +12,7 @@ from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import Kernel, KernelOperand
 
-PART_COLUMNS = 64
+PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
 BARRIER_BYTES = 1024  # more than the barriers of any choice take
 
@@ -29,15 +30,18 @@ class Knobs:
     resident: bool = False
     programs: int = 1
     band: int = 1
+    swapped: bool = False
 
 
 class Schedule:
     """What follows from a kernel and a choice.
 
     Attributes:
-        own: the part of a tile's rows that one group finishes: all, or its share of the first axis that has
-            several, so that the shares lie side by side.
-        part: columns that a group finishes at once: few, so that the stages' values fit into registers.
+        own, own_columns: the part of a tile that one group finishes: all, or a share of the features where
+            they are the products' rows, else of the first axis of the box that has several rows, so that the
+            shares lie side by side.
+        part, part_columns: what a group finishes at once: few positions along the products' columns, so that
+            the stages' values fit into registers.
     """
 
     def __init__(self, knobs: Knobs, kernel: Kernel) -> None:
@@ -46,13 +50,14 @@ class Schedule:
         self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
         self.tiles = prod(self.counts) * self.across
         self.blocks = self.geometry.blocks(knobs.depth)
-        self.part = min(knobs.columns, PART_COLUMNS)
-        self.own = knobs.box
-        if self.shares_tile:
-            axis = self.split_axis
-            share = knobs.box[axis] // knobs.groups
-            self.own = (*knobs.box[:axis], share, *knobs.box[axis + 1 :])
-        self.rows = prod(self.own)
+        self.own, self.own_columns = knobs.box, knobs.columns
+        if self.shares_tile and knobs.swapped:
+            self.own_columns //= knobs.groups
+        elif self.shares_tile:
+            self.own = _shrunk(knobs.box, prod(knobs.box) // knobs.groups)
+        self.part, self.part_columns = self.own, min(self.own_columns, PART)
+        if knobs.swapped:
+            self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
 
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles."""
@@ -60,7 +65,7 @@ class Schedule:
 
     @property
     def shares_tile(self) -> bool:
-        """Whether a group finishes only a part of a tile's rows."""
+        """Whether a group finishes only a part of a tile."""
         return self.knobs.together and self.knobs.groups > 1
 
     @property
@@ -69,9 +74,43 @@ class Schedule:
         return self.knobs.groups > 1 and not self.knobs.together
 
     @property
-    def split_axis(self) -> int:
-        """The axis along which groups share a tile."""
-        return next(axis for axis, size in enumerate(self.knobs.box) if size > 1)
+    def sum_shape(self) -> tuple[int, int]:
+        """Rows and columns of a group's products."""
+        shape = prod(self.own), self.own_columns
+        return shape[::-1] if self.knobs.swapped else shape
+
+    @property
+    def part_width(self) -> int:
+        """Columns of the products that are finished at once."""
+        return prod(self.part) if self.knobs.swapped else self.part_columns
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Where the group's part of a tile begins, along each axis of the rows and the features."""
+        found = [*self.geometry.axes, "feature"]
+        if self.shares_tile:
+            axis = next(axis for axis, (all_, own) in enumerate(self._shares) if own < all_)
+            found[axis] += f" + group * {self._shares[axis][1]}"
+        return tuple(found)
+
+    @property
+    def _shares(self) -> tuple[tuple[int, int], ...]:
+        """Extents of a tile and of a group's part of it, along each axis of the rows and the features."""
+        own = (*self.own, self.own_columns)
+        return tuple(zip((*self.knobs.box, self.knobs.columns), own, strict=True))
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """Where each part of the group's tile begins in it, in the order of the products' columns."""
+        own, part = (*self.own, self.own_columns), (*self.part, self.part_columns)
+        steps = (range(0, all_, size) for all_, size in zip(own, part, strict=True))
+        return tuple(product(*steps))
+
+    def at(self, part: tuple[int, ...]) -> str:
+        """Where a part begins in dst."""
+        return ", ".join(
+            f"{first} + {more}" if more else first for first, more in zip(self.first, part, strict=True)
+        )
 
     @cached_property
     def copied(self) -> tuple[KernelOperand, ...]:
@@ -89,13 +128,14 @@ class Schedule:
         knobs = self.knobs
         stage = prod(knobs.box) * knobs.depth * HALF + (0 if knobs.resident else self.weight_bytes)
         held = self.blocks * self.weight_bytes if knobs.resident else 0
-        columns = PART_TILES * self.part + len(self.copied) * knobs.columns
-        return stage * knobs.stages + held + knobs.groups * self.rows * columns * HALF + BARRIER_BYTES
+        tiles = PART_TILES * prod(self.part) * self.part_columns
+        tiles += len(self.copied) * prod(self.own) * self.own_columns
+        return stage * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
 
     def slots(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's arguments; `tail` are the epilogue's."""
         knobs, geometry = self.knobs, self.geometry
-        moved = geometry.dst_map(self.own, self.part)
+        moved = geometry.dst_map(self.part, self.part_columns)
         keys = {operand.key for operand in self.copied}
         return (
             Slot("src", map=geometry.src_map(knobs.box, knobs.depth)),
@@ -137,6 +177,14 @@ class Schedule:
             f"phase = gl.where(stage == {stages}, phase ^ 1, phase)",
             f"stage = gl.where(stage == {stages}, 0, stage)",
         )
+
+
+def _shrunk(box: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """A part of the box with so many rows, side by side in the order of the box."""
+    found = list(box)
+    for axis, size in enumerate(box):
+        found[axis] = max(1, size * rows // prod(found))
+    return tuple(found)
 
 
 def allocated(dtype: str, shape: str, layout: str) -> str:

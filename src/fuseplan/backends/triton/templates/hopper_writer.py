@@ -77,8 +77,8 @@ class HopperWriter:
         text.line("@gluon.jit")
         with text.block(f"def consume({', '.join(names)}, group: gl.constexpr)"):
             text.line(
-                f"whole: gl.constexpr = {_accumulator(knobs.columns)}",
-                f"layout: gl.constexpr = {_accumulator(schedule.part)}",
+                f"whole: gl.constexpr = {_accumulator(schedule.sum_shape[1])}",
+                f"layout: gl.constexpr = {_accumulator(schedule.part_width)}",
                 "slot = 0",
             )
             start, stride = self._turns()
@@ -116,7 +116,7 @@ class HopperWriter:
         """The sum of a tile; a stage is given back when the product after it has begun."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
         first, second = self._factors()
-        text.line(f"total = gl.zeros(({schedule.rows}, {knobs.columns}), gl.float32, layout=whole)")
+        text.line(f"total = gl.zeros({schedule.sum_shape}, gl.float32, layout=whole)")
         if schedule.takes_turns:
             text.line("mbarrier.wait(order.index(group), mine)", "mine ^= 1")
         with text.block(f"for block in range({schedule.blocks})"):
@@ -145,113 +145,109 @@ class HopperWriter:
             )
 
     def _factors(self) -> tuple[str, str]:
-        """The blocks of src and of the weight that one product takes."""
-        knobs, rows = self.knobs, self.schedule.rows
+        """The blocks of src and of the weight that one product takes, rows first."""
+        knobs, schedule = self.knobs, self.schedule
         block = "block" if knobs.resident else "stage"
         src = f"a.index(stage).reshape([{prod(knobs.box)}, {knobs.depth}])"
-        if self.schedule.shares_tile:
-            src += f".slice(group * {rows}, {rows}, 0)"
-        return src, f"b.index({block}).reshape([{knobs.columns}, {knobs.depth}]).permute((1, 0))"
+        weight = f"b.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
+        rows, columns = (weight, src) if knobs.swapped else (src, weight)
+        if schedule.shares_tile:
+            share = schedule.sum_shape[0]
+            rows += f".slice(group * {share}, {share}, 0)"
+        return rows, f"{columns}.permute((1, 0))"
 
     # ---- what comes after the sum
-
-    @property
-    def _first_row(self) -> list[str]:
-        """The first row of the group's part of a tile, along each axis."""
-        letters = list(self.geometry.axes)
-        if self.schedule.shares_tile:
-            axis = self.schedule.split_axis
-            letters[axis] += f" + group * {self.schedule.own[axis]}"
-        return letters
-
-    @property
-    def _parts(self) -> range:
-        """First columns of the parts in which a tile is finished."""
-        return range(0, self.knobs.columns, self.schedule.part)
 
     def _bring(self, operand: KernelOperand) -> None:
         """Starts the copies of an operand's tile; they run while the group multiplies."""
         tile, full = _brought(operand)
+        schedule = self.schedule
         name = argument(Slot("operand", operand.key))
-        self.text.line(f"mbarrier.expect({full}, {self.schedule.rows * self.knobs.columns * HALF})")
-        for place, column in enumerate(self._parts):
-            where = ", ".join([*self._first_row, _plus("feature", column)])
-            self.text.line(
-                f"tma.async_copy_global_to_shared({name}, [{where}], {full}, {tile}.index({place}))"
-            )
+        self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * HALF})")
+        for place, part in enumerate(schedule.parts):
+            into = f"{tile}.index({place})"
+            self.text.line(f"tma.async_copy_global_to_shared({name}, [{schedule.at(part)}], {full}, {into})")
 
     def _finish(self) -> None:
-        """The stages after the sum, a part of the columns at a time, each copied out when it is ready."""
+        """The stages after the sum, a part at a time, each copied out when it is ready."""
         text, schedule = self.text, self.schedule
         for operand in schedule.copied:
             text.line(f"mbarrier.wait({_brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        inside, mask = self._positions()
         stored = STORED[self.kernel.dst.dtype]
-        for place, (column, part) in enumerate(zip(self._parts, self._split(), strict=True)):
-            first = _plus("feature", column)
-            where = ", ".join([*self._first_row, first])
-            text.line(f"column = {first} + gl.arange(0, {schedule.part}, layout=gl.SliceLayout(0, layout))")
-            result = self.epilogue.apply(part, self._place(inside, mask), self._read(place))
+        for place, (part, summed) in enumerate(zip(schedule.parts, self._split(), strict=True)):
+            found = self._place(part)
+            result = self.epilogue.apply(summed, found, self._read(place))
             text.line(
                 f"tma.store_wait(pendings={PART_TILES - 1})",
                 "gl.thread_barrier()",
-                f"c.index(slot).reshape([{schedule.rows}, {schedule.part}]).store({result}.to({stored}))",
+                f"{self._as_sum('c.index(slot)')}.store({result}.to({stored}))",
                 "fence_async_shared()",
-                f"tma.async_copy_shared_to_global(dst, [{where}], c.index(slot))",
+                f"tma.async_copy_shared_to_global(dst, [{schedule.at(part)}], c.index(slot))",
                 "slot ^= 1",
             )
 
+    def _as_sum(self, tile: str) -> str:
+        """A part of dst in shared memory, as the products' rows and columns."""
+        schedule = self.schedule
+        matrix = f"{tile}.reshape([{prod(schedule.part)}, {schedule.part_columns}])"
+        return f"{matrix}.permute((1, 0))" if self.knobs.swapped else matrix
+
     def _split(self) -> list[str]:
         """The parts of the sum, columns in order; every thread keeps what it has."""
-        text, parts, width = self.text, ["total"], self.knobs.columns
-        if width == self.schedule.part:
+        text, parts, width = self.text, ["total"], self.schedule.sum_shape[1]
+        if width == self.schedule.part_width:
             return parts
-        while width > self.schedule.part:
+        while width > self.schedule.part_width:
             width //= 2
             parts = [half for whole in parts for half in self._halves(whole, width)]
         return [text.let("part", f"gl.convert_layout({each}, layout, assert_trivial=True)") for each in parts]
 
     def _halves(self, whole: str, width: int) -> tuple[str, str]:
         left, right = self.text.name("half"), self.text.name("half")
-        halved = f"{whole}.reshape([{self.schedule.rows}, 2, {width}]).permute((0, 2, 1)).split()"
+        halved = f"{whole}.reshape([{self.schedule.sum_shape[0]}, 2, {width}]).permute((0, 2, 1)).split()"
         self.text.line(f"{left}, {right} = {halved}")
         return left, right
 
     def _read(self, place: int) -> dict[str, str]:
         """Names of the copied operands' parts, in registers."""
-        shape = f"[{self.schedule.rows}, {self.schedule.part}]"
         found = {}
         for operand in self.schedule.copied:
             tile, _ = _brought(operand)
-            read = f"{tile}.index({place}).reshape({shape}).load(layout)"
+            read = f"{self._as_sum(f'{tile}.index({place})')}.load(layout)"
             found[operand.key] = self.text.let(f"{operand.key}_read", read)
         return found
 
-    def _place(self, inside: str, mask: str) -> Place:
+    def _place(self, part: tuple[int, ...]) -> Place:
         """How the elements of a part are indexed."""
-        ragged = self.geometry.features % self.knobs.columns
-        channel_mask = f"(column < {self.geometry.features})[None, :]" if ragged else ""
-        if not inside:
-            return Place("", "column[None, :]", "", "", channel_mask)
-        masks = " & ".join(filter(None, (f"({mask})[:, None]", channel_mask)))
-        return Place("", "column[None, :]", f"({inside})[:, None] + column[None, :]", masks, channel_mask)
-
-    def _positions(self) -> tuple[str, str]:
-        """Offset of each row within its image, and which rows there are; "" where nothing asks."""
+        text, schedule, features = self.text, self.schedule, self.geometry.features
+        along, across = ("[:, None]", "[None, :]") if self.knobs.swapped else ("[None, :]", "[:, None]")
+        axis = int(self.knobs.swapped)
+        first = schedule.at(part).split(", ")
+        columns = f"gl.arange(0, {schedule.part_columns}, layout=gl.SliceLayout({axis}, layout))"
+        text.line(f"column = {first[-1]} + {columns}")
+        channel = f"column{along}"
+        channel_mask = f"(column < {features}){along}" if features % self.knobs.columns else ""
         if all(operand.per != "activation" for operand in self.epilogue.operands):
-            return "", ""
-        text, geometry, schedule = self.text, self.geometry, self.schedule
-        text.line(f"row = gl.arange(0, {schedule.rows}, layout=gl.SliceLayout(1, layout))")
+            return Place("", channel, "", "", channel_mask)
+        text.line(f"row = gl.arange(0, {prod(schedule.part)}, layout=gl.SliceLayout({1 - axis}, layout))")
+        inside, mask = self._positions(first)
+        masks = " & ".join(filter(None, (f"({mask}){across}", channel_mask)))
+        return Place("", channel, f"({inside}){across} + {channel}", masks, channel_mask)
+
+    def _positions(self, first: list[str]) -> tuple[str, str]:
+        """Offset of each row of a part within its image, and which rows there are."""
+        text, geometry = self.text, self.geometry
         if geometry.is_flat:
-            text.line(f"position = {self._first_row[0]} + row")
+            text.line(f"position = {first[0]} + row")
             pixels = prod(self.kernel.dst.spatial)
             return f"position % {pixels} * {geometry.features}", f"position < {geometry.extents[0]}"
-        inside, masks, inner = [], [], schedule.rows
+        inside, masks, inner = [], [], prod(self.schedule.part)
         for axis, letter in enumerate(geometry.axes):
-            inner //= schedule.own[axis]
-            text.line(f"{letter}_row = {self._first_row[axis]} + row // {inner} % {schedule.own[axis]}")
+            size = self.schedule.part[axis]
+            inner //= size
+            text.line(f"{letter}_row = {first[axis]} + row // {inner} % {size}")
             masks.append(f"({letter}_row < {geometry.extents[axis]})")
             if axis:
                 inside.append(f"{letter}_row * {self.kernel.dst.element_strides[axis + 1]}")
@@ -295,7 +291,7 @@ class HopperWriter:
             _ring(text, f"c_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
                 tile, full = (f"{name}_{group}" for name in _brought(operand))
-                _ring(text, tile, "dst", len(self._parts))
+                _ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
 
@@ -319,7 +315,3 @@ def _brought(operand: KernelOperand) -> tuple[str, str]:
 def _accumulator(columns: int) -> str:
     """The layout of a product's rows and columns over the threads of a group."""
     return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
-
-
-def _plus(name: str, number: int) -> str:
-    return f"{name} + {number}" if number else name
