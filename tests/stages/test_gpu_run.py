@@ -13,7 +13,7 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments
-from fuseplan.backends.triton.memory import GpuMemory, packed
+from fuseplan.backends.triton.memory import GpuMemory, Launches, packed
 from fuseplan.backends.triton.template import Packing
 from fuseplan.errors import ArgumentError, BuildError
 from pretend_gpu import Machine, PretendQueue, machine
@@ -108,18 +108,27 @@ def test_each_stream_has_its_workspace_and_a_recorded_launch_its_own(gpu: Machin
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     queue = gpu.queues[0]
-    kept = []
-    for stream, capturing in ((7, False), (8, False), (7, False), (7, True), (7, True), (7, False)):
+    for stream, capturing in ((7, False), (8, False), (7, False), (7, True), (7, False)):
         queue.now, queue.capturing = stream, capturing
-        room = queue.workspace(stream, 100)
-        kept.append(room)
-        assert not room.tensor.any()
         bound(src)
-    words = [launch.arguments[4] for launch in gpu.launches]
-    assert words[0] == words[2] == words[5] == kept[0].address
-    assert len({words[0], words[1], kept[3].address, kept[4].address}) == 4
-    assert words[0] not in (words[3], words[4])
-    assert queue.workspace(7, 1000).tensor.numel() == 1000, "a larger one takes its place"
+    first, other, again, recorded, last = (launch.arguments[4] for launch in gpu.launches)
+    assert first == again == last
+    assert len({first, other, recorded}) == 3
+    assert [launch.stream for launch in gpu.launches] == [7, 8, 7, 7, 7]
+
+
+def test_a_workspace_is_a_programs_own_and_zero_at_first() -> None:
+    queue = PretendQueue(0)
+    programs = Launches(queue), Launches(queue)
+    rooms = [program.workspace(7, 100) for program in programs]
+    assert rooms[0].address != rooms[1].address
+    assert not rooms[0].tensor.any()
+    rooms[0].tensor.fill_(1)
+    assert programs[0].workspace(7, 100) is rooms[0]
+    queue.capturing = True
+    recorded = [programs[0].workspace(7, 100) for _ in range(2)]
+    assert len({room.address for room in (*rooms, *recorded)}) == 4
+    assert not any(room.tensor.any() for room in recorded)
 
 
 def test_nothing_is_waited_for_while_a_graph_is_recorded(gpu: Machine, tensors: Tensors) -> None:

@@ -51,7 +51,6 @@ class Queue:
         self.device = device
         # The public way, torch.cuda.current_stream(device).cuda_stream, takes 1.5 us; this one 0.1 us.
         self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
-        self._rooms: dict[int, DeviceCopy] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -69,27 +68,41 @@ class Queue:
         """Returns when the current stream has nothing left to do."""
         torch.cuda.current_stream(self.device).synchronize()
 
+
+class Launches:
+    """Where one program is launched, with workspaces of its own.
+
+    Attributes:
+        device: the device's index.
+        stream: gives the current stream's handle.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.device, self.stream = queue.device, queue.stream
+        self._queue = queue
+        self._rooms: dict[int, DeviceCopy] = {}
+
     def workspace(self, stream: int, nbytes: int) -> DeviceCopy:
         """Memory for a launch on the current stream, whose handle is `stream`: zero, or as a launch left it.
 
-        Launches on one stream follow one another and share it. A graph may run beside other graphs of the
-        same stream: a launch that is recorded gets memory of its own, which the graph sets to zero. To be
-        held until the launch was made.
+        Launches on one stream follow one another and share it. A graph may run beside other graphs that were
+        recorded on the same stream: a launch that is recorded gets memory of its own, which the graph sets to
+        zero. It is held until the launch was made; then torch may give a recorded launch's to what follows.
         """
-        if self.is_capturing():
+        if self._queue.is_capturing():
             return self._zeros(nbytes)
         room = self._rooms.get(stream)
-        if room is None or room.tensor.numel() < nbytes:
+        if room is None:
             room = self._rooms[stream] = self._zeros(nbytes)
         return room
 
     def _zeros(self, nbytes: int) -> DeviceCopy:
-        return DeviceCopy(torch.zeros(nbytes, dtype=torch.uint8, device=self.torch_device))
+        return DeviceCopy(torch.zeros(nbytes, dtype=torch.uint8, device=self._queue.torch_device))
 
 
 @functools.cache
 def queue(device: int) -> Queue:
-    """The device's queue; all plans share its workspaces."""
+    """The device's queue."""
     return Queue(device)
 
 
