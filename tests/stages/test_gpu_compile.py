@@ -126,6 +126,16 @@ def test_bytes_that_are_no_artifact() -> None:
             Artifact.unpack(wrong)
 
 
+def test_the_candidates_of_a_kernel_at_once() -> None:
+    templates = [ToyProduct(rows=64, columns=columns, depth=64) for columns in (32, 64)]
+    templates.append(ToyProduct(rows=256, columns=256, depth=256))  # needs more shared memory than there is
+    found = list(toolchain.compile_all(PRODUCT, templates, SM_90, workers=1))
+    assert [source for source, _ in found] == [template.emit(PRODUCT, SM_90) for template in templates]
+    codes = [code for _, code in found]
+    assert all(isinstance(code, bytes) and toolchain.resources(code)["wgmma"] for code in codes[:2])
+    assert "shared memory" in str(codes[2])
+
+
 def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
     """A text may do what it likes when it is executed: here it ends the process, or never ends."""
     template = ToyScale()

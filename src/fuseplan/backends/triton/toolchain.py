@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fuseplan.backends.triton.artifact import Artifact
@@ -53,12 +53,40 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
     Raises:
         BuildError: triton is missing or another version, or refuses the source.
     """
-    if not isinstance(template, GpuTemplate):
-        raise TypeError(f"{template.text} is no template for GPUs")
+    types = types_of(source, kernel, _gpu(template))
     check_installed()
     from fuseplan.backends.triton.compiler import compile_source
 
-    return compile_source(source, types_of(source, kernel, template), target).pack()
+    return compile_source(source, types, target).pack()
+
+
+def compile_all(
+    kernel: Kernel, templates: Sequence[Template], target: Target, *, workers: int, seconds: float = 120.0
+) -> Iterator[tuple[Source, bytes | BuildError]]:
+    """The source of each template and its packed artifact or why there is none, in order.
+
+    Compilers run in `workers` processes of their own: one that crashes, or takes more than `seconds` for a
+    kernel, is an error of that kernel and ends nothing else.
+
+    Raises:
+        BuildError: triton is missing, or another version.
+    """
+    from fuseplan.backends.triton.pool import compile_many
+    from fuseplan.backends.triton.worker import Job
+
+    check_installed()
+    sources = [template.emit(kernel, target) for template in templates]
+    jobs = [
+        Job(source, types_of(source, kernel, _gpu(template)), target)
+        for source, template in zip(sources, templates, strict=True)
+    ]
+    yield from zip(sources, compile_many(jobs, workers=workers, seconds=seconds), strict=True)
+
+
+def _gpu(template: Template) -> GpuTemplate:
+    if not isinstance(template, GpuTemplate):
+        raise TypeError(f"{template.text} is no template for GPUs")
+    return template
 
 
 def check_installed() -> None:
