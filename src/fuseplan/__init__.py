@@ -39,6 +39,7 @@ from fuseplan.ops.activation import (
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
@@ -72,6 +73,7 @@ __all__ = [
     "Hardswish",
     "Identity",
     "LeakyRelu",
+    "Matmul",
     "Mish",
     "PlanError",
     "Power",

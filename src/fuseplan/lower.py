@@ -14,7 +14,7 @@ from fuseplan.text import operator_text
 
 
 def lower(match: Match) -> Kernel:
-    """The kernel of a match: its convolution, if it has one, and the elementwise stages before and after."""
+    """The kernel of a match: its contraction, if it has one, and the elementwise stages before and after."""
     steps = match.steps
     centre = next((step.index for step in steps if step.op.kind == "contraction"), None)
     before, after = ((), steps) if centre is None else (steps[:centre], steps[centre + 1 :])

@@ -27,24 +27,24 @@ class Reason(Enum):
     )
     NO_CONTRACTION = (
         "no-contraction",
-        "this takes plans with a convolution",
+        "this takes plans with a contraction",
         "The rule `pointwise`, and the template of that name, take elementwise operators alone",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
-        "one kernel holds one convolution",
-        "Split the plan in front of the second convolution",
+        "one kernel holds one contraction",
+        "Split the plan in front of the second contraction",
     )
     CONTRACTION_IN_POINTWISE = (
         "contraction-in-pointwise",
         "this takes elementwise operators alone",
-        "The rule `contraction`, and its templates such as `direct`, take plans with one convolution",
+        "The rule `contraction`, and its templates such as `direct`, take plans with one contraction",
     )
 
     # What no template of a backend computes.
     STRIDED_PROLOGUE = (
         "strided-prologue",
-        "in front of a convolution, an operand per element or activation needs a src in a named layout",
+        "in front of a contraction, an operand per element or activation needs a src in a named layout",
         "Copy src into one of the named layouts, and make the plan for that",
     )
     ACCURACY = (

@@ -95,8 +95,8 @@ def test_unsupported_shows_the_plan_once_for_refusals_of_one_operator() -> None:
         "",
         f"  {PLAN}",
         "                  ^^^^^^^^^^^^^^^^^^^",
-        f"  {'held 2; one kernel holds one convolution':<70}  [several-contractions]",
-        "  Split the plan in front of the second convolution",
+        f"  {'held 2; one kernel holds one contraction':<70}  [several-contractions]",
+        "  Split the plan in front of the second contraction",
     ]
     assert lines.count(f"  {PLAN}") == 2
 

@@ -12,6 +12,7 @@ from fuseplan.ops.activation import Clamp, Elu, Gelu, Relu, Tanh
 from fuseplan.ops.affine import Add, BatchNorm, Prelu
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 from fuseplan.text import operator_text, parse_json, parse_operator, parse_plan
 
@@ -41,6 +42,10 @@ from fuseplan.text import operator_text, parse_json, parse_operator, parse_plan
         (Conv2d(64, 3, padding="valid", dilation=2), "conv2d(64, kernel=3, dilation=2)"),
         (Conv1d(8, (3,), padding=((2, 0),)), "conv1d(8, kernel=3, padding=((2, 0),))"),
         (Conv3d(8, (1, 2, 3)), "conv3d(8, kernel=(1, 2, 3))"),
+        (Conv2d(64, 3, precision="tf32"), "conv2d(64, kernel=3, precision=tf32)"),
+        (Matmul(64), "matmul(64)"),
+        (Matmul(64, True, precision="full"), "matmul(64, transposed=True)"),
+        (Matmul(64, batched=True, precision="tf32"), "matmul(64, batched=True, precision=tf32)"),
         (Expression("x*sigmoid( k*x )", k=1.702), 'elementwise("x * sigmoid(k * x)", k=1.702)'),
         (Expression("x"), "elementwise(x)"),
     ],
@@ -124,6 +129,8 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
             "multiple of 2 channels",
         ),
         (IMAGE + "conv2d(4, kernel=9)", "conv2d(4, kernel=9)", "larger than its padded input"),
+        (IMAGE + "matmul(4, precision=tf16)", "tf16", "precision is not 'tf16'"),
+        (IMAGE.replace("f32", "f16") + "matmul(4, precision=tf32)", "matmul(4, precision=tf32)", "want f32"),
         (IMAGE + "conv1d(4, kernel=3)", "conv1d(4, kernel=3)", "taken by conv2d"),
         ("f32[2x3] -> elementwise('x + sigmid(x)') -> relu", "sigmid", "Did you mean `sigmoid`?"),
         ("f32[2x3] -> elementwise('x + k', j=1)", "k", "there is no 'k' here"),

@@ -351,7 +351,7 @@ def supported_command(target: str, as_json: bool) -> None:
         table.add_row(*line)
     _console().print(table)
     backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
-    click.echo(f"Elementwise operators fuse before and after any convolution. Backends: {backends}")
+    click.echo(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
 
 
 @fuseplan.group()

@@ -165,7 +165,7 @@ class Conv(Op):
                 f"{self.name} takes a tensor with {self.axes} spatial axes",
                 got=f"{src}, which has {len(src.spatial)}",
                 want=f"rank {self.axes + 2}",
-                remedy=f"This tensor is taken by conv{len(src.spatial)}d" if src.spatial else None,
+                remedy=f"This tensor is taken by {f'conv{len(src.spatial)}d' if src.spatial else 'matmul'}",
             )
         if src.channels % self.groups:
             raise PlanError(

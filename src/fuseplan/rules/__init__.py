@@ -1,6 +1,6 @@
 """The fusion rules, in order of preference: the first whose conditions hold makes the kernel.
 
-    contraction    one convolution and the elementwise operators on both sides
+    contraction    one convolution or matrix product and the elementwise operators on both sides
     pointwise      elementwise operators alone
 
 To add one: a module with a class that has `name` and `conditions`, and its line in RULES.

@@ -1,4 +1,4 @@
-"""The rule around one convolution."""
+"""The rule around one convolution or matrix product."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fuseplan.reasons import Claim, Reason, claim
 
 
 class ContractionRule:
-    """One convolution and every elementwise operator on either side of it are one kernel.
+    """One contraction and every elementwise operator on either side of it are one kernel.
 
-    before: elementwise* -> convolution -> elementwise*, each reading and writing memory
-    after:  prologue -> convolution -> epilogue; the prologue is applied as src is read, the epilogue in
+    before: elementwise* -> contraction -> elementwise*, each reading and writing memory
+    after:  prologue -> contraction -> epilogue; the prologue is applied as src is read, the epilogue in
     registers
     saves:  writing and reading again, once each, the result of every operator but the last
     """

@@ -1,0 +1,188 @@
+"""Matrix products against torch in float64: ranks, orders of the weight, one an image; what cannot be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuseplan.errors import PlanError
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.matmul import Matmul
+from fuseplan.plan import FusionPlan
+from fuseplan.tensor import TensorSpec
+from strategies import products, random_operands, random_src, tensors
+
+torch.set_num_threads(1)  # threads cost more than they give on tensors this small
+
+SAMPLES = [FusionPlan(tensor, op) for tensor, op in Matmul.samples()]
+
+
+def theirs(op: Matmul, src: Any, weight: Any) -> Any:
+    """torch.matmul over the last axis, or torch.nn.functional.linear where it has the weight."""
+    rows, matrix = torch.from_numpy(src).movedim(1, -1), torch.from_numpy(weight)
+    if op.transposed and not op.batched:
+        return torch.nn.functional.linear(rows, matrix).movedim(-1, 1).numpy()
+    matrix = matrix.mT if op.transposed else matrix
+    made = torch.matmul(rows.reshape(src.shape[0], -1, src.shape[1]), matrix)
+    return made.reshape(*rows.shape[:-1], op.features).movedim(-1, 1).numpy()
+
+
+def compare(plan: FusionPlan) -> None:
+    rng = np.random.default_rng(3)
+    src, operands = random_src(plan, rng), random_operands(plan, rng)
+    op = plan[0].op
+    assert isinstance(op, Matmul)
+    result = plan.reference(src, operands)
+    assert result.shape == plan.output.shape
+    np.testing.assert_allclose(result, theirs(op, src, operands["weight"]), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("plan", SAMPLES, ids=str)
+def test_samples_are_torchs(plan: FusionPlan) -> None:
+    compare(plan)
+
+
+@given(st.data())
+def test_any_product_is_torchs(data: st.DataObject) -> None:
+    src = data.draw(tensors())
+    compare(FusionPlan(src, data.draw(products(src))))
+
+
+def test_samples_show_each_order_of_the_weight_and_each_rank() -> None:
+    orders = [plan[0].op.attributes() for plan in SAMPLES]
+    assert len({(order["transposed"], order["batched"]) for order in orders}) == 4
+    assert {plan.src.rank for plan in SAMPLES} == {2, 3, 4, 5}
+
+
+def test_a_batch_of_torchs_matrices_is_nwc() -> None:
+    """[B, M, K] @ [B, K, N] of torch, with no element moved."""
+    first, second = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 4, 5, dtype=torch.float64)
+    plan = FusionPlan.parse("f64[2x4x3, nwc] -> matmul(5, batched=True)")
+    src = first.numpy().transpose(0, 2, 1)
+    assert plan.src.same_layout([step // 8 for step in src.strides])
+    made = plan.reference(src, {"weight": second.numpy()})
+    np.testing.assert_allclose(made.transpose(0, 2, 1), torch.bmm(first, second).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (Matmul(5), (7, 5)),
+        (Matmul(5, transposed=True), (5, 7)),
+        (Matmul(5, batched=True), (2, 7, 5)),
+        (Matmul(5, transposed=True, batched=True), (2, 5, 7)),
+    ],
+)
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_the_weight_is_a_matrix_whatever_the_rank(op: Matmul, shape: tuple[int, ...], rank: int) -> None:
+    src = TensorSpec((2, 7, 3, 4, 1)[:rank], "bf16")
+    (weight,) = op.operands(src)
+    assert (weight.name, weight.shape, weight.dtype, weight.per) == ("weight", shape, "bf16", "weight")
+    assert op.output(src).shape == (2, 5, *src.spatial)
+
+
+def test_the_output_keeps_dtype_and_order_of_axes() -> None:
+    assert str(Matmul(6).output(TensorSpec((2, 4, 9, 8), "bf16", "nhwc"))) == "bf16[2x6x9x8, nhwc]"
+    assert str(Matmul(6).output(TensorSpec((2, 4), strides=(1, 2)))) == "f32[2x6]"
+    assert str(Matmul(6).output(TensorSpec((2, 4, 9), strides=(99, 1, 10)))) == "f32[2x6x9, nwc]"
+
+
+@pytest.mark.parametrize("plan", SAMPLES, ids=str)
+def test_every_order_of_the_weight_has_one_canonical_form(plan: FusionPlan) -> None:
+    kernel, op = lower(match(plan)), plan[0].op
+    assert isinstance(op, Matmul)
+    conv = kernel.contraction
+    assert conv.is_matrix_product
+    assert (conv.weight_per_batch, conv.weight_transposed) == (op.batched, not op.transposed)
+    (held,) = plan.operands
+    weight = np.random.default_rng(0).standard_normal(held.operand.shape)
+    canonical = kernel.canonical_weight(weight)
+    images = (plan.src.batch,) if op.batched else ()
+    assert canonical.shape == conv.weight_shape
+    assert conv.weight_shape == (*images, op.features, plan.src.channels, *[1] * len(plan.src.spatial))
+    ordered = weight if op.transposed else weight.swapaxes(-2, -1)
+    np.testing.assert_array_equal(canonical.reshape(ordered.shape), ordered)
+    np.testing.assert_array_equal(weight.transpose(kernel.weight_axes), ordered)
+
+
+def test_a_convolutions_weight_is_canonical() -> None:
+    kernel = lower(match(FusionPlan.parse("f32[2x4x5x6] -> relu -> conv2d(6, kernel=(3, 2), groups=2)")))
+    assert kernel.weight_axes == (0, 1, 2, 3)
+    assert kernel.contraction.weight_shape == kernel.weight.shape == (6, 2, 3, 2)
+    assert "weight_" not in kernel.text
+    assert "precision" not in kernel.text
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ("transposed=True", ""),
+        ("", "weight_transposed"),
+        ("batched=True", "weight_per_batch weight_transposed"),
+        ("transposed=True, batched=True", "weight_per_batch"),
+        ("transposed=True, precision=tf32", "precision=tf32"),
+    ],
+)
+def test_the_records_text_tells_what_is_unusual(attributes: str, words: str) -> None:
+    plan = FusionPlan.parse(f"f32[2x4] -> matmul(3{', ' * bool(attributes)}{attributes})")
+    line = lower(match(plan)).contraction.text
+    assert line == f"convolution 4->3 groups=1 kernel= stride= dilation= padding= {words}".strip()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "field"),
+    [
+        ({"features": 0}, "features"),
+        ({"features": 2**31}, "features"),
+        ({"features": True}, "features"),
+        ({"features": 2.0}, "features"),
+        ({"transposed": 1}, "transposed"),
+        ({"transposed": "yes"}, "transposed"),
+        ({"batched": None}, "batched"),
+        ({"precision": "half"}, "precision"),
+        ({"precision": None}, "precision"),
+    ],
+)
+def test_what_no_product_can_have_is_refused_by_field(attributes: dict[str, Any], field: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Matmul(**({"features": 4} | attributes))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize("kind", [Matmul, *CONVOLUTIONS])
+def test_tf32_is_for_f32(kind: Any, dtype: str) -> None:
+    axes = getattr(kind, "axes", 0)
+    sizes = {"kernel": 1} if axes else {}
+    op = kind(3, precision="tf32", **sizes)
+    shape = (2, 4, 5, 5, 5)[: 2 + axes]
+    assert op.output(TensorSpec(shape)).channels == 3
+    with pytest.raises(PlanError, match="want f32") as caught:
+        op.output(TensorSpec(shape, dtype))
+    assert caught.value.field == "precision"
+
+
+def test_a_convolution_of_a_matrix_is_told_of_matmul() -> None:
+    with pytest.raises(PlanError, match="taken by matmul"):
+        FusionPlan.parse("f32[2x4] -> conv1d(3, kernel=1)")
+
+
+def test_a_weight_larger_than_memory_is_refused() -> None:
+    with pytest.raises(PlanError, match="larger than memory"):
+        FusionPlan("f32[2147483647x4]", Matmul(2**31 - 1, batched=True))
+
+
+def test_nan_and_infinity_reach_their_row() -> None:
+    src = np.ones((3, 2))
+    src[1, 0] = math.inf
+    src[2, 1] = math.nan
+    made = Matmul(1).reference(src, {"weight": np.ones((2, 1))}, {})
+    np.testing.assert_array_equal(made, [[2], [math.inf], [math.nan]])
