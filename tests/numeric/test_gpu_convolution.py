@@ -3,8 +3,8 @@
 import pytest
 
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
-from fuseplan.backends.triton.templates.convolution_choice import bound, precisions
 from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -109,7 +109,7 @@ def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
 @pytest.mark.parametrize("joined", [1, 2, 4, 8])
 def test_any_tile(positions: int, features: int, depth: int, joined: int, last: bool) -> None:
     plan = plan_of("2x40x6x7", "conv2d(70, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
-    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, "exact", 4, 2))
+    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, "native", 4, 2))
 
 
 @BOTH
@@ -149,19 +149,17 @@ def test_every_candidate(last: bool) -> None:
             assert_interpreted(plan, candidate)
 
 
-def test_products_of_f32_by_target_and_accuracy() -> None:
-    deep, shallow = (
-        kernel_of("f32[1x64x8x8] -> conv2d(8, kernel=3)"),
-        kernel_of("f32[1x3x8x8] -> conv2d(8, kernel=3)"),
-    )
-    asked = kernel_of("f32[1x64x8x8] -> conv2d(8, kernel=3, precision=tf32)")
-    amd = parse_target("triton:gfx942")
-    assert precisions(deep, SM_90, "default")[0] == "tf32x3"
-    assert precisions(deep, SM_90, "strict")[0] == precisions(shallow, SM_90, "default")[0] == "ieee"
-    assert precisions(deep, amd, "default")[0] == "ieee"
-    assert precisions(asked, SM_90, "strict")[0] == precisions(asked, amd, "default")[0] == "tf32"
-    between = (bound(deep, "ieee") + bound(deep, "tf32x3")) / 2
-    assert {each.knobs["precision"] for each in GpuConvolution.candidates(deep, SM_90, between)} == {"ieee"}
+def test_an_accuracy_decides_how_products_are_computed() -> None:
+    kernel = kernel_of("f32[1x512x8x8] -> conv2d(8, kernel=3)")
+    between = (bound(kernel, "ieee") + bound(kernel, "tf32x3")) / 2
+    for accuracy, arithmetic in (
+        ("default", "tf32x3"),
+        ("strict", "ieee"),
+        (between, "tf32x3"),
+        (1.0, "tf32x3"),
+    ):
+        found = GpuConvolution.candidates(kernel, SM_90, accuracy)
+        assert {each.knobs["arithmetic"] for each in found} == {arithmetic}
 
 
 def test_a_weight_for_each_image_is_refused() -> None:

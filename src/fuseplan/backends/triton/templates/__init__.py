@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
@@ -11,4 +12,5 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
     Hopper,
     Product,
+    GpuConvolution,
 )  # fmt: skip

@@ -9,13 +9,13 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates.convolution_choice import (
-    bound,
-    precisions,
     seconds,
     tiles_worth_trying,
 )
 from fuseplan.backends.triton.templates.convolution_tiles import Tiles
 from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
+from fuseplan.backends.triton.templates.product_cost import bound
+from fuseplan.backends.triton.templates.product_tiles import arithmetics
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
@@ -37,8 +37,7 @@ class GpuConvolution(GpuTemplate):
         features: features in a tile.
         depth: products summed in one step.
         joined: channels of a position that one thread loads and has side by side; 1 where memory has them so.
-        precision: of f32 products: `ieee`, `tf32x3` (three products of rounded parts) or `tf32`; `exact` of
-            other dtypes, `summed` where those have no instruction.
+        arithmetic: how products are computed, as in `product`.
         warps: of a program.
         stages: steps in flight.
     """
@@ -49,7 +48,7 @@ class GpuConvolution(GpuTemplate):
     features: int
     depth: int
     joined: int
-    precision: str
+    arithmetic: str
     warps: int
     stages: int
 
@@ -59,16 +58,14 @@ class GpuConvolution(GpuTemplate):
         per_batch = kernel.contraction.weight_per_batch
         yield claim(not per_batch, Reason.WEIGHT_PER_BATCH, operator=kernel.contraction_step)
         yield from model.layout_claims(kernel)
-        allowed = precisions(kernel, target, accuracy)
-        yield accuracy_claim(min(bound(kernel, each) for each in allowed), accuracy)
+        least = min(bound(kernel, each) for each in arithmetics(kernel, target, "strict"))
+        yield accuracy_claim(least, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        for precision in precisions(kernel, target, accuracy):
-            if accuracy_claim(bound(kernel, precision), accuracy).holds:
-                for knobs in tiles_worth_trying(kernel, target, precision):
-                    yield cls(*knobs[:4], precision, *knobs[4:])
-                return
+        arithmetic = arithmetics(kernel, target, accuracy)[0]
+        for knobs in tiles_worth_trying(kernel, target, arithmetic):
+            yield cls(*knobs[:4], arithmetic, *knobs[4:])
 
     def tiles(self, kernel: Kernel) -> Tiles:
         """The sizes that follow from the knobs."""
@@ -78,10 +75,10 @@ class GpuConvolution(GpuTemplate):
         return model.traffic(kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return seconds(self.tiles(kernel), target, self.precision, self.warps)
+        return seconds(self.tiles(kernel), target, self.arithmetic, self.warps)
 
     def error_bound(self, kernel: Kernel) -> float:
-        return bound(kernel, self.precision)
+        return bound(kernel, self.arithmetic)
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         """The weight as [feature][tap][channel], whole tiles of features, and whole steps of channels."""

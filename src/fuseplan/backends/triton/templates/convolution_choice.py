@@ -1,4 +1,4 @@
-"""What the implicit matrix product may cost: precisions, tiles worth trying, time, and its error."""
+"""What the implicit matrix product may cost: arithmetics, tiles worth trying, time, and its error."""
 
 from __future__ import annotations
 
@@ -8,56 +8,24 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.convolution_tiles import LEAST, Tiles, power_of_two
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
-from fuseplan.template import Accuracy
-
-_UNITS = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half the last place
-_TF32 = 2.0**-11
-LEAST_DEPTH = 64  # below it, a sum of IEEE products has hardly more error than three products of parts
 
 _STEP = 0.4e-6  # seconds from the first load of a step to its last product
 
 
-def precisions(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str, ...]:
-    """How factors of f32 may be multiplied on the target, the fastest first; `exact` for the other dtypes.
-
-    Three products of rounded parts stand for IEEE's: their error is the smaller one in long sums. Of f64,
-    Triton compiles no product of tiles for AMD: there it is `summed` element by element.
-    """
-    is_nvidia = target.name.startswith("sm_")
-    if kernel.src.dtype != "f32":
-        return ("exact",) if is_nvidia or kernel.src.dtype != "f64" else ("summed",)
-    single = kernel.contraction.precision == "tf32" and (is_nvidia or target.name == "gfx942")
-    triple = is_nvidia and accuracy != "strict" and kernel.contraction.depth >= LEAST_DEPTH
-    return ("tf32",) * single + ("tf32x3",) * triple + ("ieee",)
-
-
-def bound(kernel: Kernel, precision: str) -> float:
-    """The error bound of a sum of products: one rounding a product, and what rounding the factors leaves.
-
-    Matrix units cut off instead of rounding, so a product counts twice; Higham, Accuracy and Stability of
-    Numerical Algorithms, 2002, section 3.1.
-    """
-    unit = _UNITS[kernel.compute_dtype]
-    summed = kernel.contraction.depth * unit * (1 if precision == "ieee" else 2)
-    factors = {"tf32": 2 * _TF32, "tf32x3": 4 * _TF32**2}.get(precision, 0.0)
-    narrowed = _UNITS[kernel.src.dtype] if kernel.prologue and kernel.src.itemsize == 2 else 0.0
-    return summed + factors + narrowed
-
-
 def tiles_worth_trying(
-    kernel: Kernel, target: Target, precision: str
+    kernel: Kernel, target: Target, arithmetic: str
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Positions, features, depth, joined, warps and stages."""
     probe = Tiles(kernel, LEAST, LEAST, LEAST)
     widest = 32 if kernel.src.itemsize > 2 else 64
     depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
-    if precision in ("ieee", "summed") or kernel.src.dtype == "f64":
+    if arithmetic in ("ieee", "summed"):
         depth = min(depth, LEAST)
     if probe.merged > 1:
         depth = power_of_two(probe.channels, 64)
     joined = _joined(kernel, probe, depth)
     seen = set()
-    for positions, features, warps in _extents(kernel, target, precision):
+    for positions, features, warps in _extents(kernel, target, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
         fewer = min(positions, power_of_two(kernel.contraction.rows, 512))
         key = (fewer, fitting, depth, joined, warps, 3 if joined == 1 else 2)
@@ -73,33 +41,33 @@ def _joined(kernel: Kernel, probe: Tiles, depth: int) -> int:
     return min(16 // kernel.src.itemsize, depth)
 
 
-def _extents(kernel: Kernel, target: Target, precision: str) -> tuple[tuple[int, int, int], ...]:
+def _extents(kernel: Kernel, target: Target, arithmetic: str) -> tuple[tuple[int, int, int], ...]:
     """Positions, features and warps of tiles, the best guess first."""
-    if precision == "summed":
+    if arithmetic == "summed":
         return ((16, 16, 4),)
     if kernel.src.dtype == "f64":
         return ((32, 32, 4), (64, 32, 4), (16, 16, 4))
-    if precision == "ieee":
+    if arithmetic == "ieee":
         return ((64, 64, 4), (128, 64, 8), (32, 32, 4), (16, 16, 4))
     return ((128, 128, 8), (128, 64, 4), (64, 128, 4), (256, 64, 4), (64, 64, 4), (32, 32, 4), (64, 16, 4))
 
 
-def seconds(tiles: Tiles, target: Target, precision: str, warps: int) -> float:
+def seconds(tiles: Tiles, target: Target, arithmetic: str, warps: int) -> float:
     """The tiles' products in waves over the GPU, or the bytes in memory, whichever takes longer."""
     places = max(1, target.processors) * max(1, 16 // warps)
     used = model.fill(tiles.programs, places)
     moved = model.traffic(tiles.kernel)
-    rate = _rate(target, tiles.kernel, precision)
+    rate = _rate(target, tiles.kernel, arithmetic)
     # A step takes no less than its loads' latency, however few products it has.
     latency = tiles.steps * _STEP * -(-tiles.programs // places)
     return max(model.seconds(target, moved, flops=2.0 * tiles.products, rate=rate, used=used), latency)
 
 
-def _rate(target: Target, kernel: Kernel, precision: str) -> float:
+def _rate(target: Target, kernel: Kernel, arithmetic: str) -> float:
     """Operations a second: the share of the GPU's that gathered tiles reach."""
     rates = model.rates(target)
     if kernel.src.dtype == "f64":
         return 0.3 * rates.double
-    if precision == "exact":
+    if arithmetic == "native":
         return 0.35 * rates.half
-    return {"tf32": 0.4 * rates.tf32, "tf32x3": 0.15 * rates.tf32, "ieee": 0.5 * rates.single}[precision]
+    return {"tf32": 0.4 * rates.tf32, "tf32x3": 0.15 * rates.tf32, "ieee": 0.5 * rates.single}[arithmetic]

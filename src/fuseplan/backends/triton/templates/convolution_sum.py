@@ -25,7 +25,7 @@ class Frame:
         text, tiles: the kernel's.
         prologue: what is applied to src.
         weight: the pointer to the weight.
-        precision: of f32 products, as Triton names it; `summed` where there is no instruction for products.
+        arithmetic: how products are computed.
         joined: channels that one thread loads for a position and stores side by side.
         is_swapped: the product is features x positions; else positions x features.
     """
@@ -34,7 +34,7 @@ class Frame:
     tiles: Tiles
     prologue: Elementwise
     weight: str
-    precision: str
+    arithmetic: str
     joined: int
     is_swapped: bool
 
@@ -119,18 +119,22 @@ class Sum:
         if self.kernel.compute_dtype != self.kernel.src.dtype:
             x = self.text.let("x", f"{x}.to(tl.float32)")
         x = self.text.let("x", f"tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
-        stored = STORED.get(self.kernel.src.dtype)
+        stored = STORED.get(self.kernel.src.dtype) if self.frame.arithmetic == "native" else None
         return f"{x}.to({stored})" if stored else x
 
     def multiply(self, x: str) -> None:
         """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
+        arithmetic = self.frame.arithmetic
         left, right = ("weight", x) if self.frame.is_swapped else (x, "weight")
-        if self.frame.precision == "summed":
+        if arithmetic == "summed":
             product = f"tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0)"
             self.text.line(f"total += tl.sum({product}, axis=1)")
             return
-        how = {"f32": f", input_precision={self.frame.precision!r}", "f64": ", out_dtype=tl.float64"}
-        self.text.line(f"total = tl.dot({left}, {right}, total{how.get(self.kernel.src.dtype, '')})")
+        if arithmetic == "ieee" and self.kernel.src.itemsize == 2:
+            left, right = f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"
+        how = {"native": "", "ieee": ", input_precision='ieee', out_dtype=total.dtype"}
+        known = how.get(arithmetic, f", input_precision={arithmetic!r}")
+        self.text.line(f"total = tl.dot({left}, {right}, total{known})")
 
     def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
         """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.

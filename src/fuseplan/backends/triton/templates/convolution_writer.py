@@ -38,7 +38,7 @@ class Knobs(Protocol):
     @property
     def joined(self) -> int: ...
     @property
-    def precision(self) -> str: ...
+    def arithmetic(self) -> str: ...
     @property
     def warps(self) -> int: ...
     @property
@@ -133,7 +133,9 @@ class ConvolutionWriter:
         compute = COMPUTE[self.kernel.compute_dtype]
         is_swapped = not self.is_last
         self.text.line(f"total = tl.zeros({shape[::-1] if is_swapped else shape}, {compute})")
-        frame = Frame(self.text, self.tiles, self.prologue, weight, knobs.precision, knobs.joined, is_swapped)
+        frame = Frame(
+            self.text, self.tiles, self.prologue, weight, knobs.arithmetic, knobs.joined, is_swapped
+        )
         (FlatSum if self.tiles.is_flat else BlockedSum)(frame).write()
         if is_swapped:
             self.text.line("total = total.trans(1, 0)")
