@@ -33,7 +33,9 @@ def test_suites_are_canonical_and_without_doubles(name: str) -> None:
 
 
 def test_the_suites_that_the_documents_name_are_there() -> None:
-    assert {"conv_nhwc", "conv_nchw", "norm", "published", "quick", "overhead"} <= set(suite.names())
+    assert {"conv_nhwc", "conv_nchw", "norm", "published", "quick", "overhead", "matmul"} <= set(
+        suite.names()
+    )
 
 
 def test_both_layouts_have_the_same_shapes() -> None:
