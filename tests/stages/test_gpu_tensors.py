@@ -77,6 +77,13 @@ def negated() -> torch.Tensor:
     return torch.randn(4, 64, dtype=torch.complex64).conj().imag
 
 
+def freed(nbytes: int) -> torch.Tensor:
+    """A tensor whose storage was given back."""
+    tensor = torch.zeros(4, 64)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
 REFUSED = {
     "numpy": (
         lambda: np.zeros((4, 64), np.float32),
@@ -92,10 +99,12 @@ REFUSED = {
     "gradient": (lambda: torch.zeros(4, 64, requires_grad=True), "detach"),
     "negated": (negated, "resolve_neg|layout differs"),
     "misaligned": (lambda: torch.zeros(SIZE + 1)[1:].view(4, 64), "no multiple of 16 bytes.*clone"),
+    "freed": (lambda: freed(0), "beyond its storage of 0 bytes|no memory"),
     "dlpack elsewhere": (lambda: Exported(torch.zeros(4, 64), (2, 1)), "on cuda:1, .* runs on cuda:0"),
     "dlpack on the host": (lambda: Exported(torch.zeros(4, 64), (1, 0)), "in the host's memory"),
     "interface type": (lambda: Interfaced(torch.zeros(4, 64), typestr="<i4"), "'<i4'"),
     "interface mask": (lambda: Interfaced(torch.zeros(4, 64), mask=1), "masked"),
+    "interface null": (lambda: Interfaced(torch.zeros(4, 64), data=(0, False)), "no memory|on cuda"),
     "interface strides": (lambda: Interfaced(torch.zeros(4, 64), strides=(255, 4)), "not aligned"),
 }
 
@@ -112,6 +121,15 @@ def test_no_other_tensor_is_read(gpu: Machine, tensors: Tensors, case: str, is_w
     with pytest.raises(ArgumentError, match=says):
         bound(make(), torch.empty(4, 64))
     assert len(gpu.launches) == before
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    compiled = fuseplan.compile(PLAN, "cuda")
+    for out in (None, freed(100)):
+        with pytest.raises(ArgumentError, match="beyond its storage of 100 bytes: was it resized"):
+            compiled.bind(**given)(freed(100) if out is None else src, out)
+    assert gpu.launches == []
 
 
 @pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])

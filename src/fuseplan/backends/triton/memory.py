@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import TORCH_DTYPES, Buffer
 from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
+from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.template import Template
@@ -51,6 +52,7 @@ class Queue:
         self.device = device
         # The public way, torch.cuda.current_stream(device).cuda_stream, takes 1.5 us; this one 0.1 us.
         self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
+        self._rooms: dict[int, DeviceCopy] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -68,41 +70,30 @@ class Queue:
         """Returns when the current stream has nothing left to do."""
         torch.cuda.current_stream(self.device).synchronize()
 
-
-class Launches:
-    """Where one program is launched, with workspaces of its own.
-
-    Attributes:
-        device: the device's index.
-        stream: gives the current stream's handle.
-    """
-
-    def __init__(self, queue: Queue) -> None:
-        self.device, self.stream = queue.device, queue.stream
-        self._queue = queue
-        self._rooms: dict[int, DeviceCopy] = {}
-
     def workspace(self, stream: int, nbytes: int) -> DeviceCopy:
-        """Memory for a launch on the current stream, whose handle is `stream`: zero, or as a launch left it.
+        """Memory for a launch on the current stream, whose handle is `stream`; its counters are zero.
 
-        Launches on one stream follow one another and share it. A graph may run beside other graphs that were
-        recorded on the same stream: a launch that is recorded gets memory of its own, which the graph sets to
-        zero. It is held until the launch was made; then torch may give a recorded launch's to what follows.
+        Launches on one stream follow one another and share it, whatever plan they are of. A graph may run
+        beside other graphs that were recorded on the same stream: a launch that is recorded gets memory of
+        its own, whose counters the graph sets to zero. It is held until the launch was made; torch may give a
+        recorded launch's to what follows it.
         """
-        if self._queue.is_capturing():
-            return self._zeros(nbytes)
+        if self.is_capturing():
+            return self._room(nbytes)
         room = self._rooms.get(stream)
-        if room is None:
-            room = self._rooms[stream] = self._zeros(nbytes)
+        if room is None or room.tensor.numel() < nbytes:
+            room = self._rooms[stream] = self._room(nbytes)
         return room
 
-    def _zeros(self, nbytes: int) -> DeviceCopy:
-        return DeviceCopy(torch.zeros(nbytes, dtype=torch.uint8, device=self._queue.torch_device))
+    def _room(self, nbytes: int) -> DeviceCopy:
+        made = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+        made[:COUNTER_BYTES].zero_()
+        return DeviceCopy(made)
 
 
 @functools.cache
 def queue(device: int) -> Queue:
-    """The device's queue."""
+    """The device's queue, which all plans share."""
     return Queue(device)
 
 
@@ -140,6 +131,8 @@ class GpuMemory:
             buffer = self._view_torch(tensor, what)
         else:
             buffer = exported(tensor, what, self._device, self._queue.device, self._queue.stream)
+        if not buffer.address:
+            raise ArgumentError(f"{what} has no memory: its address is null")
         if in_place and buffer.address % ALIGNMENT:
             raise ArgumentError(
                 f"{what} begins at an address that is no multiple of {ALIGNMENT} bytes, and kernels for GPUs "
@@ -171,7 +164,14 @@ class GpuMemory:
             raise ArgumentError(
                 f"{what} is a view that negates what its storage holds: pass {what}.resolve_neg()"
             )
-        return Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
+        buffer = Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
+        storage = tensor.untyped_storage()
+        low, end = buffer.bounds
+        if low < storage.data_ptr() or end > storage.data_ptr() + storage.nbytes():
+            raise ArgumentError(
+                f"{what} reaches beyond its storage of {storage.nbytes()} bytes: was it resized?"
+            )
+        return buffer
 
     def form_of(self, tensor: Any) -> GpuForm | None:
         """The form of an accepted torch tensor."""

@@ -33,7 +33,8 @@ def exported(tensor: Any, what: str, device: torch.device, index: int, stream: C
         return Buffer(*view_dlpack(tensor, what, devices=(kind,), stream=stream() or LEGACY), tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
         buffer = Buffer(*view_array_interface(tensor, what), tensor)
-        _check_index(_index_of(tensor), index, what)
+        if buffer.address:  # a null pointer is on no device, and refused by who asked
+            _check_index(_index_of(tensor), index, what)
         _wait_for(tensor.__cuda_array_interface__.get("stream"), device)
         return buffer
     raise ArgumentError(
