@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fuseplan.backends.triton import dialect
@@ -78,6 +78,14 @@ class Elementwise:
         """The operands that the stages read."""
         return tuple(self._operands.values())
 
+    def read(self, place: Place) -> dict[str, str]:
+        """Begins reading the operands per element; their names, by key, for `apply` to hold."""
+        return {
+            key: self.text.let(key, self._load(argument(Slot("operand", key)), place.element, place.mask))
+            for key, operand in self._operands.items()
+            if operand.per == "element"
+        }
+
     def prepare(self, channel: str, channel_mask: str = "") -> Known:
         """Evaluates what depends on the channel alone, before a loop over its positions.
 
@@ -88,10 +96,11 @@ class Elementwise:
         known = Known(channel)
         place = Place("", channel, "", "", channel_mask)
         for op_text, expression in self.stages:
-            parts = [node for node in self._invariants(expression) if node.fn != "const"]
+            parts = [node for node in self._invariants(expression) if self._is_written(node)]
             if any(node not in known.values for node in parts):
                 self.text.line(f"# {op_text}: what does not depend on the position")
-            for node in parts:
+            loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
+            for node in [*loaded, *parts]:  # all are on their way before one is waited for
                 self._value(node, "", place, known.values, {}, {})
         return known
 
@@ -107,13 +116,28 @@ class Elementwise:
             known: of a channel text that is a plain vector.
             which: index tensor of the tile's shape into that vector.
         """
-        values = dict(known.values)
+
+        def gathered(node: Scalar) -> str:
+            return f"{self.namespace}.gather({known.values[node]}, {which}, 0)"
+
+        return self._merged(known, gathered)
+
+    def select(self, condition: str, first: Known, second: Known) -> Known:
+        """What `prepare` made of two channels, for elements that are of the first where `condition` holds."""
+
+        def selected(node: Scalar) -> str:
+            return f"{self.namespace}.where({condition}, {first.values[node]}, {second.values[node]})"
+
+        return self._merged(first, selected)
+
+    def _merged(self, known: Known, value: Callable[[Scalar], str]) -> Known:
+        """`known` with `value` in the place of all that differs between channels."""
+        values: dict[Scalar, str] = {}
         for _, expression in self.stages:
             for node in self._invariants(expression):
-                if self._channelled(node) and values[node] == known.values[node]:
-                    gathered = f"{self.namespace}.gather({values[node]}, {which}, 0)"
-                    values[node] = self.text.let("spread", gathered)
-        return Known("", values)
+                if self._channelled(node) and node not in values:
+                    values[node] = self.text.let("spread", value(node))
+        return Known("", known.values | values)
 
     def apply(
         self, x: str, place: Place, held: Mapping[str, str] | None = None, known: Known | None = None
@@ -134,6 +158,10 @@ class Elementwise:
                 result = self.text.let("constant", f"{self.namespace}.zeros_like({x}) + {result}")
             x = result
         return x
+
+    def _is_written(self, node: Scalar) -> bool:
+        """Whether a value takes a line: a number and a parameter have their names already."""
+        return node.fn != "const" and not (node.fn == "leaf" and node.args[0] in self._parameters)
 
     def _invariants(self, node: Scalar) -> Iterator[Scalar]:
         """The largest parts that are the same for all positions of a channel."""
@@ -205,3 +233,10 @@ class Elementwise:
 
 def _children(node: Scalar) -> tuple[Scalar, ...]:
     return tuple(child for child in node.args if isinstance(child, Scalar))
+
+
+def _leaves(node: Scalar) -> Iterator[Scalar]:
+    if node.fn == "leaf":
+        yield node
+    for child in _children(node):
+        yield from _leaves(child)

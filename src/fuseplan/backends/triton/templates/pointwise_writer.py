@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Protocol
 
@@ -132,46 +132,58 @@ class PointwiseWriter:
         text, block = self.text, self.knobs.inner
         wide = ".to(tl.int64)" if self.is_wide else ""
         text.line(f"start = tl.program_id(0){wide} * {block}", f"lane = tl.arange(0, {block})")
-        channel, known = self._flat_channels()
         if self.size % block == 0:
-            self._flat_tile(channel, known, "")
+            self._flat_tile("")
         elif self.size % VECTOR == 0:
             text.line(f"mask = lane < {self.size} - start")
-            self._flat_tile(channel, known, "mask")
+            self._flat_tile("mask")
         else:
             # A mask that may end anywhere would keep every program from moving whole vectors.
             with text.block(f"if start + {block} <= {self.size}"):
-                self._flat_tile(channel, known, "")
+                self._flat_tile("")
             with text.block("else"):
                 text.line(f"mask = lane < {self.size} - start")
-                self._flat_tile(channel, known, "mask")
+                self._flat_tile("mask")
 
-    def _flat_channels(self) -> tuple[str, Known | None]:
-        """Text of each element's channel; and what depends on it, computed once a channel of the tile."""
-        text, block = self.text, self.knobs.inner
+    def _flat_channels(self) -> Known | None:
+        """What depends on the channel, computed once for each that the tile has."""
         if not self.epilogue.has_channels:
-            return "", None
+            return None
         if self.last or self.area == 1:
-            count = power_of_two(self.channels)
-            text.line(
-                f"channel = tl.arange(0, {count})",
-                f"which = (start % {self.channels} + lane) % {self.channels}",
-            )
-            mask = f"channel < {self.channels}" if count > self.channels else ""
-        else:
-            count = power_of_two((block - 2) // self.area + 2)
-            text.line(
-                f"plane = start // {self.area}",
-                f"channel = (plane + tl.arange(0, {count})) % {self.channels}",
-                f"which = (start % {self.area} + lane).to(tl.int32) // {self.area}",
-            )
-            mask = ""
-        if self.is_wide:
-            text.line("channel = channel.to(tl.int32)", "which = which.to(tl.int32)")
-        prepared = self.epilogue.prepare("channel", mask)
-        return "channel", self.epilogue.spread(prepared, "which")
+            return self._repeating_channels()
+        return self._two_channels() if self.knobs.inner <= self.area else self._many_channels()
 
-    def _flat_tile(self, channel: str, known: Known | None, mask: str) -> None:
+    def _repeating_channels(self) -> Known:
+        """All channels: they follow one another."""
+        channels, count = self.channels, power_of_two(self.channels)
+        self.text.line(f"channel = tl.arange(0, {count})")
+        known = self.epilogue.prepare("channel", f"channel < {channels}" if count > channels else "")
+        self.text.line(f"which = ((start % {channels}).to(tl.int32) + lane) % {channels}")
+        return self.epilogue.spread(known, "which")
+
+    def _two_channels(self) -> Known:
+        """A tile no larger than a plane meets two at most."""
+        self.text.line(
+            f"plane = start // {self.area}",
+            f"channel = plane % {self.channels}",
+            f"next_channel = (plane + 1) % {self.channels}",
+        )
+        first, second = self.epilogue.prepare("channel"), self.epilogue.prepare("next_channel")
+        self.text.line(f"is_first = lane < {self.area} - (start % {self.area}).to(tl.int32)")
+        return self.epilogue.select("is_first", first, second)
+
+    def _many_channels(self) -> Known:
+        """Those of the planes that the tile meets."""
+        count = power_of_two((self.knobs.inner - 2) // self.area + 2)
+        self.text.line(
+            f"plane = (start // {self.area} % {self.channels}).to(tl.int32)",
+            f"channel = (plane + tl.arange(0, {count})) % {self.channels}",
+        )
+        known = self.epilogue.prepare("channel")
+        self.text.line(f"which = ((start % {self.area}).to(tl.int32) + lane) // {self.area}")
+        return self.epilogue.spread(known, "which")
+
+    def _flat_tile(self, mask: str) -> None:
         element = "start + lane"
         inside = (
             f"(start % {self.size // self.kernel.dst.batch} + lane) % {self.size // self.kernel.dst.batch}"
@@ -182,14 +194,21 @@ class PointwiseWriter:
         else:
             self.text.line("element = start + lane")
             where = offset("element", axes)
-        self._tile(where, Place(element, channel, inside, mask, ""), known)
+        self._tile(where, Place(element, "", inside, mask, ""), self._flat_channels)
 
-    def _tile(self, where: str, place: Place, known: Known | None) -> None:
-        """Loads, applies the stages, stores."""
+    def _tile(self, where: str, place: Place, channels: Callable[[], Known | None]) -> None:
+        """Loads, applies the stages, stores.
+
+        What depends on the channel comes after the loads of all that is large: it is waited for itself, and
+        nothing behind it would be on its way meanwhile.
+        """
         text = self.text
         masked = f", mask={place.mask}, other=0.0" if place.mask else ""
-        x = text.let("x", f"tl.load(src + {where}{masked}).to({self.compute})")
-        result = self.epilogue.apply(x, place, known=known)
+        x = text.let("x", f"tl.load(src + {where}{masked})")
+        held = self.epilogue.read(place)
+        known = channels()
+        x = text.let("x", f"{x}.to({self.compute})")
+        result = self.epilogue.apply(x, place, held, known)
         masked = f", mask={place.mask}" if place.mask else ""
         stored = STORED[self.kernel.dst.dtype]
         text.line(f"tl.store(dst + {place.element}, {result}.to(tl.{stored}){masked})")
@@ -204,21 +223,25 @@ class PointwiseWriter:
         text.line(f"column = {first}tl.arange(0, {knobs.inner})")
         if across * knobs.inner != row:
             text.line(f"has_column = column < {row}")
-        known = self.epilogue.prepare(*self._column_channel()) if knobs.form == "rows" else None
         programs = self.programs // across
         block = f"program // {across}" if across > 1 else "program"
         if programs == down:
             text.line(f"block = {block}")
-            self._matrix_tile(known)
+            self._matrix_tile(self._column_channels)
         else:
+            known = self._column_channels()
             with text.block(f"for block in range({block}, {down}, {programs})"):
-                self._matrix_tile(known)
+                self._matrix_tile(lambda: known)
+
+    def _column_channels(self) -> Known | None:
+        """What depends on the channel alone, where a row is the channels of a position."""
+        return self.epilogue.prepare(*self._column_channel()) if self.knobs.form == "rows" else None
 
     def _column_channel(self) -> tuple[str, str]:
         has = self.blocks[1] * self.knobs.inner != self.extents[1]
         return "column[None, :]", "has_column[None, :]" if has else ""
 
-    def _matrix_tile(self, known: Known | None) -> None:
+    def _matrix_tile(self, channels: Callable[[], Known | None]) -> None:
         text, knobs = self.text, self.knobs
         (rows, row), (down, across) = self.extents, self.blocks
         wide = "tl.full((), 0, tl.int64) + " if self.is_wide else ""
@@ -242,7 +265,7 @@ class PointwiseWriter:
                 text.line(f"channel = row % {self.channels}")
                 channel = "channel[:, None]"
         place = Place("at", channel, within, "".join(masks), channel_mask)
-        self._tile(self._matrix_offset(), place, known)
+        self._tile(self._matrix_offset(), place, channels)
 
     def _matrix_offset(self) -> str:
         """Where the tile's elements lie in src."""
