@@ -21,15 +21,24 @@ class Knobs(Protocol):
     """The template's fields."""
 
     @property
-    def form(self) -> str: ...
+    def form(self) -> str:
+        """What a row of a tile is: `rows`, `planes` or `flat`."""
+
     @property
-    def outer(self) -> int: ...
+    def outer(self) -> int:
+        """Rows of a tile."""
+
     @property
-    def inner(self) -> int: ...
+    def inner(self) -> int:
+        """Elements of a row in a tile."""
+
     @property
-    def programs(self) -> int: ...
+    def programs(self) -> int:
+        """Programs that share the rows of one column of tiles; 0: one a tile."""
+
     @property
-    def warps(self) -> int: ...
+    def warps(self) -> int:
+        """Of a program."""
 
 
 def ceil_div(a: int, b: int) -> int:
