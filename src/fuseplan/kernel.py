@@ -111,8 +111,10 @@ class Convolution:
         """All fields in one line; how the weight lies and the precision only where they are not as usual."""
         padding = ",".join(f"{low}:{high}" for low, high in self.padding)
         sizes = (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
-        listed = " ".join(f"{name}={'x'.join(map(str, value))}" for name, value in sizes)
-        line = f"convolution {self.channels}->{self.features} groups={self.groups} {listed} padding={padding}"
+        listed = "".join(f" {name}={'x'.join(map(str, value))}" for name, value in sizes)
+        line = f"convolution {self.channels}->{self.features} groups={self.groups}"
+        if self.kernel:
+            line += f"{listed} padding={padding}"
         unusual = (
             ("weight_per_batch", self.weight_per_batch),
             ("weight_transposed", self.weight_transposed),
