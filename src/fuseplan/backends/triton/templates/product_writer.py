@@ -91,7 +91,7 @@ class ProductWriter:
             self.slots,
             workspace_bytes=self.workspace_bytes,
             language="triton",
-            grid=(self.tiles, knobs.split, self.shape.batches),
+            grid=(self.tiles * self.shape.batches, knobs.split, 1),
             options=(("num_warps", knobs.warps), ("num_stages", knobs.stages)),
         )
 
@@ -109,7 +109,11 @@ class ProductWriter:
     def _tile(self) -> None:
         """Which tile: in groups of row tiles, so that programs that run together share what they read."""
         text, group = self.text, min(self.knobs.group, self.row_tiles)
-        text.line("program = tl.program_id(0)")
+        text.line("place = tl.program_id(0)")
+        if self.shape.batches > 1:
+            text.line(f"batch = place // {self.tiles}", f"program = place % {self.tiles}")
+        else:
+            text.line("program = place")
         if self.feature_tiles == 1:
             text.line("row_tile = program", "feature_tile = 0")
         elif group == 1:
@@ -132,13 +136,15 @@ class ProductWriter:
             )
         if self.knobs.split > 1:
             text.line("part = tl.program_id(1)")
-        if self.shape.batches > 1:
-            text.line("batch = tl.program_id(2)" + (".to(tl.int64)" if self.is_wide else ""))
 
     def _indices(self) -> None:
         text, knobs, shape = self.text, self.knobs, self.shape
+        row_tile = "row_tile"
+        if self.is_wide:
+            row_tile = "row_tile.to(tl.int64)"
+            text.line("# offsets of tensors this large need 64 bits")
         text.line(
-            f"row = row_tile * {knobs.rows} + tl.arange(0, {knobs.rows})",
+            f"row = {row_tile} * {knobs.rows} + tl.arange(0, {knobs.rows})",
             f"feature = feature_tile * {knobs.features} + tl.arange(0, {knobs.features})",
         )
         if self.has_row_tail:
@@ -146,8 +152,9 @@ class ProductWriter:
         if self.has_feature_tail:
             text.line(f"feature_ok = feature < {shape.features}")
         if self.is_wide:
-            text.line("# offsets of a tensor this large need 64 bits", "row = row.to(tl.int64)")
             text.line("feature = feature.to(tl.int64)")
+            if shape.batches > 1:
+                text.line("batch = batch.to(tl.int64)")
 
     def _rows(self, vector: str) -> str:
         """A vector over rows as its axis of the result's tile."""
@@ -178,8 +185,10 @@ class ProductWriter:
             self._src_offsets()
             self._weight_offsets()
         elif self.shape.batches > 1:
-            text.line(f"src_row = batch * {self.shape.rows} + row_tile * {knobs.rows}")
-            text.line(f"weight_row = batch * {self.extents[0]} + feature_tile * {knobs.features}")
+            text.line(f"src_row = place // {self.tiles} * {self.shape.rows} + row_tile * {knobs.rows}")
+            text.line(
+                f"weight_row = place // {self.tiles} * {self.extents[0]} + feature_tile * {knobs.features}"
+            )
         else:
             text.line(f"src_row = row_tile * {knobs.rows}", f"weight_row = feature_tile * {knobs.features}")
         steps = steps_of(knobs, self.shape.depth)
@@ -201,6 +210,7 @@ class ProductWriter:
         text.line(
             f"depth = tl.arange(0, {self.knobs.depth})",
             f"src_row = {offset_text('row', axes)}{base}",
+            *["far = tl.full((), 0, tl.int64)"] * self.is_wide,
             f"src_tile = {self._src_rows('src_row')} + {self._src_depth('depth')} * {self.src_channel}",
         )
 
@@ -217,10 +227,6 @@ class ProductWriter:
         base = self._batch(features * depth)
         self.text.line(f"weight_tile = {self._features('feature')} * {depth} + {inner}{base}")
 
-    def _wide(self, step: str, stride: int) -> str:
-        """`step * stride` in as many bits as it needs."""
-        return f"{step} * {stride}" if not self.is_wide else f"{step}.to(tl.int64) * {stride}"
-
     def _src_tile(self) -> str:
         """The src tile of this step."""
         if self.knobs.maps:
@@ -228,7 +234,8 @@ class ProductWriter:
             return self.text.let("x", f"{loaded}.T") if self.knobs.swapped else loaded
         mask = self._src_mask()
         guarded = f", mask={mask}, other=0" if mask else ""
-        return self.text.let("x", f"tl.load(src + start * {self.src_channel} + src_tile{guarded})")
+        start = "(far + start)" if self.is_wide else "start"
+        return self.text.let("x", f"tl.load(src + {start} * {self.src_channel} + src_tile{guarded})")
 
     def _src_mask(self) -> str:
         """Which elements of the src tile exist; "" for all."""
@@ -321,18 +328,16 @@ class ProductWriter:
         text, split = self.text, self.knobs.split
         first, second = self._extents
         each = first * second
-        tile = f"tl.program_id(2) * {self.tiles} + program" if self.shape.batches > 1 else "program"
         text.line(
-            f"tile = {tile}",
             f"within = tl.arange(0, {first})[:, None] * {second} + tl.arange(0, {second})[None, :]",
             f"sums = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({self.compute}))",
-            f"tile_sums = sums + tile.to(tl.int64) * {split * each}",
+            f"tile_sums = sums + place.to(tl.int64) * {split * each}",
             f"tl.store(tile_sums + part * {each} + within, total, cache_modifier='.cg')",
             "tl.debug_barrier()",
-            "arrived = tl.atomic_add(workspace + tile, 1, sem='acq_rel', scope='gpu')",
+            "arrived = tl.atomic_add(workspace + place, 1, sem='acq_rel', scope='gpu')",
         )
         with text.block(f"if arrived == {split - 1}"):
-            text.line("tl.debug_barrier()", "tl.store(workspace + tile, 0)")
+            text.line("tl.debug_barrier()", "tl.store(workspace + place, 0)")
             text.line("total = tl.load(tile_sums + within, cache_modifier='.cg')")
             with text.block(f"for other in range(1, {split})"):
                 text.line(f"total += tl.load(tile_sums + other * {each} + within, cache_modifier='.cg')")
@@ -344,7 +349,7 @@ class ProductWriter:
         """The epilogue and the stores, of the whole tile or of its halves along the last axis."""
         text, knobs = self.text, self.knobs
         if knobs.parts == 1:
-            self._store("total", "row", "feature", "")
+            self._store("total", "row", "feature")
             return
         first, second = self._extents
         half = second // 2
@@ -352,14 +357,12 @@ class ProductWriter:
         text.line(f"{', '.join(halves)} = tl.split(total.reshape({first}, 2, {half}).permute(0, 2, 1))")
         split_vector, count = ("row", knobs.rows) if knobs.swapped else ("feature", knobs.features)
         for place, name in enumerate(halves):
-            first_of = f"{split_vector}_tile * {count} + {place * half}"
+            first_of = f"{split_vector}_tile{'.to(tl.int64)' * self.is_wide} * {count} + {place * half}"
             vector = text.let(split_vector, f"{first_of} + tl.arange(0, {half})")
-            if self.is_wide:
-                text.line(f"{vector} = {vector}.to(tl.int64)")
             row, feature = (vector, "feature") if knobs.swapped else ("row", vector)
-            self._store(name, row, feature, split_vector)
+            self._store(name, row, feature)
 
-    def _store(self, total: str, row: str, feature: str, halved: str) -> None:
+    def _store(self, total: str, row: str, feature: str) -> None:
         text, shape, dst = self.text, self.shape, self.kernel.dst
         terms = [self._rows(f"({row} < {shape.rows})")] if self.has_row_tail else []
         ends = self._features(f"({feature} < {shape.features})") if self.has_feature_tail else ""
