@@ -76,6 +76,11 @@ class Shared:
         assert np.shares_memory(view, self.data)
         return Shared(view)
 
+    def _reinterpret(self, dtype: object, shape: Sequence[int], layout: object) -> Shared:
+        """What begins where this view does, whatever lies behind it."""
+        strides = [self.data.itemsize * int(np.prod(shape[place + 1 :])) for place in range(len(shape))]
+        return Shared(np.lib.stride_tricks.as_strided(self.data, shape, strides))
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.transpose(order))
 
@@ -216,10 +221,12 @@ def _language() -> ModuleType:
         program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
         arange=lambda low, high, layout=None: np.arange(low, high),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
-        expand_dims=np.expand_dims, maximum=np.maximum, minimum=np.minimum, exp=np.exp, sqrt=np.sqrt,
+        expand_dims=np.expand_dims, exp=np.exp, sqrt=np.sqrt,
+        maximum=lambda x, y, propagate_nan=None: np.maximum(x, y),
+        minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
         thread_barrier=lambda: None, warp_specialize=_warp_specialize,
-        NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
+        NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None, NVMMASharedLayout=lambda *_: None,
         convert_layout=lambda value, layout, assert_trivial=False: value, erf=_erf,
     )  # fmt: skip
     return gl

@@ -55,6 +55,7 @@ class Hopper(GpuTemplate):
         band: tiles of rows that take all features before the next ones do.
         swapped: whether features are the rows of the products, and positions their columns: of products with
             many columns, the factors are read less often from shared memory.
+        reaching: whether one copy of src serves all taps along the first spatial axis.
     """
 
     name: ClassVar[str] = "hopper"
@@ -69,6 +70,7 @@ class Hopper(GpuTemplate):
     programs: int = 1
     band: int = 1
     swapped: bool = False
+    reaching: bool = False
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -113,15 +115,16 @@ class Hopper(GpuTemplate):
         return Schedule(Knobs(**self.knobs), kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        counts, across = Geometry(kernel).tiles(self.box, self.columns)
-        tiles = prod(counts) * across
+        schedule = self.schedule(kernel)
         places = target.processors * self.programs
-        waves = ceil_div(tiles, places)
-        depth = Geometry(kernel).blocks(self.depth) * self.depth
-        products = 2 * prod(self.box) * self.columns * depth
-        moved = (prod(self.box) + (0 if self.resident else self.columns)) * depth * HALF
-        stored = prod(self.box) * self.columns * HALF
-        inside = max(products / _FLOPS_A_SECOND, (moved + stored) / _L2_BYTES_A_SECOND) * self.programs
+        waves = ceil_div(schedule.tiles, places)
+        columns = schedule.sum_shape[1]
+        # of a product, 64 rows and all columns are read from shared memory anew
+        reading = max(1.0, _SHARED_READS * (64 + columns) / (64 * columns))
+        products = 2 * prod(self.box) * self.columns * schedule.blocks * schedule.lines * self.depth
+        weight = 0 if self.resident else schedule.lines * schedule.weight_bytes
+        moved = schedule.blocks * (schedule.src_bytes + weight) + prod(self.box) * self.columns * HALF
+        inside = max(reading * products / _FLOPS_A_SECOND, moved / _L2_BYTES_A_SECOND) * self.programs
         memory = self.traffic(kernel, target).total / _BYTES_A_SECOND
         return max(waves * inside, memory) + _LAUNCH_SECONDS
 
@@ -137,6 +140,7 @@ _FLOPS_A_SECOND = 5.0e12
 _L2_BYTES_A_SECOND = 45e9
 _BYTES_A_SECOND = 2.8e12  # all of them together, from memory
 _LAUNCH_SECONDS = 3e-6
+_SHARED_READS = 41.6  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
 
 
 def _bound(kernel: Kernel) -> float:
@@ -163,9 +167,17 @@ def _choices(kernel: Kernel, target: Target) -> Iterator[Hopper]:
         for (groups, together, programs), swapped in product(_FORMS, (False, True)):
             if not _fits((rows, columns), groups, together, programs, swapped):
                 continue
-            for box in Geometry(kernel).boxes(rows)[:2]:
-                base = Hopper(box, columns, depth, 2, groups, together, False, programs, 1, swapped)
+            for reaching, box in _boxes(kernel, rows):
+                base = Hopper(box, columns, depth, 2, groups, together, False, programs, 1, swapped, reaching)
                 yield from _variants(base, kernel, target)
+
+
+def _boxes(kernel: Kernel, rows: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    """The best boxes of so many rows, each way round."""
+    for reaching in (False, True):
+        geometry = Geometry(kernel, reaching)
+        if geometry.can_reach or not reaching:
+            yield from ((reaching, box) for box in geometry.boxes(rows)[:2])
 
 
 # groups, together, programs on a processor
@@ -196,10 +208,8 @@ def _depths(kernel: Kernel) -> tuple[int, ...]:
 
 def _variants(base: Hopper, kernel: Kernel, target: Target) -> Iterator[Hopper]:
     """The choice with as many stages as fit; with the weight held; in bands."""
-    geometry = Geometry(kernel)
-    counts, across = geometry.tiles(base.box, base.columns)
-    tiles = prod(counts) * across
-    grid = min(tiles, target.processors * base.programs)
+    schedule = base.schedule(kernel)
+    tiles, across, grid = schedule.tiles, schedule.across, schedule.grid(target.processors)
     most = (SHARED_BYTES + RESERVED_BYTES) // base.programs - RESERVED_BYTES
     bands = (1, 8) if across > 1 and tiles > 4 * grid else (1,)
     for band in bands:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from math import prod
+from itertools import product
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import HALF, ceil_div
+from fuseplan.backends.triton.templates.hopper_tiles import ceil_div
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 
@@ -20,7 +20,9 @@ def write(text: Text, schedule: Schedule, grid: int) -> None:
 def names(schedule: Schedule) -> list[str]:
     """Its arguments."""
     weight = argument(Slot("operand", schedule.kernel.weight.key))
-    return ["src", weight, "a", "b", "empty", "full", *(["held"] if schedule.knobs.resident else [])]
+    more = ["src_more"] if schedule.knobs.reaching else []
+    held = ["held"] if schedule.knobs.resident else []
+    return ["src", *more, weight, "a", "b", "empty", "full", *held]
 
 
 class _Copying:
@@ -47,32 +49,28 @@ class _Copying:
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        parts = ceil_div(self.geometry.channels, knobs.depth)
-        across = schedule.across
+        across, lines = schedule.across, schedule.lines
         text.line(
             f"feature = gl.program_id(0) % {across} * {knobs.columns}" if across > 1 else "feature = 0",
-            f"mbarrier.expect(held, {schedule.blocks * schedule.weight_bytes})",
+            f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
         )
-        for tap in range(self.contraction.taps):
-            for part in range(parts):
-                where = f"[feature, {tap}, {part * knobs.depth}]"
-                block = f"b.index({tap * parts + part})"
-                text.line(f"tma.async_copy_global_to_shared({self.weight}, {where}, held, {block})")
+        taps = self.contraction.taps // lines
+        parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
+        for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
+            where = f"[feature, {line * taps + tap}, {channel}]"
+            text.line(f"tma.async_copy_global_to_shared({self.weight}, {where}, held, b.index({place}))")
 
     def _loops(self, loops: ExitStack) -> tuple[list[str], str]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
-        where, tap = [self.geometry.axes[0]], "0"
-        if self.geometry.is_flat:
-            return self._channel_loop(loops, where), tap
-        for axis, letter in enumerate(self.geometry.axes[1:]):
-            size, low = self.contraction.kernel[axis], self.contraction.padding[axis][0]
-            step, dilation = self.contraction.stride[axis], self.contraction.dilation[axis]
-            first = letter if step == 1 else f"{letter} * {step}"
-            first = f"{first} - {low}" if low else first
-            if size > 1:
-                loops.enter_context(self.text.block(f"for tap_{letter} in range({size})"))
-                first += f" + tap_{letter}" + (f" * {dilation}" if dilation > 1 else "")
-                tap = f"tap_{letter}" if tap == "0" else f"({tap}) * {size} + tap_{letter}"
+        where, tap = [], "0"
+        for place, axis in enumerate(self.geometry.axes):
+            first = axis.letter if axis.step == 1 else f"{axis.letter} * {axis.step}"
+            first = f"{first} - {axis.low}" if axis.low else first
+            if axis.taps > 1 and not (self.knobs.reaching and place == 0):
+                name = f"tap_{axis.letter}"
+                loops.enter_context(self.text.block(f"for {name} in range({axis.taps})"))
+                first += f" + {name}" + (f" * {axis.dilation}" if axis.dilation > 1 else "")
+                tap = name if tap == "0" else f"({tap}) * {axis.taps} + {name}"
             where.append(first)
         return self._channel_loop(loops, where), tap
 
@@ -85,16 +83,42 @@ class _Copying:
         return [*where, f"feature // {self.contraction.features_per_group} * {channels} + channel"]
 
     def _copy(self, where: list[str], tap: str) -> None:
-        text, knobs = self.text, self.knobs
-        weight_bytes = 0 if knobs.resident else self.schedule.weight_bytes
+        text, knobs, schedule = self.text, self.knobs, self.schedule
+        lines = schedule.lines
+        weight_bytes = 0 if knobs.resident else lines * schedule.weight_bytes
         text.line(
             "mbarrier.wait(empty.index(stage), phase)",
             "ready = full.index(stage)",
-            f"mbarrier.expect(ready, {prod(knobs.box) * knobs.depth * HALF + weight_bytes})",
-            f"tma.async_copy_global_to_shared(src, [{', '.join(where)}], ready, a.index(stage))",
+            f"mbarrier.expect(ready, {schedule.src_bytes + weight_bytes})",
         )
-        if not knobs.resident:
-            image = f"n * {self.geometry.features} + " if self.contraction.weight_per_batch else ""
-            at = f"[{image}feature, {tap}, channel]"
-            text.line(f"tma.async_copy_global_to_shared({self.weight}, {at}, ready, b.index(stage))")
-        self.schedule.advance(text)
+        self._copy_src(where)
+        image = f"n * {self.geometry.features} + " if self.contraction.weight_per_batch else ""
+        for line in range(0 if knobs.resident else lines):
+            at = _plus(tap, line * (self.contraction.taps // lines))
+            block = f"stage * {lines} + {line}" if lines > 1 else "stage"
+            where = [f"{image}feature", at, "channel"]
+            into = f"ready, b.index({block})"
+            text.line(f"tma.async_copy_global_to_shared({self.weight}, [{', '.join(where)}], {into})")
+        schedule.advance(text)
+
+    def _copy_src(self, where: list[str]) -> None:
+        """The rows of the first tap and, where they reach further, the lines behind them."""
+        text, schedule = self.text, self.schedule
+        if not self.knobs.reaching:
+            text.line(f"tma.async_copy_global_to_shared(src, [{', '.join(where)}], ready, a.index(stage))")
+            return
+        line, *rest = where
+        size = self.knobs.box[0]
+        begins = [
+            ("src", 0),
+            *(("src_more", size + more) for more in range(0, schedule.reach, schedule.more)),
+        ]
+        for name, begin in begins:
+            into = f"a.index({_plus(f'stage * {schedule.span}', begin)})"
+            view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
+            at = ", ".join([_plus(line, begin), *rest])
+            text.line(f"tma.async_copy_global_to_shared({name}, [{at}], ready, {view})")
+
+
+def _plus(name: str, number: int) -> str:
+    return f"{name} + {number}" if number else name

@@ -31,6 +31,7 @@ class Knobs:
     programs: int = 1
     band: int = 1
     swapped: bool = False
+    reaching: bool = False
 
 
 class Schedule:
@@ -40,16 +41,21 @@ class Schedule:
         own, own_columns: the part of a tile that one group finishes: all, or a share of the features where
             they are the products' rows, else of the first axis of the box that has several rows, so that the
             shares lie side by side.
+        lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
+        span: lines of src in such a copy.
+        blocks: copies of src for a tile.
         part, part_columns: what a group finishes at once: few positions along the products' columns, so that
             the stages' values fit into registers.
     """
 
     def __init__(self, knobs: Knobs, kernel: Kernel) -> None:
         self.knobs, self.kernel = knobs, kernel
-        self.geometry = Geometry(kernel)
+        self.geometry = Geometry(kernel, knobs.reaching)
         self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
         self.tiles = prod(self.counts) * self.across
-        self.blocks = self.geometry.blocks(knobs.depth)
+        self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
+        self.span = knobs.box[0] + self.reach
+        self.blocks = self.geometry.products(knobs.depth) // self.lines
         self.own, self.own_columns = knobs.box, knobs.columns
         if self.shares_tile and knobs.swapped:
             self.own_columns //= knobs.groups
@@ -74,6 +80,21 @@ class Schedule:
         return self.knobs.groups > 1 and not self.knobs.together
 
     @property
+    def letters(self) -> tuple[str, ...]:
+        """The axes of the rows."""
+        return tuple(axis.letter for axis in self.geometry.axes)
+
+    @property
+    def reach(self) -> int:
+        """Lines that a copy of src has besides those of the first tap."""
+        return self.geometry.axes[0].reach if self.knobs.reaching else 0
+
+    @property
+    def more(self) -> int:
+        """Lines that are copied at a time after those of the first tap: boxes are powers of two."""
+        return self.reach & -self.reach
+
+    @property
     def sum_shape(self) -> tuple[int, int]:
         """Rows and columns of a group's products."""
         shape = prod(self.own), self.own_columns
@@ -87,7 +108,7 @@ class Schedule:
     @property
     def first(self) -> tuple[str, ...]:
         """Where the group's part of a tile begins, along each axis of the rows and the features."""
-        found = [*self.geometry.axes, "feature"]
+        found = [*self.letters, "feature"]
         if self.shares_tile:
             axis = next(axis for axis, (all_, own) in enumerate(self._shares) if own < all_)
             found[axis] += f" + group * {self._shares[axis][1]}"
@@ -123,11 +144,17 @@ class Schedule:
         return self.knobs.columns * self.knobs.depth * HALF
 
     @property
+    def src_bytes(self) -> int:
+        """Of one copy of src."""
+        return self.span * prod(self.knobs.box[1:]) * self.knobs.depth * HALF
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a program takes."""
         knobs = self.knobs
-        stage = prod(knobs.box) * knobs.depth * HALF + (0 if knobs.resident else self.weight_bytes)
-        held = self.blocks * self.weight_bytes if knobs.resident else 0
+        weight = self.lines * self.weight_bytes
+        stage = self.src_bytes + (0 if knobs.resident else weight)
+        held = self.blocks * weight if knobs.resident else 0
         tiles = PART_TILES * prod(self.part) * self.part_columns
         tiles += len(self.copied) * prod(self.own) * self.own_columns
         return stage * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
@@ -137,8 +164,10 @@ class Schedule:
         knobs, geometry = self.knobs, self.geometry
         moved = geometry.dst_map(self.part, self.part_columns)
         keys = {operand.key for operand in self.copied}
+        more = (Slot("src", map=geometry.src_map((self.more, *knobs.box[1:]), knobs.depth)),)
         return (
             Slot("src", map=geometry.src_map(knobs.box, knobs.depth)),
+            *(more if knobs.reaching else ()),
             Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
             *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
             Slot("dst", map=moved),
@@ -148,7 +177,7 @@ class Schedule:
 
     def place_tile(self, text: Text, *, needs_feature: bool = True) -> None:
         """The first row of a tile along each axis, and its first feature."""
-        knobs, axes = self.knobs, self.geometry.axes
+        knobs = self.knobs
         if self.across == 1:
             text.line("rest = tile")
         elif knobs.band == 1:
@@ -164,7 +193,9 @@ class Schedule:
         if needs_feature:
             block = "inside // height" if knobs.band > 1 and self.across > 1 else f"tile % {self.across}"
             text.line("feature = 0" if self.across == 1 else f"feature = {block} * {knobs.columns}")
-        *inner, first = reversed(list(zip(axes, knobs.box, self.counts, strict=True)))
+        # tiles of one image follow one another: what they read of src, they read twice
+        axes = list(zip(self.letters, self.knobs.box, self.counts, strict=True))
+        *inner, first = sorted(axes, key=lambda axis: (axis[0] == "n", -axes.index(axis)))
         for letter, size, count in inner:
             text.line(f"{letter} = rest % {count} * {size}", f"rest = rest // {count}")
         text.line(f"{first[0]} = rest * {first[1]}")

@@ -24,14 +24,46 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """An axis of the positions: of dst's, which are the rows, and of src's.
+
+    Attributes:
+        letter: what coordinates are called in generated code.
+        rows, dst_stride: positions of dst, and elements from one to the next.
+        positions, src_stride: of src.
+        taps, step, dilation, low: of the convolution along it.
+    """
+
+    letter: str
+    rows: int
+    dst_stride: int
+    positions: int
+    src_stride: int
+    taps: int = 1
+    step: int = 1
+    dilation: int = 1
+    low: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Positions from the one that the first tap reads to the last tap's."""
+        return (self.taps - 1) * self.dilation
+
+
+@dataclass(frozen=True)
 class Geometry:
     """A contraction as dst rows times features.
 
-    A row is one position of `extents`: dst's axes but the channel's, outermost first. Where the positions
-    of src lie evenly and each is read once, for the row of the same index, they are one axis.
+    A row is one position of dst. Where the positions of src lie evenly and each is read once, for the row of
+    the same index, they are one axis; else batch, then the spatial axes.
+
+    Attributes:
+        reaching: whether the first spatial axis comes before the batch. Then the lines of a box along it lie
+            one behind the other, and those that a tap needs are where the tap before it has its own, but one.
     """
 
     kernel: Kernel
+    reaching: bool = False
 
     @cached_property
     def is_flat(self) -> bool:
@@ -41,20 +73,39 @@ class Geometry:
         return contraction.is_matrix_product and one_weight and _even(self.kernel.src)
 
     @cached_property
-    def extents(self) -> tuple[int, ...]:
-        """Rows along each axis."""
-        contraction = self.kernel.contraction
-        return (contraction.rows,) if self.is_flat else (contraction.batch, *contraction.dst_spatial)
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of the rows, as tiles have them, outermost first."""
+        src, dst, contraction = self.kernel.src, self.kernel.dst, self.kernel.contraction
+        src_strides, dst_strides = _strides(src), _strides(dst)
+        if self.is_flat:
+            return (Axis("m", contraction.rows, min(dst_strides), contraction.rows, min(src_strides)),)
+        spatial = len(src.spatial)
+        found = [Axis("n", dst.batch, dst_strides[0], src.batch, src_strides[0])]
+        for axis, letter in enumerate("zyx"[3 - spatial :]):
+            found.append(
+                Axis(
+                    letter,
+                    dst.spatial[axis],
+                    dst_strides[axis + 1],
+                    src.spatial[axis],
+                    src_strides[axis + 1],
+                    contraction.kernel[axis],
+                    contraction.stride[axis],
+                    contraction.dilation[axis],
+                    contraction.padding[axis][0],
+                )
+            )
+        if self.reaching:
+            found[:2] = found[1::-1]
+        return tuple(found)
 
     @property
-    def axes(self) -> tuple[str, ...]:
-        """A letter for each axis of the rows, as generated code names coordinates."""
-        return ("m",) if self.is_flat else ("n", *"zyx"[4 - len(self.extents) :])
-
-    @cached_property
-    def steps(self) -> tuple[int, ...]:
-        """src positions from one row to the next, along each axis."""
-        return (1,) if self.is_flat else (1, *self.kernel.contraction.stride)
+    def can_reach(self) -> bool:
+        """Whether several taps read lines along the first spatial axis that are one box's."""
+        if self.is_flat or len(self.axes) == 1:
+            return False
+        axis = next(axis for axis in self.axes if axis.letter != "n")
+        return axis.taps > 1 and axis.step == 1
 
     @property
     def channels(self) -> int:
@@ -68,40 +119,52 @@ class Geometry:
 
     def tiles(self, box: tuple[int, ...], columns: int) -> tuple[tuple[int, ...], int]:
         """How many tiles there are along each axis of the rows, and along the features."""
-        return tuple(map(ceil_div, self.extents, box)), ceil_div(self.features, columns)
+        rows = (ceil_div(axis.rows, size) for axis, size in zip(self.axes, box, strict=True))
+        return tuple(rows), ceil_div(self.features, columns)
 
-    def blocks(self, depth: int) -> int:
-        """Products of tiles that make one tile of dst, `depth` channels each."""
+    def products(self, depth: int) -> int:
+        """Products of blocks that make one tile of dst, `depth` channels each."""
         return self.kernel.contraction.taps * ceil_div(self.channels, depth)
 
     def boxes(self, rows: int) -> tuple[tuple[int, ...], ...]:
         """Boxes of so many rows, those first that cover dst with the fewest, and of these the roundest."""
         size = rows.bit_length() - 1
-        cuts = product(range(size + 1), repeat=len(self.extents))
+        cuts = product(range(size + 1), repeat=len(self.axes))
         boxes = [tuple(1 << cut for cut in each) for each in cuts if sum(each) == size]
         return tuple(sorted(filter(self._fits, boxes), key=self._cost))
 
     def _fits(self, box: tuple[int, ...]) -> bool:
-        one_weight = box[0] == 1 or not self.kernel.contraction.weight_per_batch
-        return one_weight and all(
-            (size - 1) * step < MOST_BOX for size, step in zip(box, self.steps, strict=True)
-        )
+        first, *inner = box
+        images = box[1] if self.reaching else first
+        if images > 1 and self.kernel.contraction.weight_per_batch:
+            return False
+        if self.reaching and (first == 1 or prod(inner) < SWIZZLED_ROWS):
+            return False
+        return all(size * axis.step <= MOST_BOX for size, axis in zip(box, self.axes, strict=True))
 
-    def _cost(self, box: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-        """How many boxes dst takes, and how many src positions one of them needs over all taps."""
-        taps = (1,) if self.is_flat else (1, *self.kernel.contraction.kernel)
-        reach = ((size - 1) * step + tap for size, step, tap in zip(box, self.steps, taps, strict=True))
-        return prod(self.tiles(box, 1)[0]), prod(reach), box
+    def _cost(self, box: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
+        """What all boxes copy, and how many src positions one of them needs over all taps."""
+        both = list(zip(box, self.axes, strict=True))
+        reach = prod((size - 1) * axis.step + axis.reach + 1 for size, axis in both)
+        copied = (box[0] + self.axes[0].reach) / box[0] if self.reaching else 1.0
+        return prod(self.tiles(box, 1)[0]) * copied, reach, box
 
     # ---- tensor maps
 
     def src_map(self, box: tuple[int, ...], depth: int) -> TensorMap:
         """src in boxes of rows x `depth` channels."""
-        return _map(self.kernel.src, self.is_flat, (*box, depth), (*self.steps, 1))
+        axes = self.axes
+        shape = (*(axis.positions for axis in axes), self.kernel.src.channels)
+        steps = (*(axis.step for axis in axes), 1)
+        strides = tuple(_taken(axis.positions, axis.src_stride, shape[-1]) for axis in axes)
+        return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
         """dst, and what is stored as dst is, in boxes of rows x features."""
-        return _map(self.kernel.dst, self.is_flat, (*box, columns), (1,) * (len(box) + 1))
+        axes = self.axes
+        shape = (*(axis.rows for axis in axes), self.features)
+        strides = tuple(_taken(axis.rows, axis.dst_stride, shape[-1]) for axis in axes)
+        return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), (1,) * len(shape))
 
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.
@@ -115,35 +178,36 @@ class Geometry:
         return TensorMap(self.kernel.weight.dtype, shape, strides, (columns, 1, depth), (1, 1, 1))
 
 
+SWIZZLED_ROWS = 8  # rows of a block after which the order of their bytes in shared memory repeats
+
+
 def _even(spec: TensorSpec) -> bool:
     """Whether the positions of a channels-last tensor lie at one distance from each other."""
-    outer = [
-        (extent, stride)
-        for extent, stride in zip(*_outer(spec), strict=True)
-        if extent > 1
-    ]  # fmt: skip
+    extents = (spec.batch, *spec.spatial)
+    outer = [pair for pair in zip(extents, _strides(spec), strict=True) if pair[0] > 1]
     return all(stride == size * inner for (_, stride), (size, inner) in pairwise(outer))
 
 
-def _outer(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents and strides of all axes but the channel's: batch first, then the spatial ones."""
+def _strides(spec: TensorSpec) -> tuple[int, ...]:
+    """Strides of all axes but the channel's: batch first, then the spatial ones.
+
+    Along an axis of one position nothing is stepped: its stride is the largest, for it to be passed over.
+    """
     strides = spec.element_strides
-    return (spec.batch, *spec.spatial), (strides[0], *strides[2:])
+    extents = (spec.batch, *spec.spatial)
+    both = list(zip(extents, (strides[0], *strides[2:]), strict=True))
+    largest = max((stride for extent, stride in both if extent > 1), default=spec.channels)
+    return tuple(stride if extent > 1 else largest for extent, stride in both)
 
 
-def _map(spec: TensorSpec, is_flat: bool, box: tuple[int, ...], steps: tuple[int, ...]) -> TensorMap:
-    extents, strides = _outer(spec)
-    # an axis of one position is never stepped along, but its stride has to be one that the engine takes
-    idle = max(ALIGNED, ceil_div(spec.channels, ALIGNED) * ALIGNED)
-    moved = tuple(s if extent > 1 else idle for extent, s in zip(extents, strides, strict=True))
-    if is_flat:
-        longest = [s for extent, s in zip(extents, strides, strict=True) if extent > 1]
-        extents, moved = (prod(extents),), (min(longest, default=idle),)
-    return TensorMap(spec.dtype, (*extents, spec.channels), (*moved, 1), box, steps)
+def _taken(extent: int, stride: int, channels: int) -> int:
+    """A stride that the engine takes: any will do along an axis of one position."""
+    return stride if extent > 1 else ceil_div(channels, ALIGNED) * ALIGNED
 
 
 def strides_fit(spec: TensorSpec) -> Iterator[int]:
     """The strides of a channels-last tensor that are stepped along and that the copy engine does not take."""
-    for extent, stride in zip(*_outer(spec), strict=True):
+    strides = spec.element_strides
+    for extent, stride in zip((spec.batch, *spec.spatial), (strides[0], *strides[2:]), strict=True):
         if extent > 1 and stride % ALIGNED:
             yield stride

@@ -18,6 +18,7 @@ from fuseplan.emit import Slot, Source
 from fuseplan.kernel import KernelOperand
 
 IMPORTS = (
+    "import triton.language as tl",
     "from triton.experimental import gluon",
     "from triton.experimental.gluon import language as gl",
     "from triton.experimental.gluon.language.nvidia.hopper import (",
@@ -81,6 +82,8 @@ class HopperWriter:
                 f"layout: gl.constexpr = {_accumulator(schedule.part_width)}",
                 "slot = 0",
             )
+            if knobs.reaching:
+                text.line(f"lines: gl.constexpr = {self._swizzled(2)}")
             start, stride = self._turns()
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
@@ -115,17 +118,20 @@ class HopperWriter:
     def _multiply(self) -> None:
         """The sum of a tile; a stage is given back when the product after it has begun."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        first, second = self._factors()
         text.line(f"total = gl.zeros({schedule.sum_shape}, gl.float32, layout=whole)")
         if schedule.takes_turns:
             text.line("mbarrier.wait(order.index(group), mine)", "mine ^= 1")
         with text.block(f"for block in range({schedule.blocks})"):
+            text.line("mbarrier.wait(full.index(stage), phase)")
+            for line in range(schedule.lines):
+                first, second = self._factors(line)
+                text.line(
+                    f"first = {first}",
+                    f"second = {second}",
+                    "total = warpgroup_mma(first, second, total, is_async=True)",
+                )
             text.line(
-                "mbarrier.wait(full.index(stage), phase)",
-                f"first = {first}",
-                f"second = {second}",
-                "total = warpgroup_mma(first, second, total, is_async=True)",
-                "total = warpgroup_mma_wait(1, deps=(total,))",
+                f"total = warpgroup_mma_wait({schedule.lines}, deps=(total,))",
                 f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
                 "mbarrier.arrive(empty.index(before), pred=block > 0)",
             )
@@ -144,17 +150,31 @@ class HopperWriter:
                 f"stage = stage % {knobs.stages}",
             )
 
-    def _factors(self) -> tuple[str, str]:
+    def _factors(self, line: int) -> tuple[str, str]:
         """The blocks of src and of the weight that one product takes, rows first."""
         knobs, schedule = self.knobs, self.schedule
         block = "block" if knobs.resident else "stage"
-        src = f"a.index(stage).reshape([{prod(knobs.box)}, {knobs.depth}])"
+        block = f"{block} * {schedule.lines} + {line}" if schedule.lines > 1 else block
+        src = self._src_lines(line) if knobs.reaching else f"a.index(stage).reshape({self._src_shape})"
         weight = f"b.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
         rows, columns = (weight, src) if knobs.swapped else (src, weight)
-        if schedule.shares_tile:
+        if schedule.shares_tile and not (knobs.reaching and rows is src):
             share = schedule.sum_shape[0]
             rows += f".slice(group * {share}, {share}, 0)"
         return rows, f"{columns}.permute((1, 0))"
+
+    @property
+    def _src_shape(self) -> str:
+        return f"[{prod(self.knobs.box)}, {self.knobs.depth}]"
+
+    def _src_lines(self, line: int) -> str:
+        """The lines of src that a tap along the first axis reads: they begin where its own does."""
+        schedule, geometry = self.schedule, self.geometry
+        first = f"stage * {schedule.span} + {line * geometry.axes[0].dilation}"
+        if schedule.shares_tile and not self.knobs.swapped:
+            first += f" + group * {schedule.own[0]}"
+        shape = f"[{prod(schedule.own)}, {self.knobs.depth}]"
+        return f"a.index({first})._reinterpret(dst.dtype, {shape}, lines)"
 
     # ---- what comes after the sum
 
@@ -242,27 +262,30 @@ class HopperWriter:
         if geometry.is_flat:
             text.line(f"position = {first[0]} + row")
             pixels = prod(self.kernel.dst.spatial)
-            return f"position % {pixels} * {geometry.features}", f"position < {geometry.extents[0]}"
+            return f"position % {pixels} * {geometry.features}", f"position < {geometry.axes[0].rows}"
         inside, masks, inner = [], [], prod(self.schedule.part)
-        for axis, letter in enumerate(geometry.axes):
-            size = self.schedule.part[axis]
+        for axis, start, size in zip(geometry.axes, first, self.schedule.part, strict=False):
             inner //= size
-            text.line(f"{letter}_row = {first[axis]} + row // {inner} % {size}")
-            masks.append(f"({letter}_row < {geometry.extents[axis]})")
-            if axis:
-                inside.append(f"{letter}_row * {self.kernel.dst.element_strides[axis + 1]}")
+            text.line(f"{axis.letter}_row = {start} + row // {inner} % {size}")
+            masks.append(f"({axis.letter}_row < {axis.rows})")
+            if axis.letter != "n":
+                inside.append(f"{axis.letter}_row * {axis.dst_stride}")
         return " + ".join(inside), " & ".join(masks)
 
     # ---- the kernel
+
+    @property
+    def _weight(self) -> Slot:
+        return Slot("operand", self.kernel.weight.key)
 
     def _entry(self) -> None:
         text, knobs, schedule = self.text, self.knobs, self.schedule
         held = ["held"] if knobs.resident else []
         turns = ["order"] if schedule.takes_turns else []
-        slots = schedule.slots(self.epilogue.slots)
         tail = [argument(slot) for slot in (*self.epilogue.slots, Slot("dst"))]
+        mapped = ["src", *(["src_more"] if knobs.reaching else []), argument(self._weight)]
         text.line("@gluon.jit")
-        with text.block(f"def fused({', '.join(argument(slot) for slot in slots)})"):
+        with text.block(f"def fused({', '.join([*mapped, *tail])})"):
             self._allocate()
             text.line("gl.warp_specialize(", "    [")
             for group in range(knobs.groups):
@@ -278,9 +301,14 @@ class HopperWriter:
     def _allocate(self) -> None:
         """The ring of tiles, the groups' tiles of dst, and the barriers between the warps."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        weight = argument(Slot("operand", self.kernel.weight.key))
-        _ring(text, "a", "src", knobs.stages)
-        _ring(text, "b", weight, schedule.blocks if knobs.resident else knobs.stages)
+        weight = argument(self._weight)
+        if knobs.reaching:
+            shape = [knobs.stages * schedule.span, *knobs.box[1:], knobs.depth]
+            text.line(f"a = {allocated('src.dtype', str(shape), self._swizzled(len(shape) - 1))}")
+        else:
+            _ring(text, "a", "src", knobs.stages)
+        held = schedule.blocks if knobs.resident else knobs.stages
+        _ring(text, "b", weight, held * schedule.lines)
         self._barriers("empty", knobs.stages, knobs.groups if knobs.together else 1)
         self._barriers("full", knobs.stages, 1)
         if knobs.resident:
@@ -294,6 +322,10 @@ class HopperWriter:
                 _ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
+
+    def _swizzled(self, rank: int) -> str:
+        """The layout of lines of src in shared memory: that of the copies' boxes."""
+        return f"gl.NVMMASharedLayout({min(128, self.knobs.depth * HALF)}, {8 * HALF}, {rank})"
 
     def _barriers(self, name: str, count: int, arrivals: int) -> None:
         self.text.line(f"{name} = {barriers(count)}")
