@@ -1,0 +1,113 @@
+"""The GPU's clock, on a GPU whose work is a list of what was enqueued and how long each piece takes."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, REPLAYED, GpuClock, GpuProtocol, rate_of
+
+FLUSH = 1e-4  # seconds
+
+
+class Queue:
+    """A stream: pieces of work with their seconds, done one after the other."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done: list[str] = []
+
+    def work(self, name: str, seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            self.done.append(name)
+            self.now += seconds
+
+        return call
+
+    def torch(self) -> Any:
+        """As much of torch as the clock uses."""
+        queue = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = queue.now
+
+            def elapsed_time(self, end: Any) -> float:
+                return float(end.at - self.at) * 1e3
+
+        def empty(size: int, dtype: object, device: object) -> Any:
+            assert size * 4 == FLUSH_BYTES
+            return SimpleNamespace(zero_=queue.work("flush", FLUSH))
+
+        cuda = SimpleNamespace(Event=Event, synchronize=lambda device: None)
+        return SimpleNamespace(
+            device=lambda kind, index: (kind, index), empty=empty, int32="int32", cuda=cuda
+        )
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    made = Queue()
+    monkeypatch.setitem(sys.modules, "torch", made.torch())
+    return made
+
+
+def test_a_time_is_the_calls_own_and_each_call_finds_the_cache_overwritten(queue: Queue) -> None:
+    clock = GpuClock(0, GpuProtocol(rounds=3, block_seconds=1e-9, fewest_samples=4))
+    timed = clock.interleave({"a": queue.work("a", 2e-5), "b": queue.work("b", 3e-5)})
+    assert timed["a"].median == pytest.approx(2e-5)
+    assert timed["b"].median == pytest.approx(3e-5)
+    assert (timed["a"].blocks, timed["a"].n) == (3, 12)
+    block = ["a", "a", *["flush"] * AHEAD, *["flush", "a"] * 4]
+    assert queue.done[-2 * len(block) : -len(block)] in (block, [name.replace("a", "b") for name in block])
+
+
+def test_the_order_rotates(queue: Queue) -> None:
+    clock = GpuClock(0, GpuProtocol(rounds=2, block_seconds=1e-9, fewest_samples=1))
+    clock.interleave({name: queue.work(name, 1e-6) for name in "ab"})
+    blocks = " ".join(queue.done).split(" ".join(["flush"] * (AHEAD + 1)))
+    assert [timed.split()[0] for timed in blocks[-4:]] == ["a", "b", "b", "a"]
+
+
+def test_nothing_to_time(queue: Queue) -> None:
+    clock = GpuClock(0)
+    assert clock.interleave({}) == {}
+    assert clock.wall({}) == {}
+
+
+def test_samples_fill_a_block_within_limits(queue: Queue) -> None:
+    clock = GpuClock(0, GpuProtocol(rounds=1, block_seconds=1e3, most_samples=7))
+    assert clock.interleave({"a": queue.work("a", 1e-6)})["a"].n == 7
+
+
+def test_wall_is_the_hosts(queue: Queue) -> None:
+    assert 0 < GpuClock(0).wall({"a": queue.work("a", 5.0)})["a"].median < 1e-3
+
+
+def test_a_rate_is_that_of_the_best_call(queue: Queue) -> None:
+    assert rate_of(GpuClock(0), queue.work("a", 2e-3), 10.0) == pytest.approx(5000.0)
+
+
+def test_a_graph_is_timed_by_the_call(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, captured = sys.modules["torch"], list[int]()
+
+    class Nothing:
+        def __enter__(self) -> None:
+            captured.append(len(queue.done))
+
+        def __exit__(self, *_: object) -> None:
+            captured.append(len(queue.done))
+
+    cuda: Any = torch.cuda
+    cuda.CUDAGraph = lambda: SimpleNamespace(replay=queue.work("replay", REPLAYED * 4e-6))
+    cuda.Stream = lambda device: SimpleNamespace(synchronize=lambda: None)
+    cuda.stream = lambda stream: Nothing()
+    cuda.graph = lambda graph, stream: Nothing()
+    calls = [queue.work("a", 1.0), queue.work("b", 1.0)]
+    assert GpuClock(0).replay(calls) == pytest.approx(4e-6)
+    assert queue.done[captured[2] : captured[3]] == ["a", "b"] * (REPLAYED // 2)
