@@ -271,8 +271,11 @@ def _gluon() -> Iterator[None]:
     """The emulation stands where Gluon would be imported from."""
     gluon, language = ModuleType(PACKAGE), _language()
     gluon.__dict__.update(jit=lambda function: function, language=language)
+    plain = ModuleType("triton.language")
+    plain.__dict__.update(PropagateNan=SimpleNamespace(ALL="all"))
     names = {
         "triton": ModuleType("triton"),
+        "triton.language": plain,
         "triton.experimental": ModuleType("triton.experimental"),
         PACKAGE: gluon,
         f"{PACKAGE}.language": language,

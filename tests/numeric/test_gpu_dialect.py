@@ -237,7 +237,7 @@ def test_every_function_compiles_as_gluon(dtype: str) -> None:
     lines.line(
         "from triton.experimental import gluon", "from triton.experimental.gluon import language as gl"
     )
-    lines.line("@gluon.jit")
+    lines.line("import triton.language as tl", "@gluon.jit")
     with lines.block("def k(src, dst)"):
         lines.line("at = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))")
         lines.line("x = gl.load(src + at).to(gl.float32)")

@@ -61,6 +61,7 @@ def table(text: Text, namespace: str = "tl", dtype: str = "f32") -> dict[str, Ca
     """The meaning of each scalar function, and of what `simplified` makes, as lines of `text`.
 
     Values are names and numbers in the text, of the compute dtype; those of `gt` and `ge` are conditions.
+    The text imports `triton.language as tl` in either namespace.
 
     Args:
         text: takes the lines.

@@ -138,8 +138,9 @@ class Functions:
         """The larger or smaller of two, and NaN where one is."""
         if x in self._numbers:
             x, y = y, x
-        if self.ns == "tl" and not self.is_double:
-            return f"tl.{name}({x}, {y}, propagate_nan=tl.PropagateNan.ALL)"
+        if not self.is_double:
+            # One instruction; a maximum with zero becomes part of the rounding to 16 bits.
+            return f"{self.ns}.{name}({x}, {y}, propagate_nan=tl.PropagateNan.ALL)"
         chosen = self._choice(f"{x} {'<' if name == 'maximum' else '>'} {y}", y, x)
         return chosen if y in self._numbers else self._choice(f"{y} == {y}", chosen, y)
 
