@@ -47,11 +47,12 @@ def memory(areas: list[tuple[int, int, bool]]) -> Iterator[None]:
 
 
 def _check(pointers: Array, mask: Array, itemsize: int, *, writes: bool) -> None:
-    used = pointers[np.broadcast_to(mask, pointers.shape)].astype(np.uint64)
+    wanted = np.asarray(mask).astype(bool)  # one made of a scalar condition has numbers
+    used = pointers[np.broadcast_to(wanted, pointers.shape)].astype(np.uint64)
     inside = np.zeros(used.shape, bool)
     for low, end, writable in _areas:
         if writable or not writes:
-            inside |= (used >= np.uint64(low)) & (used + np.uint64(itemsize) <= np.uint64(end))
+            inside |= (used >= np.uint64(low)) & (used <= np.uint64(max(0, end - itemsize)))
     if not inside.all():
         stray = int(used[~inside][0])
         nearest = min(_areas, key=lambda area: min(abs(stray - area[0]), abs(stray - area[1])))
