@@ -226,8 +226,9 @@ def _language() -> ModuleType:
         minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
         thread_barrier=lambda: None, warp_specialize=_warp_specialize,
-        NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None, NVMMASharedLayout=lambda *_: None,
-        convert_layout=lambda value, layout, assert_trivial=False: value, erf=_erf,
+        NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
+        NVMMASharedLayout=lambda *_: None, erf=_erf,
+        convert_layout=lambda value, layout, assert_trivial=False: value,
     )  # fmt: skip
     return gl
 
