@@ -57,13 +57,14 @@ class GpuPointwise(GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         channels, area = kernel.dst.channels, prod(kernel.dst.spatial)
+        tile = _TILE // 2 if kernel.compute_dtype == "f64" else _TILE  # f64 takes two registers
         if kernel.dst.is_channels_last or area == 1:
             inner = min(power_of_two(channels), _WIDEST)
-            yield cls("rows", max(1, _TILE // inner), inner, 0, 4)
-        yield cls("flat", 1, _TILE // 2, 0, 4)
+            yield cls("rows", max(1, tile // inner), inner, 0, 4)
+        yield cls("flat", 1, tile // 2, 0, 4)
         if not kernel.dst.is_channels_last and area > 1:
             inner = min(power_of_two(area), _WIDEST)
-            yield cls("planes", max(1, _TILE // inner), inner, 0, 4)
+            yield cls("planes", max(1, tile // inner), inner, 0, 4)
 
     def suits(self, kernel: Kernel) -> bool:
         """Whether dst is stored as the form's rows need it."""
