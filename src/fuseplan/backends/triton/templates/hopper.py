@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice, product
-from math import prod
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.templates import hopper_choices
+from fuseplan.backends.triton.templates.hopper_choices import choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import (
-    ALIGNED,
-    HALF,
-    MOST_STEP,
-    Geometry,
-    ceil_div,
-    strides_fit,
-)
+from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED, MOST_STEP, Geometry, strides_fit
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
-
-SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
-RESERVED_BYTES = 1024  # of a program's shared memory, for the system
-MOST_STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -89,14 +78,15 @@ class Hopper(GpuTemplate):
         yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
         steps = max(contraction.stride, default=1)
         yield claim(steps <= MOST_STEP, Reason.COPY_STEP, got=f"stride={steps}", operator=step)
-        found = any(True for _ in cls.candidates(kernel, target, accuracy))
+        found = next(choices(kernel, target), None) is not None
         yield claim(found, Reason.GROUP_TILES, got=f"groups={contraction.groups}", operator=step)
         yield accuracy_claim(_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        found = set(_choices(kernel, target))
-        yield from sorted(found, key=lambda choice: (choice.seconds(kernel, target), choice.text))
+        found = dict(choices(kernel, target))
+        for knobs in sorted(found, key=lambda each: (found[each], repr(each))):
+            yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own."""
@@ -112,35 +102,16 @@ class Hopper(GpuTemplate):
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
-        return Schedule(Knobs(**self.knobs), kernel)
+        return Schedule(Knobs(**self.knobs), Geometry(kernel, self.reaching))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        schedule = self.schedule(kernel)
-        places = target.processors * self.programs
-        waves = ceil_div(schedule.tiles, places)
-        columns = schedule.sum_shape[1]
-        # of a product, 64 rows and all columns are read from shared memory anew
-        reading = max(1.0, _SHARED_READS * (64 + columns) / (64 * columns))
-        products = 2 * prod(self.box) * self.columns * schedule.blocks * schedule.lines * self.depth
-        weight = 0 if self.resident else schedule.lines * schedule.weight_bytes
-        moved = schedule.blocks * (schedule.src_bytes + weight) + prod(self.box) * self.columns * HALF
-        inside = max(reading * products / _FLOPS_A_SECOND, moved / _L2_BYTES_A_SECOND) * self.programs
-        memory = self.traffic(kernel, target).total / _BYTES_A_SECOND
-        return max(waves * inside, memory) + _LAUNCH_SECONDS
+        return hopper_choices.seconds(self.schedule(kernel), target)
 
     def error_bound(self, kernel: Kernel) -> float:
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return HopperWriter(self.schedule(kernel), target.processors, self.text).source()
-
-
-# One processor of an H100.
-_FLOPS_A_SECOND = 5.0e12
-_L2_BYTES_A_SECOND = 45e9
-_BYTES_A_SECOND = 2.8e12  # all of them together, from memory
-_LAUNCH_SECONDS = 3e-6
-_SHARED_READS = 41.6  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
 
 
 def _bound(kernel: Kernel) -> float:
@@ -155,72 +126,3 @@ def _channels_last(kernel: Kernel) -> bool:
     """Whether the channels of a position lie side by side in src and dst."""
     src, dst = kernel.src, kernel.dst
     return src.element_strides[1] == 1 and (dst.is_channels_last or dst.element_strides[1] == 1)
-
-
-def _choices(kernel: Kernel, target: Target) -> Iterator[Hopper]:
-    """Every choice that fits the processor."""
-    features = kernel.contraction.features_per_group
-    widths = [n for n in (32, 64, 128, 256) if n < 2 * max(features, 32)]
-    if kernel.contraction.groups > 1:
-        widths = [n for n in (16, *widths) if features % n == 0]
-    for rows, columns, depth in product((64, 128, 256), widths, _depths(kernel)):
-        for (groups, together, programs), swapped in product(_FORMS, (False, True)):
-            if not _fits((rows, columns), groups, together, programs, swapped):
-                continue
-            for reaching, box in _boxes(kernel, rows):
-                base = Hopper(box, columns, depth, 2, groups, together, False, programs, 1, swapped, reaching)
-                yield from _variants(base, kernel, target)
-
-
-def _boxes(kernel: Kernel, rows: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
-    """The best boxes of so many rows, each way round."""
-    for reaching in (False, True):
-        geometry = Geometry(kernel, reaching)
-        if geometry.can_reach or not reaching:
-            yield from ((reaching, box) for box in geometry.boxes(rows)[:2])
-
-
-# groups, together, programs on a processor
-_FORMS = ((2, False, 1), (2, True, 1), (1, False, 2), (3, False, 1))
-_MOST_REGISTERS = {(2, 1): 128, (1, 2): 64, (3, 1): 64}  # of sums, by groups and programs
-
-
-def _fits(tile: tuple[int, int], groups: int, together: bool, programs: int, swapped: bool) -> bool:
-    """Whether a group's products have 64 or 128 rows, enough columns, and sums that fit into registers."""
-    rows, columns = reversed(tile) if swapped else tile
-    rows //= groups if together else 1
-    fewest = 128 if swapped else 16
-    return (
-        rows in (64, 128)
-        and fewest <= columns <= 256
-        and rows * columns <= 128 * _MOST_REGISTERS[groups, programs]
-    )
-
-
-def _depths(kernel: Kernel) -> tuple[int, ...]:
-    """Channels of one product: 128 bytes of them, or fewer where that wastes less."""
-    channels = kernel.contraction.channels_per_group
-    if kernel.contraction.groups > 1:
-        return tuple(depth for depth in (64, 32, 16) if channels % depth == 0)[:1]
-    least = min(ceil_div(channels, depth) * depth for depth in (64, 32, 16))
-    return tuple(depth for depth in (64, 32, 16) if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
-
-
-def _variants(base: Hopper, kernel: Kernel, target: Target) -> Iterator[Hopper]:
-    """The choice with as many stages as fit; with the weight held; in bands."""
-    schedule = base.schedule(kernel)
-    tiles, across, grid = schedule.tiles, schedule.across, schedule.grid(target.processors)
-    most = (SHARED_BYTES + RESERVED_BYTES) // base.programs - RESERVED_BYTES
-    bands = (1, 8) if across > 1 and tiles > 4 * grid else (1,)
-    for band in bands:
-        yield from _deepest(replace(base, band=band), kernel, most)
-    # a held weight serves the features of one block: a program has to stay with them, and to have more tiles
-    own = kernel.contraction.weight_per_batch
-    if grid % across == 0 and tiles > grid and not own:
-        yield from _deepest(replace(base, resident=True), kernel, most)
-
-
-def _deepest(base: Hopper, kernel: Kernel, most: int) -> Iterator[Hopper]:
-    """The choice with as many stages as fit; none where fewer than two do."""
-    fitting = (replace(base, stages=stages) for stages in range(MOST_STAGES, 1, -1))
-    yield from islice((choice for choice in fitting if choice.schedule(kernel).shared_bytes <= most), 1)

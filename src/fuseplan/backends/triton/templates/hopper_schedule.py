@@ -10,7 +10,7 @@ from math import prod
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import KernelOperand
 
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out
@@ -48,9 +48,8 @@ class Schedule:
             the stages' values fit into registers.
     """
 
-    def __init__(self, knobs: Knobs, kernel: Kernel) -> None:
-        self.knobs, self.kernel = knobs, kernel
-        self.geometry = Geometry(kernel, knobs.reaching)
+    def __init__(self, knobs: Knobs, geometry: Geometry) -> None:
+        self.knobs, self.geometry, self.kernel = knobs, geometry, geometry.kernel
         self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
         self.tiles = prod(self.counts) * self.across
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
@@ -149,15 +148,18 @@ class Schedule:
         return self.span * prod(self.knobs.box[1:]) * self.knobs.depth * HALF
 
     @property
+    def stage_bytes(self) -> int:
+        """Of one stage of the ring."""
+        return self.src_bytes + (0 if self.knobs.resident else self.lines * self.weight_bytes)
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a program takes."""
         knobs = self.knobs
-        weight = self.lines * self.weight_bytes
-        stage = self.src_bytes + (0 if knobs.resident else weight)
-        held = self.blocks * weight if knobs.resident else 0
+        held = self.blocks * self.lines * self.weight_bytes if knobs.resident else 0
         tiles = PART_TILES * prod(self.part) * self.part_columns
         tiles += len(self.copied) * prod(self.own) * self.own_columns
-        return stage * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
+        return self.stage_bytes * knobs.stages + held + knobs.groups * tiles * HALF + BARRIER_BYTES
 
     def slots(self, tail: tuple[Slot, ...]) -> tuple[Slot, ...]:
         """The kernel's arguments; `tail` are the epilogue's."""

@@ -1,0 +1,104 @@
+"""Which choices of the kernel for Hopper fit a processor, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
+from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry, ceil_div
+from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+
+SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
+RESERVED_BYTES = 1024  # of a program's shared memory, for the system
+FEWEST_STAGES, MOST_STAGES = 2, 8
+BOXES = 2  # that are tried of a size: those that cover dst best
+
+# groups, together, programs on a processor: accumulators of a thread
+FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
+
+# One processor of an H100.
+FLOPS_A_SECOND = 5.0e12
+L2_BYTES_A_SECOND = 45e9
+SHARED_READS = 41.6  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+
+
+def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
+    """Every choice that fits the processor, and its seconds."""
+    plain, reaching = Geometry(kernel), Geometry(kernel, True)
+    geometries = (plain, reaching) if plain.can_reach else (plain,)
+    for geometry, rows in product(geometries, (64, 128, 256)):
+        boxes = geometry.boxes(rows)[:BOXES]
+        for box, columns, depth, form, swapped in product(
+            boxes, _widths(kernel), _depths(kernel), FORMS, (False, True)
+        ):
+            if _fits((rows, columns), form, swapped):
+                base = Knobs(box, columns, depth, FEWEST_STAGES, *form[:2], programs=form[2])
+                base = replace(base, swapped=swapped, reaching=geometry.reaching)
+                yield from _variants(base, geometry, target)
+
+
+def seconds(schedule: Schedule, target: Target) -> float:
+    """A launch: the longest of products, copies through the L2 and copies through memory."""
+    knobs = schedule.knobs
+    waves = ceil_div(schedule.tiles, target.processors * knobs.programs)
+    columns = schedule.sum_shape[1]
+    # of a product, 64 rows and all columns are read from shared memory anew
+    reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
+    area = prod(knobs.box) * knobs.columns
+    products = 2 * area * schedule.blocks * schedule.lines * knobs.depth
+    moved = schedule.blocks * schedule.stage_bytes + area * HALF
+    inside = max(reading * products / FLOPS_A_SECOND, moved / L2_BYTES_A_SECOND) * knobs.programs
+    memory = schedule.kernel.minimum_bytes / model.rates(target).memory
+    return max(waves * inside, memory) + model.LAUNCH_SECONDS
+
+
+def _widths(kernel: Kernel) -> tuple[int, ...]:
+    """Features of a tile; of groups, a share without rest."""
+    features = kernel.contraction.features_per_group
+    if kernel.contraction.groups > 1:
+        return tuple(width for width in (16, 32, 64, 128, 256) if features % width == 0)
+    return tuple(width for width in (32, 64, 128, 256) if width < 2 * max(features, 32))
+
+
+def _depths(kernel: Kernel) -> tuple[int, ...]:
+    """Channels of one product: 128 bytes of them, or fewer where that wastes less."""
+    channels = kernel.contraction.channels_per_group
+    if kernel.contraction.groups > 1:
+        return tuple(depth for depth in (64, 32, 16) if channels % depth == 0)[:1]
+    least = min(ceil_div(channels, depth) * depth for depth in (64, 32, 16))
+    return tuple(depth for depth in (64, 32, 16) if ceil_div(channels, depth) * depth <= 1.25 * least)[:1]
+
+
+def _fits(tile: tuple[int, int], form: tuple[int, bool, int], swapped: bool) -> bool:
+    """Whether a group's products have 64 or 128 rows, enough columns, and sums that fit into registers."""
+    rows, columns = tile[::-1] if swapped else tile
+    rows //= form[0] if form[1] else 1
+    fewest = 128 if swapped else 16
+    return rows in (64, 128) and fewest <= columns <= 256 and rows * columns <= 128 * FORMS[form]
+
+
+def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple[Knobs, float]]:
+    """The choice, also in bands, and with the weight held."""
+    schedule = Schedule(base, geometry)
+    grid = schedule.grid(target.processors)
+    yield from _deepest(schedule, target)
+    if schedule.across > 1 and schedule.tiles > 4 * grid:
+        yield from _deepest(Schedule(replace(base, band=8), geometry), target)
+    # a held weight serves the features of one block: a program has to stay with them, and to have more tiles
+    one_weight = not geometry.kernel.contraction.weight_per_batch
+    if grid % schedule.across == 0 and schedule.tiles > grid and one_weight:
+        yield from _deepest(Schedule(replace(base, resident=True), geometry), target)
+
+
+def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]]:
+    """The choice with as many stages as fit; none where fewer than two do."""
+    knobs = schedule.knobs
+    most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
+    stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
+    if stages >= FEWEST_STAGES:
+        yield replace(knobs, stages=stages), seconds(schedule, target)
