@@ -19,8 +19,8 @@ SM_90 = parse_target("triton:sm_90")
 
 SHAPES = (
     ("2x5x9x11", "conv2d(7, kernel=3, padding=1)"),
-    ("1x64x14x14", "conv2d(33, kernel=3, padding=1)"),
-    ("1x3x30x30", "conv2d(64, kernel=7, stride=2, padding=3)"),
+    ("1x64x9x9", "conv2d(33, kernel=3, padding=1)"),
+    ("1x3x20x20", "conv2d(40, kernel=7, stride=2, padding=3)"),
     ("1x40x10x12", "conv2d(20, kernel=1, stride=2)"),
     ("1x16x10x12", "conv2d(20, kernel=1, padding=1)"),
     ("1x9x13x15", "conv2d(70, kernel=(5, 2), stride=(2, 3), padding=((0, 3), (1, 0)))"),
@@ -106,10 +106,30 @@ def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
 @pytest.mark.parametrize(
     ("positions", "features", "depth"), [(16, 16, 16), (32, 64, 32), (64, 16, 16), (16, 32, 64)]
 )
-@pytest.mark.parametrize("joined", [1, 2, 4, 8])
-def test_any_tile(positions: int, features: int, depth: int, joined: int, last: bool) -> None:
-    plan = plan_of("2x40x6x7", "conv2d(70, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
-    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, "native", 4, 2))
+@pytest.mark.parametrize("joined", [1, 2, 8])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead: bool, last: bool) -> None:
+    plan = plan_of("1x40x4x5", "conv2d(36, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
+    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, ahead, "native", 4, 2))
+
+
+@BOTH
+@pytest.mark.parametrize("joined", [1, 4])
+@pytest.mark.parametrize(
+    ("shape", "conv"),
+    [
+        ("1x40x5x6", "conv2d(20, kernel=3, padding=1)"),
+        ("1x40x5x6", "conv2d(20, kernel=2)"),
+        ("1x16x5x6", "conv2d(20, kernel=(3, 1), padding=1)"),
+        ("1x70x5x6", "conv2d(20, kernel=1, stride=2)"),
+        ("1x34x4x5", "conv2d(34, kernel=3, padding=1, groups=17)"),
+        ("1x20x2x3x4", "conv3d(6, kernel=2, padding=1)"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "bias -> "])
+def test_loading_ahead(shape: str, conv: str, before: str, joined: int, last: bool) -> None:
+    plan = plan_of(shape, before + conv, last, " -> bias -> relu")
+    assert_interpreted(plan, GpuConvolution(32, 32, 32, joined, True, "ieee", 4, 2))
 
 
 @BOTH

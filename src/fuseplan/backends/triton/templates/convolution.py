@@ -37,6 +37,7 @@ class GpuConvolution(GpuTemplate):
         features: features in a tile.
         depth: products summed in one step.
         joined: channels of a position that one thread loads and has side by side; 1 where memory has them so.
+        ahead: a tile of src is loaded into registers while the one before it is multiplied.
         arithmetic: how products are computed, as in `product`.
         warps: of a program.
         stages: steps in flight.
@@ -48,6 +49,7 @@ class GpuConvolution(GpuTemplate):
     features: int
     depth: int
     joined: int
+    ahead: bool
     arithmetic: str
     warps: int
     stages: int
@@ -65,7 +67,7 @@ class GpuConvolution(GpuTemplate):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         arithmetic = arithmetics(kernel, target, accuracy)[0]
         for knobs in tiles_worth_trying(kernel, target, arithmetic):
-            yield cls(*knobs[:4], arithmetic, *knobs[4:])
+            yield cls(*knobs[:5], arithmetic, *knobs[5:])
 
     def tiles(self, kernel: Kernel) -> Tiles:
         """The sizes that follow from the knobs."""

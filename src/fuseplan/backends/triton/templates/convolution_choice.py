@@ -14,8 +14,8 @@ _STEP = 0.4e-6  # seconds from the first load of a step to its last product
 
 def tiles_worth_trying(
     kernel: Kernel, target: Target, arithmetic: str
-) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Positions, features, depth, joined, warps and stages."""
+) -> Iterator[tuple[int, int, int, int, bool, int, int]]:
+    """Positions, features, depth, joined, ahead, warps and stages."""
     probe = Tiles(kernel, LEAST, LEAST, LEAST)
     widest = 32 if kernel.src.itemsize > 2 else 64
     depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
@@ -28,7 +28,7 @@ def tiles_worth_trying(
     for positions, features, warps in _extents(kernel, target, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
         fewer = min(positions, power_of_two(kernel.contraction.rows, 512))
-        key = (fewer, fitting, depth, joined, warps, 3 if joined == 1 else 2)
+        key = (fewer, fitting, depth, joined, joined > 1, warps, 3 if joined == 1 else 2)
         if key not in seen:
             seen.add(key)
             yield key

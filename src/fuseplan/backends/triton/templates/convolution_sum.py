@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place
@@ -27,6 +27,7 @@ class Frame:
         weight: the pointer to the weight.
         arithmetic: how products are computed.
         joined: channels that one thread loads for a position and stores side by side.
+        ahead: a tile of src is loaded into registers one step ahead.
         is_swapped: the product is features x positions; else positions x features.
     """
 
@@ -36,6 +37,7 @@ class Frame:
     weight: str
     arithmetic: str
     joined: int
+    ahead: bool
     is_swapped: bool
 
     def weight_features(self, vector: str) -> str:
@@ -63,10 +65,12 @@ class Sum:
         self.begin()
         if self.tiles.steps == 1:
             self.step()
-            return
-        with self.text.block(f"for _ in range({self.tiles.steps})"):
-            self.step()
-            self.advance()
+        elif self.frame.ahead:
+            self.step_ahead()
+        else:
+            with self.text.block(f"for _ in range({self.tiles.steps})"):
+                self.step()
+                self.advance()
 
     def begin(self) -> None:
         """Writes what is the same in all steps, and the counters."""
@@ -74,6 +78,10 @@ class Sum:
 
     def step(self) -> None:
         """Writes what is added to `total`."""
+        raise NotImplementedError
+
+    def step_ahead(self) -> None:
+        """Writes the loop in which a tile of src is loaded while the one before it is multiplied."""
         raise NotImplementedError
 
     def advance(self) -> None:
@@ -110,17 +118,20 @@ class Sum:
         tiles = self.tiles
         return f"({local} + group_block * {tiles.channels})" if tiles.group_blocks > 1 else f"({local})"
 
-    def finish(self, x: str, at: str, channel: str, mask: str) -> str:
-        """The tile of src after the prologue, in the dtype of the factors; padding is zero again."""
-        if not self.kernel.prologue:
-            return x
-        known = f"({channel} < {self.conv.channels})[None, :]"
-        place = Place(at, f"{channel}[None, :]", f"({at} - image[:, None] * {self.image_step})", mask, known)
-        if self.kernel.compute_dtype != self.kernel.src.dtype:
-            x = self.text.let("x", f"{x}.to(tl.float32)")
-        x = self.text.let("x", f"tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
-        stored = STORED.get(self.kernel.src.dtype) if self.frame.arithmetic == "native" else None
-        return f"{x}.to({stored})" if stored else x
+    def finish(self, x: str, at: str, channel: str, mask: str) -> None:
+        """Makes the tile `x` of src a factor: after the prologue, padding zero again, as it is multiplied."""
+        kernel, text = self.kernel, self.text
+        if kernel.prologue:
+            known = f"({channel} < {self.conv.channels})[None, :]"
+            inside = f"({at} - image[:, None] * {self.image_step})"
+            place = Place(at, f"{channel}[None, :]", inside, mask, known)
+            if kernel.compute_dtype != kernel.src.dtype:
+                text.line(f"{x} = {x}.to(tl.float32)")
+            text.line(f"{x} = tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
+            if self.frame.arithmetic == "native":
+                text.line(f"{x} = {x}.to({STORED[kernel.src.dtype]})")
+        if self.frame.is_swapped:
+            text.line(f"{x} = {x}.trans(1, 0)")
 
     def multiply(self, x: str) -> None:
         """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
@@ -189,28 +200,67 @@ class BlockedSum(Sum):
         (name, extent, _, unit), *others = [*taps, *channels]
         self.count([(name, extent, unit, unit), *others])
 
-    def step(self) -> None:
-        text = self.text
-        taps = {axis: f"tap_{self.axes[axis]}" for axis in self.counted}
-        start, row = ["first"], ""
-        for axis, tap in taps.items():
-            start.append(scaled(tap, self.conv.dilation[axis] * self.steps[axis]))
-            row = f"{_grouped(row)} * {self.conv.kernel[axis]} + {tap}" if row else tap
-        if self.has_blocks:
-            start.append(scaled("channel", self.channel_step))
-        text.line(f"has_element = {self._exists(taps)}", f"start = {' + '.join(start)}")
-        x = self._tile()
-        weights = [self.frame.weight, "weights"]
-        if row:
-            weights.append(scaled(_grouped(row), self.tiles.weight_channels))
-        weights += ["channel"] * self.has_blocks
-        masked = ", mask=own, other=0.0" if self.tiles.merged > 1 else ""
-        text.line(f"weight = tl.load({' + '.join(weights)}{masked})")
-        self.multiply(x)
+    @property
+    def _taps(self) -> dict[int, str]:
+        """The counter of each axis that has one."""
+        return {axis: f"tap_{self.axes[axis]}" for axis in self.counted}
 
-    def _exists(self, taps: Mapping[int, str]) -> str:
+    def step(self) -> None:
+        self._load("x")
+        self._load_weight(self._row())
+        self.multiply("x")
+
+    def step_ahead(self) -> None:
+        text = self.text
+        self._load("x")
+        with text.block(f"for _ in range({self.tiles.steps})"):
+            text.line(f"row = {self._row()}")
+            self.advance()
+            self._load("following", may_end=True)
+            self._load_weight("row")
+            self.multiply("x")
+            text.line("x = following")
+
+    def _row(self) -> str:
+        """Where a step's weights begin in a row of the packed weight."""
+        tap = ""
+        for axis, name in self._taps.items():
+            tap = f"{_grouped(tap)} * {self.conv.kernel[axis]} + {name}" if tap else name
+        terms = [scaled(_grouped(tap), self.tiles.weight_channels)] * bool(tap) + [
+            "channel"
+        ] * self.has_blocks
+        return " + ".join(terms)
+
+    def _load_weight(self, row: str) -> None:
+        at = " + ".join(each for each in (self.frame.weight, "weights", row and f"({row})") if each)
+        masked = ", mask=own, other=0.0" if self.tiles.merged > 1 else ""
+        self.text.line(f"weight = tl.load({at}{masked})")
+
+    def _load(self, name: str, may_end: bool = False) -> None:
+        """Loads the tile of src at the counters, which `may_end` behind the last step: then nothing."""
+        start = ["first"]
+        for axis, tap in self._taps.items():
+            start.append(scaled(tap, self.conv.dilation[axis] * self.steps[axis]))
+        start += [scaled("channel", self.channel_step)] * self.has_blocks
+        exists = self._exists()
+        if may_end:
+            slowest, extent = ("channel", self.tiles.channels) if self.has_blocks else self._slowest
+            exists += f" & ({slowest} < {extent})"
+        self.text.line(f"has_element = {exists}", f"start = {' + '.join(start)}")
+        block = "channel + " if self.has_blocks else ""
+        if self.frame.joined > 1 and not self.kernel.prologue:
+            self._load_joined(name, block)
+        else:
+            self._load_tile(name, block)
+
+    @property
+    def _slowest(self) -> tuple[str, int]:
+        """The counter that ends last, of those of taps, and its end."""
+        return self._taps[self.counted[0]], self.conv.kernel[self.counted[0]]
+
+    def _exists(self) -> str:
         """Whether the tap stands on an element of src, for each position."""
-        terms = ["has_position"]
+        terms, taps = ["has_position"], self._taps
         for axis in range(len(self.axes)):
             if self.leaves(axis):
                 tap = f" + {scaled(taps[axis], self.conv.dilation[axis])}" if axis in taps else ""
@@ -224,19 +274,16 @@ class BlockedSum(Sum):
             return f"has_element[:, None] & ({local} < {self.channels_end})[None, :]"
         return "has_element[:, None]"
 
-    def _tile(self) -> str:
-        """Loads the tile of src."""
-        text, joined = self.text, self.frame.joined
-        block = "channel + " if self.has_blocks else ""
-        if joined > 1 and not self.kernel.prologue:
-            return self._joined(block)
+    def _load_tile(self, name: str, block: str) -> None:
+        text = self.text
         text.line(f"at = start[:, None] + ({scaled('depth', self.channel_step)})[None, :]")
-        text.line(f"mask = {self._mask(f'{block}depth')}", "x = tl.load(src + at, mask=mask, other=0.0)")
-        x = self.finish("x", "at", self.channel_number(f"{block}depth"), "mask")
-        return f"{x}.trans(1, 0)" if self.frame.is_swapped else x
+        text.line(
+            f"mask = {self._mask(f'{block}depth')}", f"{name} = tl.load(src + at, mask=mask, other=0.0)"
+        )
+        self.finish(name, "at", self.channel_number(f"{block}depth"), "mask")
 
-    def _joined(self, block: str) -> str:
-        """Loads the tile of src in parts.
+    def _load_joined(self, name: str, block: str) -> None:
+        """Loads the tile in parts.
 
         Neighbouring threads load neighbouring positions, and each several channels of its own, which it then
         has side by side: they go to shared memory in one store, in the order that the matrix unit reads best.
@@ -245,12 +292,13 @@ class BlockedSum(Sum):
         text.line(f"at = start[:, None] + ({scaled('part', self.channel_step)})[None, :]")
         for place in range(joined):
             step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}part + {place}")
-            text.line(f"x_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
-        text.line(f"x = {_side_by_side([f'x_{place}' for place in range(joined)])}")
+            text.line(f"{name}_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
+        text.line(f"{name} = {_side_by_side([f'{name}_{place}' for place in range(joined)])}")
+        shape, order = f"{self.tiles.positions}, {self.tiles.depth}", ""
         if self.frame.is_swapped:
-            order = ", ".join(map(str, range(1, joined.bit_length() + 1)))
-            return f"x.permute({order}, 0).reshape({self.tiles.depth}, {self.tiles.positions})"
-        return f"x.reshape({self.tiles.positions}, {self.tiles.depth})"
+            axes = ", ".join(map(str, range(1, joined.bit_length() + 1)))
+            shape, order = f"{self.tiles.depth}, {self.tiles.positions}", f".permute({axes}, 0)"
+        text.line(f"{name} = {name}{order}.reshape({shape})")
 
 
 class FlatSum(Sum):
@@ -288,10 +336,10 @@ class FlatSum(Sum):
                 mask.append(self.within(axis, f"{name}[:, None] + {tap}"))
         text.line(f"at = first[:, None] + ({' + '.join(start)})[None, :]")
         text.line(f"mask = {' & '.join(mask)}", "x = tl.load(src + at, mask=mask, other=0.0)")
-        x = self.finish("x", "at", self.channel_number("channel"), "mask")
+        self.finish("x", "at", self.channel_number("channel"), "mask")
         pairs = frame.weight_depth("pair")
         text.line(f"weight = tl.load(weights + {pairs}, mask={pairs} < {self.conv.depth}, other=0.0)")
-        self.multiply(f"{x}.trans(1, 0)" if frame.is_swapped else x)
+        self.multiply("x")
 
 
 def scaled(text: str, factor: int) -> str:

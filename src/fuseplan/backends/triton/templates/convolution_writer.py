@@ -40,6 +40,8 @@ class Knobs(Protocol):
     @property
     def arithmetic(self) -> str: ...
     @property
+    def ahead(self) -> bool: ...
+    @property
     def warps(self) -> int: ...
     @property
     def stages(self) -> int: ...
@@ -133,8 +135,10 @@ class ConvolutionWriter:
         compute = COMPUTE[self.kernel.compute_dtype]
         is_swapped = not self.is_last
         self.text.line(f"total = tl.zeros({shape[::-1] if is_swapped else shape}, {compute})")
+        # Pairs of tap and channel are summed in so few steps that loading ahead gains nothing.
+        ahead = knobs.ahead and not self.tiles.is_flat
         frame = Frame(
-            self.text, self.tiles, self.prologue, weight, knobs.arithmetic, knobs.joined, is_swapped
+            self.text, self.tiles, self.prologue, weight, knobs.arithmetic, knobs.joined, ahead, is_swapped
         )
         (FlatSum if self.tiles.is_flat else BlockedSum)(frame).write()
         if is_swapped:
