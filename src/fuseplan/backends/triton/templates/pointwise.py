@@ -16,8 +16,8 @@ from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
-_TILE = 4096  # elements
-_WIDEST = 2048  # channels of a tile
+_WIDEST = 1024  # channels of a tile
+_SHARING = 4  # programs of a processor that share the rows
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class GpuPointwise(GpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        channels, area = kernel.dst.channels, prod(kernel.dst.spatial)
-        tile = _TILE // 2 if kernel.compute_dtype == "f64" else _TILE  # f64 takes two registers
-        if kernel.dst.is_channels_last or area == 1:
-            inner = min(power_of_two(channels), _WIDEST)
-            yield cls("rows", max(1, tile // inner), inner, 0, 4)
-        yield cls("flat", 1, tile // 2, 0, 4)
-        if not kernel.dst.is_channels_last and area > 1:
-            inner = min(power_of_two(area), _WIDEST)
-            yield cls("planes", max(1, tile // inner), inner, 0, 4)
+        made: dict[GpuPointwise, None] = {}
+        for form in _forms(kernel):
+            for warps, share in ((4, 1.0), (4, 0.5), (8, 1.0), (8, 2.0), (4, 2.0)):
+                tile = power_of_two(int(share * _tile(kernel)))
+                inner = tile if form == "flat" else min(_row(kernel, form), tile)
+                made[cls(form, tile // inner, inner, 0, warps)] = None
+                if form == "rows":
+                    made[cls(form, tile // inner, inner, _SHARING * target.processors, warps)] = None
+        yield from sorted(made, key=lambda template: template.seconds(kernel, target))
 
     def suits(self, kernel: Kernel) -> bool:
         """Whether dst is stored as the form's rows need it."""
@@ -80,7 +80,12 @@ class GpuPointwise(GpuTemplate):
         return model.traffic(kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return model.seconds(target, self.traffic(kernel, target))
+        writer = PointwiseWriter(self, kernel, "")
+        (rows, row), (down, across) = writer.extents, writer.blocks
+        # What of the tiles exists, and how full the last of the processors' turns is.
+        used = rows * row / (down * self.outer * across * self.inner)
+        used *= model.fill(writer.programs, target.processors)
+        return model.seconds(target, self.traffic(kernel, target), used=used)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -92,3 +97,28 @@ class GpuPointwise(GpuTemplate):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return PointwiseWriter(self, kernel, self.text).source()
+
+
+def _tile(kernel: Kernel) -> int:
+    """Elements of a tile of four warps: 64 bytes a thread, 16 where doubles take the registers."""
+    elements = 128 * 64 // kernel.dst.itemsize
+    return elements // 4 if kernel.compute_dtype == "f64" else elements
+
+
+def _forms(kernel: Kernel) -> tuple[str, ...]:
+    """The forms worth trying, the best first."""
+    channels, area = kernel.dst.channels, prod(kernel.dst.spatial)
+    if not any(operand.per == "channel" for operand in kernel.operands):
+        return ("flat",)
+    if not kernel.dst.is_channels_last and area > 1:
+        return ("flat", "planes")
+    if channels > _WIDEST:
+        return ("rows",)
+    return ("rows", "flat") if channels * kernel.dst.itemsize % 16 == 0 else ("flat", "rows")
+
+
+def _row(kernel: Kernel, form: str) -> int:
+    """Elements of a row in a tile: a power of two that divides them, if there is a large one."""
+    row = kernel.dst.channels if form == "rows" else prod(kernel.dst.spatial)
+    dividing = row & -row
+    return min(_WIDEST, dividing if dividing >= 32 else power_of_two(row))
