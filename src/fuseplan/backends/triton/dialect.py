@@ -24,6 +24,20 @@ from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, sigmoid
 
+# Bounds of the errors of functions that are not rounded once, in units of the last place.
+PLACES = {
+    "f32": {"exp": 1.05, "expm1": 1.6, "log": 1.15, "log1p": 1.6, "tanh": 1.4, "erf": 1.85, "pow": 2.0},
+    "f64": {"exp": 1.1, "expm1": 2.6, "log": 1.1, "log1p": 2.1, "tanh": 3.2, "erf": 1.6, "pow": 1300.0},
+}
+# Of float as the hardware approximates it, relative: an exponential of at most 88 times a rounding.
+ROUGH = {
+    "exp": 2.0**-17,
+    "tanh": 2.0**-17,
+    "erf": 2.0**-17,
+    "pow": 2.0**-17,
+    "div": 2.0**-22,
+    "sqrt": 2.0**-22,
+}
 COMPUTE = {"f64": "float64", "f32": "float32", "f16": "float32", "bf16": "float32"}
 
 
@@ -55,6 +69,19 @@ def simplified(root: Scalar) -> Scalar:
         return Scalar("one_plus_erf", (made(other.args[0]),)) if other.fn == "erf" else None
 
     return made(root)
+
+
+def relative_error(name: str, dtype: str) -> float:
+    """The largest relative error of one function, where its result is a normal number.
+
+    Args:
+        name: of FUNCTIONS.
+        dtype: of the stored tensors.
+    """
+    if dtype in ("f16", "bf16") and name in ROUGH:
+        return ROUGH[name]
+    compute = "f64" if dtype == "f64" else "f32"
+    return PLACES[compute].get(name, 0.5) * (2.0**-52 if compute == "f64" else 2.0**-23)
 
 
 def table(text: Text, namespace: str = "tl", dtype: str = "f32") -> dict[str, Callable[..., str]]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from fuseplan.backends.triton import model
+from fuseplan.backends.triton import dialect, model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates.pointwise_writer import PointwiseWriter, power_of_two
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import Scalar
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
@@ -89,8 +90,12 @@ class GpuPointwise(GpuTemplate):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """One rounding a function, relative to the function's result: there is no sum of products."""
-        return sum(functions(stage.expression) for stage in kernel.epilogue) * model.unit_roundoff(kernel)
+        """The errors of the functions, each relative to its result: there is no sum of products."""
+        return sum(
+            dialect.relative_error(name, kernel.dst.dtype)
+            for stage in kernel.epilogue
+            for name in calls(stage.expression)
+        )
 
     def error_bound(self, kernel: Kernel) -> float:
         return self.bound(kernel)
@@ -122,3 +127,17 @@ def _row(kernel: Kernel, form: str) -> int:
     row = kernel.dst.channels if form == "rows" else prod(kernel.dst.spatial)
     dividing = row & -row
     return min(_WIDEST, dividing if dividing >= 32 else power_of_two(row))
+
+
+def calls(root: Scalar) -> list[str]:
+    """The functions of an expression; a shared part once."""
+    met: dict[Scalar, None] = {}
+
+    def visit(node: Scalar) -> None:
+        if node.fn not in ("leaf", "const") and node not in met:
+            met[node] = None
+            for child in node.args:
+                visit(child)
+
+    visit(root)
+    return [node.fn for node in met]
