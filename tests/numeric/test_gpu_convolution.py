@@ -110,7 +110,7 @@ def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead: bool, last: bool) -> None:
     plan = plan_of("1x40x4x5", "conv2d(36, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
-    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, ahead, "native", 4, 2))
+    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, ahead, not last))
 
 
 @BOTH
@@ -129,7 +129,7 @@ def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead:
 @pytest.mark.parametrize("before", ["", "bias -> "])
 def test_loading_ahead(shape: str, conv: str, before: str, joined: int, last: bool) -> None:
     plan = plan_of(shape, before + conv, last, " -> bias -> relu")
-    assert_interpreted(plan, GpuConvolution(32, 32, 32, joined, True, "ieee", 4, 2))
+    assert_interpreted(plan, GpuConvolution(32, 32, 32, joined, True, last, "ieee"))
 
 
 @BOTH

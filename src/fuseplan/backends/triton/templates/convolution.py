@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
-from fuseplan.backends.triton.templates.convolution_choice import (
-    seconds,
-    tiles_worth_trying,
-)
-from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.convolution_choice import choices, seconds
+from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
 from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.backends.triton.templates.product_tiles import arithmetics
@@ -24,7 +21,7 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
 
 @dataclass(frozen=True)
-class GpuConvolution(GpuTemplate):
+class GpuConvolution(Knobs, GpuTemplate):
     """Tiles of output positions x features, src gathered tap by tap: any kernel, stride, groups, layout.
 
     reads:  src once from memory, and once a tap and block of features from the caches; weight once for each
@@ -38,21 +35,13 @@ class GpuConvolution(GpuTemplate):
         depth: products summed in one step.
         joined: channels of a position that one thread loads and has side by side; 1 where memory has them so.
         ahead: a tile of src is loaded into registers while the one before it is multiplied.
+        swapped: the product is features x positions, so that few positions waste nothing of the matrix unit.
         arithmetic: how products are computed, as in `product`.
         warps: of a program.
         stages: steps in flight.
     """
 
     name: ClassVar[str] = "convolution"
-
-    positions: int
-    features: int
-    depth: int
-    joined: int
-    ahead: bool
-    arithmetic: str
-    warps: int
-    stages: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -66,8 +55,8 @@ class GpuConvolution(GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         arithmetic = arithmetics(kernel, target, accuracy)[0]
-        for knobs in tiles_worth_trying(kernel, target, arithmetic):
-            yield cls(*knobs[:5], arithmetic, *knobs[5:])
+        for knobs in choices(kernel, target, arithmetic):
+            yield cls(**asdict(knobs))
 
     def tiles(self, kernel: Kernel) -> Tiles:
         """The sizes that follow from the knobs."""
@@ -77,7 +66,7 @@ class GpuConvolution(GpuTemplate):
         return model.traffic(kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return seconds(self.tiles(kernel), target, self.arithmetic, self.warps)
+        return seconds(self, kernel, target)
 
     def error_bound(self, kernel: Kernel) -> float:
         return bound(kernel, self.arithmetic)

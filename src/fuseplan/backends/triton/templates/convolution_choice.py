@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.templates.convolution_tiles import LEAST, Tiles, power_of_two
+from fuseplan.backends.triton.templates.convolution_tiles import LEAST, Knobs, Tiles, power_of_two
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
 _STEP = 0.4e-6  # seconds from the first load of a step to its last product
 
 
-def tiles_worth_trying(
-    kernel: Kernel, target: Target, arithmetic: str
-) -> Iterator[tuple[int, int, int, int, bool, int, int]]:
-    """Positions, features, depth, joined, ahead, warps and stages."""
+def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
+    """Knobs worth trying, the best guess first."""
     probe = Tiles(kernel, LEAST, LEAST, LEAST)
     widest = 32 if kernel.src.itemsize > 2 else 64
     depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
@@ -24,14 +22,16 @@ def tiles_worth_trying(
     if probe.merged > 1:
         depth = power_of_two(probe.channels, 64)
     joined = _joined(kernel, probe, depth)
+    swapped = not kernel.dst.is_channels_last
     seen = set()
     for positions, features, warps in _extents(kernel, target, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
         fewer = min(positions, power_of_two(kernel.contraction.rows, 512))
-        key = (fewer, fitting, depth, joined, joined > 1, warps, 3 if joined == 1 else 2)
-        if key not in seen:
-            seen.add(key)
-            yield key
+        stages = 3 if joined == 1 else 2
+        knobs = Knobs(fewer, fitting, depth, joined, joined > 1, swapped, arithmetic, warps, stages)
+        if knobs not in seen:
+            seen.add(knobs)
+            yield knobs
 
 
 def _joined(kernel: Kernel, probe: Tiles, depth: int) -> int:
@@ -52,14 +52,15 @@ def _extents(kernel: Kernel, target: Target, arithmetic: str) -> tuple[tuple[int
     return ((128, 128, 8), (128, 64, 4), (64, 128, 4), (256, 64, 4), (64, 64, 4), (32, 32, 4), (64, 16, 4))
 
 
-def seconds(tiles: Tiles, target: Target, arithmetic: str, warps: int) -> float:
+def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     """The tiles' products in waves over the GPU, or the bytes in memory, whichever takes longer."""
-    places = max(1, target.processors) * max(1, 16 // warps)
+    tiles = Tiles(kernel, knobs.positions, knobs.features, knobs.depth)
+    places = max(1, target.processors) * max(1, 16 // knobs.warps)
     used = model.fill(tiles.programs, places)
-    moved = model.traffic(tiles.kernel)
-    rate = _rate(target, tiles.kernel, arithmetic)
+    rate = _rate(target, kernel, knobs.arithmetic)
     # A step takes no less than its loads' latency, however few products it has.
     latency = tiles.steps * _STEP * -(-tiles.programs // places)
+    moved = model.traffic(kernel)
     return max(model.seconds(target, moved, flops=2.0 * tiles.products, rate=rate, used=used), latency)
 
 

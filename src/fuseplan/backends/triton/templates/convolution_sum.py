@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place
-from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.text import Text
 
 AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
@@ -25,35 +25,29 @@ class Frame:
         text, tiles: the kernel's.
         prologue: what is applied to src.
         weight: the pointer to the weight.
-        arithmetic: how products are computed.
-        joined: channels that one thread loads for a position and stores side by side.
-        ahead: a tile of src is loaded into registers one step ahead.
-        is_swapped: the product is features x positions; else positions x features.
+        knobs: the template's.
     """
 
     text: Text
     tiles: Tiles
     prologue: Elementwise
     weight: str
-    arithmetic: str
-    joined: int
-    ahead: bool
-    is_swapped: bool
+    knobs: Knobs
 
     def weight_features(self, vector: str) -> str:
         """A vector over features as an axis of the weight's tile."""
-        return f"{vector}[:, None]" if self.is_swapped else f"{vector}[None, :]"
+        return f"{vector}[:, None]" if self.knobs.swapped else f"{vector}[None, :]"
 
     def weight_depth(self, vector: str) -> str:
         """A vector over what is summed, as an axis of the weight's tile."""
-        return f"{vector}[None, :]" if self.is_swapped else f"{vector}[:, None]"
+        return f"{vector}[None, :]" if self.knobs.swapped else f"{vector}[:, None]"
 
 
 class Sum:
     """What both kinds of sum share: the tile of src and the product."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self.text, self.tiles = frame, frame.text, frame.tiles
+        self.frame, self.text, self.tiles, self.knobs = frame, frame.text, frame.tiles, frame.knobs
         self.kernel, self.conv = frame.tiles.kernel, frame.tiles.conv
         self.axes = AXES[3 - len(self.conv.kernel) :]
         strides = self.kernel.src.element_strides
@@ -65,7 +59,7 @@ class Sum:
         self.begin()
         if self.tiles.steps == 1:
             self.step()
-        elif self.frame.ahead:
+        elif self.knobs.ahead and not self.tiles.is_flat:  # pairs are summed in few steps
             self.step_ahead()
         else:
             with self.text.block(f"for _ in range({self.tiles.steps})"):
@@ -128,15 +122,15 @@ class Sum:
             if kernel.compute_dtype != kernel.src.dtype:
                 text.line(f"{x} = {x}.to(tl.float32)")
             text.line(f"{x} = tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
-            if self.frame.arithmetic == "native":
+            if self.knobs.arithmetic == "native":
                 text.line(f"{x} = {x}.to({STORED[kernel.src.dtype]})")
-        if self.frame.is_swapped:
+        if self.knobs.swapped:
             text.line(f"{x} = {x}.trans(1, 0)")
 
     def multiply(self, x: str) -> None:
         """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
-        arithmetic = self.frame.arithmetic
-        left, right = ("weight", x) if self.frame.is_swapped else (x, "weight")
+        arithmetic = self.knobs.arithmetic
+        left, right = ("weight", x) if self.knobs.swapped else (x, "weight")
         if arithmetic == "summed":
             product = f"tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0)"
             self.text.line(f"total += tl.sum({product}, axis=1)")
@@ -176,8 +170,8 @@ class BlockedSum(Sum):
     def begin(self) -> None:
         text, tiles, frame = self.text, self.tiles, self.frame
         text.line(f"depth = {self.arange(tiles.depth)}")
-        if frame.joined > 1:
-            text.line(f"part = {self.arange(tiles.depth // frame.joined)} * {frame.joined}")
+        if self.knobs.joined > 1:
+            text.line(f"part = {self.arange(tiles.depth // self.knobs.joined)} * {self.knobs.joined}")
         row = frame.weight_features(f"(feature * {self.conv.taps * tiles.weight_channels})")
         if tiles.merged == 1:
             text.line(f"weights = {row} + {frame.weight_depth('depth')}")
@@ -248,7 +242,7 @@ class BlockedSum(Sum):
             exists += f" & ({slowest} < {extent})"
         self.text.line(f"has_element = {exists}", f"start = {' + '.join(start)}")
         block = "channel + " if self.has_blocks else ""
-        if self.frame.joined > 1 and not self.kernel.prologue:
+        if self.knobs.joined > 1 and not self.kernel.prologue:
             self._load_joined(name, block)
         else:
             self._load_tile(name, block)
@@ -288,14 +282,14 @@ class BlockedSum(Sum):
         Neighbouring threads load neighbouring positions, and each several channels of its own, which it then
         has side by side: they go to shared memory in one store, in the order that the matrix unit reads best.
         """
-        text, joined = self.text, self.frame.joined
+        text, joined = self.text, self.knobs.joined
         text.line(f"at = start[:, None] + ({scaled('part', self.channel_step)})[None, :]")
         for place in range(joined):
             step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}part + {place}")
             text.line(f"{name}_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
         text.line(f"{name} = {_side_by_side([f'{name}_{place}' for place in range(joined)])}")
         shape, order = f"{self.tiles.positions}, {self.tiles.depth}", ""
-        if self.frame.is_swapped:
+        if self.knobs.swapped:
             axes = ", ".join(map(str, range(1, joined.bit_length() + 1)))
             shape, order = f"{self.tiles.depth}, {self.tiles.positions}", f".permute({axes}, 0)"
         text.line(f"{name} = {name}{order}.reshape({shape})")

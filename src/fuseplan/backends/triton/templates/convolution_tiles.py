@@ -14,6 +14,21 @@ NARROW = 16  # with fewer channels a group, taps and channels are summed over as
 
 
 @dataclass(frozen=True)
+class Knobs:
+    """The fields of `GpuConvolution`, which says what they mean."""
+
+    positions: int
+    features: int
+    depth: int
+    joined: int = 1
+    ahead: bool = False
+    swapped: bool = False
+    arithmetic: str = "native"
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
 class Tiles:
     """The sizes that follow from a kernel and the extents of a tile.
 

@@ -8,7 +8,6 @@ the compiler gives neighbouring threads neighbours along the first.
 from __future__ import annotations
 
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
 from fuseplan.backends.triton.templates.convolution_sum import (
@@ -18,33 +17,12 @@ from fuseplan.backends.triton.templates.convolution_sum import (
     Frame,
     scaled,
 )
-from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 
 COMPUTE = {"f64": "tl.float64", "f32": "tl.float32"}
-
-
-class Knobs(Protocol):
-    """The template's fields, as convolution.py describes them."""
-
-    @property
-    def positions(self) -> int: ...
-    @property
-    def features(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def joined(self) -> int: ...
-    @property
-    def arithmetic(self) -> str: ...
-    @property
-    def ahead(self) -> bool: ...
-    @property
-    def warps(self) -> int: ...
-    @property
-    def stages(self) -> int: ...
 
 
 class ConvolutionWriter:
@@ -133,15 +111,10 @@ class ConvolutionWriter:
         knobs, weight = self.knobs, argument(Slot("operand", self.kernel.weight.key))
         shape = [knobs.positions, knobs.features]
         compute = COMPUTE[self.kernel.compute_dtype]
-        is_swapped = not self.is_last
-        self.text.line(f"total = tl.zeros({shape[::-1] if is_swapped else shape}, {compute})")
-        # Pairs of tap and channel are summed in so few steps that loading ahead gains nothing.
-        ahead = knobs.ahead and not self.tiles.is_flat
-        frame = Frame(
-            self.text, self.tiles, self.prologue, weight, knobs.arithmetic, knobs.joined, ahead, is_swapped
-        )
+        self.text.line(f"total = tl.zeros({shape[::-1] if knobs.swapped else shape}, {compute})")
+        frame = Frame(self.text, self.tiles, self.prologue, weight, knobs)
         (FlatSum if self.tiles.is_flat else BlockedSum)(frame).write()
-        if is_swapped:
+        if knobs.swapped:
             self.text.line("total = total.trans(1, 0)")
 
     def _results(self) -> None:
