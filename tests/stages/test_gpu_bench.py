@@ -1,0 +1,178 @@
+"""The runner of GPU benchmarks, on torch's CPU tensors and a clock that knows the answer."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuseplan.bench import gpu, gpu_command, results, suite
+from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
+from fuseplan.bench.peers.gpu import BY_NAME
+from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch, Tensors
+from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.errors import ArgumentError
+from fuseplan.measure.gpu_data import random_tensors
+from fuseplan.measure.gpu_machine import GpuMachine
+from fuseplan.measure.gpu_peaks import GpuPeaks
+from fuseplan.measure.machine import machine
+from fuseplan.measure.stats import summarize
+from fuseplan.plan import FusionPlan
+
+PEAKS = GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e14, "f32": 1e13, "tf32": 5e13})
+MACHINE = GpuMachine("a GPU", "sm_90", 132, 80 << 30, 50 << 20, "1.2", machine())
+SECONDS = 3e-5
+
+
+class Clock:
+    """Every call takes as long as the next, and is made once."""
+
+    def __init__(self, device: int, protocol: Any) -> None:
+        del device, protocol
+
+    def interleave(self, variants: Mapping[str, Any]) -> dict[str, Any]:
+        for call in variants.values():
+            call()
+        return {name: summarize([[SECONDS]]) for name in variants}
+
+    def wall(self, variants: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: summarize([[4e-6]]) for name in variants}
+
+    def replay(self, calls: list[Any]) -> float:
+        raise RuntimeError("no graphs here")
+
+
+class Wrong(GpuTorch):
+    name = "wrong"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        prepared = super().prepare(plan, tensors)
+        return Prepared(prepared.call, lambda: prepared.result() * 1.5)
+
+
+class Unwritten(GpuTorch):
+    name = "unwritten"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        prepared = super().prepare(plan, tensors)
+
+        def result() -> Any:
+            made: Any = prepared.result()
+            made[-1, -1, -1, -1] = float("nan")
+            return made
+
+        return Prepared(prepared.call, result)
+
+
+class Broken(GpuPeer):
+    name = "broken"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        raise OSError("out of something")
+
+
+class Refusing(GpuPeer):
+    name = "refusing"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        raise CannotRunError("not this one")
+
+
+class Extra(GpuTorch):
+    name = "extra"
+
+    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+        prepared = super().prepare(plan, tensors)
+        return Prepared(prepared.call, prepared.result, {"template": "direct", "added_bytes": 10**6})
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for kind in (Wrong, Unwritten, Broken, Refusing, Extra):
+        monkeypatch.setitem(BY_NAME, kind.name, kind)
+    monkeypatch.setattr(gpu, "needs_gpu", lambda: None)
+    monkeypatch.setattr(gpu, "gpu_machine", lambda device: MACHINE)
+    monkeypatch.setattr(gpu_command, "gpu_machine", lambda device: MACHINE)
+    monkeypatch.setattr(gpu, "gpu_versions", lambda: {"numpy": "2", "torch": "2"})
+    monkeypatch.setattr(gpu, "gpu_peaks", lambda name, device, measure: PEAKS)
+    monkeypatch.setattr(gpu, "GpuClock", Clock)
+    monkeypatch.setattr(gpu, "random_tensors", partial(random_tensors, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    was = torch.is_grad_enabled()
+    yield
+    torch.set_grad_enabled(was)
+
+
+SUITE = suite.Suite(
+    "s",
+    "A suite",
+    (suite.Case("a", "f32[2x3x5x4, nhwc] -> conv2d(4, kernel=3) -> bias -> relu", "g", "m"),),
+    (),
+)
+
+
+def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
+    (listed,) = gpu.run(SUITE, gpu.GpuSetting(peers, **more))
+    return {row.peer: row for row in listed}
+
+
+def test_what_is_right_is_timed_and_stamped() -> None:
+    found = rows("torch", "torch:steps", run="2026-01-01", commit="abc")
+    assert list(found) == ["torch", "torch:steps"]
+    row = found["torch"]
+    assert (row.median, row.run, row.commit, row.case) == (SECONDS, "2026-01-01", "abc", "a")
+    assert row.error is not None
+    assert row.error < 1e-6
+    assert row.machine["gpu"] == "a GPU"
+    assert row.machine["cpu"] == machine().cpu
+    assert row.floor == pytest.approx((2 * 2 * 4 * 3 * 2 * 27) / (5e13 / 3)) or row.bound == "dram"
+    assert results.Row(**row.to_json()) == row
+
+
+@pytest.mark.parametrize(
+    ("peer", "why"),
+    [
+        ("wrong", "wrong: off by 5.0e-01 of the largest output"),
+        ("unwritten", "wrong: off by inf of the largest output"),
+        ("broken", "OSError: out of something"),
+        ("refusing", "not this one"),
+    ],
+)
+def test_what_is_not_right_is_told_and_not_timed(peer: str, why: str) -> None:
+    found = rows("torch", peer)
+    assert found[peer].refused == why
+    assert found[peer].median is None
+    assert found["torch"].median == SECONDS
+
+
+def test_bytes_that_a_comparison_adds_are_seconds_at_the_copy_rate() -> None:
+    row = rows("extra")["extra"]
+    assert row.added == pytest.approx(1e-6)
+    assert row.template == "direct"
+
+
+def test_the_hosts_time_where_asked_for() -> None:
+    assert rows("torch")["torch"].wall is None
+    row = rows("torch", is_host=True)["torch"]
+    assert row.wall == 4e-6
+    assert row.replay is None, "what cannot be captured has no such time"
+
+
+def test_results_are_appended_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+    options = GpuOptions(libraries="torch", only="bias and relu", folder=tmp_path)
+    found = bench_gpu("gpu_overhead", options, shown.append, lambda what: None)
+    assert [row.peer for row in found] == ["torch"]
+    assert list(results.read(tmp_path / "gpu_overhead.jsonl")) == found
+    assert "Calling a bound plan on a GPU: a GPU" in shown[0]
+    with pytest.raises(ArgumentError, match="no case"):
+        bench_gpu("gpu_overhead", GpuOptions(only="nothing"), shown.append, shown.append)
+    bench_gpu(
+        "gpu_overhead",
+        GpuOptions(libraries="torch", as_json=True, folder=None, only="bias and"),
+        print,
+        print,
+    )
+    assert '"peer": "torch"' in capsys.readouterr().out
