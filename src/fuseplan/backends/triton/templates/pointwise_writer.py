@@ -229,7 +229,8 @@ class PointwiseWriter:
         row, (down, across) = self.extents[1], self.blocks
         text.line("program = tl.program_id(0)")
         first = f"program % {across} * {knobs.inner} + " if across > 1 else ""
-        text.line(f"column = {first}tl.arange(0, {knobs.inner})")
+        wide = ".to(tl.int64)" if self.is_wide else ""
+        text.line(f"column = {first}tl.arange(0, {knobs.inner}){wide}")
         if across * knobs.inner != row:
             text.line(f"has_column = column < {row}")
         programs = self.programs // across
