@@ -213,9 +213,10 @@ class Elementwise:
             return x
         if name in self._parameters:
             return argument(Slot("parameter", name))
-        if name in held:
-            return self.text.let(name, f"{held[name]}.to({self.compute})")
         operand = self._operands[name]
+        widened = "" if operand.dtype in ("f32", "f64") else f".to({self.compute})"
+        if name in held:
+            return self.text.let(name, held[name] + widened) if widened else held[name]
         pointer = argument(Slot("operand", name))
         if operand.per == "shared":
             return self.text.let(name, f"{self.namespace}.load({pointer})")
@@ -224,7 +225,7 @@ class Elementwise:
         if operand.per == "activation":
             return self.text.let(name, self._load(pointer, place.inside, place.mask))
         loaded = self._load(pointer, place.element, place.mask)
-        return self.text.let(name, f"{loaded}.to({self.compute})")
+        return self.text.let(name, loaded + widened)
 
     def _load(self, pointer: str, at: str, mask: str) -> str:
         masked = f", mask={mask}, other=0.0" if mask else ""

@@ -12,7 +12,7 @@ from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 
-STORED = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+STORED = {"f16": "float16", "bf16": "bfloat16"}
 WIDE = 2**31  # elements: from here on offsets need 64 bits
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
 
@@ -216,11 +216,12 @@ class PointwiseWriter:
         x = text.let("x", f"tl.load(src + {where}{masked})")
         held = self.epilogue.read(place)
         known = channels()
-        x = text.let("x", f"{x}.to({self.compute})")
+        is_compute = self.kernel.dst.dtype == self.kernel.compute_dtype
+        x = x if is_compute else text.let("x", f"{x}.to({self.compute})")
         result = self.epilogue.apply(x, place, held, known)
         masked = f", mask={place.mask}" if place.mask else ""
-        stored = STORED[self.kernel.dst.dtype]
-        text.line(f"tl.store(dst + {place.element}, {result}.to(tl.{stored}){masked})")
+        stored = result if is_compute else f"{result}.to(tl.{STORED[self.kernel.dst.dtype]})"
+        text.line(f"tl.store(dst + {place.element}, {stored}{masked})")
 
     # ---- many rows
 
