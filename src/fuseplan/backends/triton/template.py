@@ -61,12 +61,12 @@ class GpuTemplate(Template):
 
 
 def in_halves(array: NDArray[Any]) -> NDArray[np.float32]:
-    """The elements rounded to 11 bits, a half up, and what that leaves of each; both are exact in f32."""
+    """The elements rounded to 11 bits, a half up, and what that leaves of each: nothing of an infinity."""
     whole = array.astype(np.float32)
     bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
     rounded = np.where(np.isnan(whole), whole, bits.view(np.float32))  # its bits might carry into the sign
-    with np.errstate(invalid="ignore"):  # an infinity leaves no number, which kernels take for nothing
-        return np.stack([rounded, whole - rounded])
+    with np.errstate(invalid="ignore"):
+        return np.stack([rounded, np.where(np.isinf(rounded), np.float32(0), whole - rounded)])
 
 
 def vector_packing(kernel: Kernel, operand: KernelOperand) -> Packing:

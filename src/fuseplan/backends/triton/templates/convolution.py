@@ -80,7 +80,8 @@ class GpuConvolution(Knobs, GpuTemplate):
         extents = (tiles.weight_rows, *tiles.conv.kernel, tiles.weight_channels)
         if not taps:  # a matrix product's weight has no axes for its one tap
             extents = (tiles.weight_rows, tiles.weight_channels)
-        return Packing((features, *taps, channels), extents, operand.dtype)
+        halves = self.arithmetic == "tf32x3"
+        return Packing((features, *taps, channels), extents, operand.dtype, halves)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return ConvolutionWriter(self, kernel, self.text).source()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place
+from fuseplan.backends.triton.template import HALF_UNIT
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.text import Text
 
@@ -130,7 +131,10 @@ class Sum:
     def multiply(self, x: str) -> None:
         """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
         arithmetic = self.knobs.arithmetic
-        left, right = ("weight", x) if self.knobs.swapped else (x, "weight")
+        if arithmetic == "tf32x3":
+            self._multiply_in_three(x)
+            return
+        left, right = self._pair(x, "weight")
         if arithmetic == "summed":
             product = f"tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0)"
             self.text.line(f"total += tl.sum({product}, axis=1)")
@@ -140,6 +144,38 @@ class Sum:
         how = {"native": "", "ieee": ", input_precision='ieee', out_dtype=total.dtype"}
         known = how.get(arithmetic, f", input_precision={arithmetic!r}")
         self.text.line(f"total = tl.dot({left}, {right}, total{known})")
+
+    def _multiply_in_three(self, x: str) -> None:
+        """Three products of factors of 11 bits; the fourth, of what both leave, is below f32's bits.
+
+        What the weight leaves is `weight_left`.
+        """
+        small, other, large = (
+            ", ".join(self._pair(*factors))
+            for factors in (("x_left", "weight"), ("x_high", "weight_left"), ("x_high", "weight"))
+        )
+        self.text.line(
+            f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
+            "x_high = bits.to(tl.float32, bitcast=True)",
+            f"x_left = tl.where(tl.abs(x_high) == float('inf'), 0.0, {x} - x_high)",
+            f"part = tl.dot({small}, input_precision='tf32')",
+            f"part = tl.dot({other}, part, input_precision='tf32')",
+            f"part = tl.dot({large}, part, input_precision='tf32')",
+            "# the tensor core cuts off instead of rounding: sums of one step are added outside of it",
+            "total += part",
+        )
+
+    def _pair(self, x: str, weight: str) -> tuple[str, str]:
+        """The factors of a product in their order."""
+        return (weight, x) if self.knobs.swapped else (x, weight)
+
+    def load_weight(self, at: str, how: str = "") -> None:
+        """Loads the tile of the weight, and what rounding left of it behind the whole of it."""
+        weight = self.frame.weight
+        self.text.line(f"weight = tl.load({weight} + {at}{how})")
+        if self.knobs.arithmetic == "tf32x3":
+            behind = self.tiles.weight_rows * self.conv.taps * self.tiles.weight_channels
+            self.text.line(f"weight_left = tl.load({weight} + {behind} + {at}{how})")
 
     def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
         """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.
@@ -171,7 +207,8 @@ class BlockedSum(Sum):
         text, tiles, frame = self.text, self.tiles, self.frame
         text.line(f"depth = {self.arange(tiles.depth)}")
         if self.knobs.joined > 1:
-            text.line(f"part = {self.arange(tiles.depth // self.knobs.joined)} * {self.knobs.joined}")
+            # the first of the channels that a thread loads side by side
+            text.line(f"lead = {self.arange(tiles.depth // self.knobs.joined)} * {self.knobs.joined}")
         row = frame.weight_features(f"(feature * {self.conv.taps * tiles.weight_channels})")
         if tiles.merged == 1:
             text.line(f"weights = {row} + {frame.weight_depth('depth')}")
@@ -226,9 +263,8 @@ class BlockedSum(Sum):
         return " + ".join(terms)
 
     def _load_weight(self, row: str) -> None:
-        at = " + ".join(each for each in (self.frame.weight, "weights", row and f"({row})") if each)
         masked = ", mask=own, other=0.0" if self.tiles.merged > 1 else ""
-        self.text.line(f"weight = tl.load({at}{masked})")
+        self.load_weight(f"weights + ({row})" if row else "weights", masked)
 
     def _load(self, name: str, may_end: bool = False) -> None:
         """Loads the tile of src at the counters, which `may_end` behind the last step: then nothing."""
@@ -283,9 +319,9 @@ class BlockedSum(Sum):
         has side by side: they go to shared memory in one store, in the order that the matrix unit reads best.
         """
         text, joined = self.text, self.knobs.joined
-        text.line(f"at = start[:, None] + ({scaled('part', self.channel_step)})[None, :]")
+        text.line(f"at = start[:, None] + ({scaled('lead', self.channel_step)})[None, :]")
         for place in range(joined):
-            step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}part + {place}")
+            step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}lead + {place}")
             text.line(f"{name}_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
         text.line(f"{name} = {_side_by_side([f'{name}_{place}' for place in range(joined)])}")
         shape, order = f"{self.tiles.positions}, {self.tiles.depth}", ""
@@ -307,7 +343,7 @@ class FlatSum(Sum):
             text.line(f"tap_{self.axes[axis]} = {place}" + (f" % {self.conv.kernel[axis]}" if axis else ""))
             inner *= self.conv.kernel[axis]
         row = self.frame.weight_features(f"(feature * {self.conv.depth})")
-        text.line(f"weights = {self.frame.weight} + {row}")
+        text.line(f"weights = {row}")
 
     def advance(self) -> None:
         rest, channels = divmod(self.tiles.depth, self.tiles.channels)
@@ -332,7 +368,7 @@ class FlatSum(Sum):
         text.line(f"mask = {' & '.join(mask)}", "x = tl.load(src + at, mask=mask, other=0.0)")
         self.finish("x", "at", self.channel_number("channel"), "mask")
         pairs = frame.weight_depth("pair")
-        text.line(f"weight = tl.load(weights + {pairs}, mask={pairs} < {self.conv.depth}, other=0.0)")
+        self.load_weight(f"weights + {pairs}", f", mask={pairs} < {self.conv.depth}, other=0.0")
         self.multiply("x")
 
 
