@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,18 +57,33 @@ class Recorder:
             self._worst[template] = max(self._worst.get(template, 0.0), share)
 
     def pytest_sessionfinish(self) -> None:
+        """Adds the record; to the last line, where that is of the same commit on the same GPU."""
+        machine, what = gpu_machine().to_json(), self._commit or commit()
+        lines = self._place.read_text(encoding="utf-8").splitlines() if self._place.exists() else []
+        last = json.loads(lines[-1]) if lines else {}
+        if (last.get("commit"), last.get("machine")) == (what, machine):
+            lines.pop()
+            self._add(last)
         record = {
             "benchmark": "device",
             "run": datetime.now(UTC).isoformat(timespec="seconds"),
             "outcomes": {name: dict(counted) for name, counted in sorted(self._outcomes.items())},
             "failed": self._failed,
             "worst_share_of_bound": self._worst,
-            "machine": gpu_machine().to_json(),
+            "machine": machine,
             "versions": gpu_versions(),
-            "commit": self._commit or commit(),
+            "commit": what,
         }
-        with self._place.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        self._place.write_text(
+            "".join(f"{line}\n" for line in [*lines, json.dumps(record)]), encoding="utf-8"
+        )
+
+    def _add(self, record: dict[str, Any]) -> None:
+        for name, counted in record["outcomes"].items():
+            self._outcomes.setdefault(name, Counter()).update(counted)
+        self._failed = record["failed"] + self._failed
+        for name, share in record["worst_share_of_bound"].items():
+            self._worst[name] = max(self._worst.get(name, 0.0), share)
 
 
 def pytest_configure(config: pytest.Config) -> None:
