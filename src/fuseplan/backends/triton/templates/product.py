@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates import product_cost, product_tiles
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, weight_extents
@@ -13,7 +14,6 @@ from fuseplan.backends.triton.templates.product_writer import ProductWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
@@ -53,18 +53,7 @@ class Product(Knobs, GpuTemplate):
         conv, step = kernel.contraction, kernel.contraction_step
         is_product = conv.is_matrix_product and conv.groups == 1
         yield claim(is_product, Reason.NOT_POINT_CONVOLUTION, got=conv.text, operator=step)
-        lying = {
-            each.key
-            for each in kernel.operands
-            if each.role == "prologue" and each.per in ("element", "activation")
-        }
-        readers = (stage.step for stage in kernel.prologue if lying & leaves_of(stage.expression))
-        yield claim(
-            not lying or kernel.src.layout is not None,
-            Reason.STRIDED_PROLOGUE,
-            got=kernel.src,
-            operator=next(readers, None),
-        )
+        yield from model.layout_claims(kernel)
         least = min(
             product_cost.bound(kernel, each) for each in product_tiles.arithmetics(kernel, target, "strict")
         )
@@ -73,7 +62,7 @@ class Product(Knobs, GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         for knobs in product_tiles.choices(kernel, target, accuracy):
-            yield cls(**knobs)
+            yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         """The weight as (features, depth), behind the image where each has its own; padded to whole tiles."""
@@ -88,7 +77,7 @@ class Product(Knobs, GpuTemplate):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kept = ProductWriter(self, kernel, "").workspace_bytes
-        return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, kept)
+        return model.traffic(kernel, workspace=kept)
 
     def flops(self, kernel: Kernel) -> int:
         times = 3 if self.arithmetic == "tf32x3" else 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import gcd
+
+from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -36,15 +39,12 @@ def bound(kernel: Kernel, arithmetic: str) -> float:
     )
 
 
-# One H100, measured: see docs/measured.md. Other GPUs are taken to be as balanced.
-_FLOPS = {"native": 650e12, "tf32": 300e12, "tf32x3": 300e12, "ieee": 30e12, "summed": 2e12}
-_FLOPS_F64 = 20e12
-_BYTES = 2.9e12  # a second, memory
-_L2_BYTES = 5.5e12  # a second, all processors together
-_PROCESSORS = 132
-_LAUNCH = 3.0e-6
+# What the products reach of the GPU's rate on full tiles, and one H100's second cache; measured there.
+_REACHED = {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05}
+_L2_BYTES = 5.5e12 / 132  # a second and processor
 _TILE = 1.5e-6  # a program's first loads and last stores
 _STEP = 0.7e-6  # from a load's issue to its use
+_ARRIVING = 1.5e-6  # sums to the second cache, and the last program's way there and back
 
 
 def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
@@ -53,30 +53,65 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     row_tiles, feature_tiles = -(-shape.rows // knobs.rows), -(-shape.features // knobs.features)
     programs = row_tiles * feature_tiles * knobs.split * shape.batches
     steps = -(-shape.depth // (knobs.depth * knobs.split))
-    processors = target.processors or _PROCESSORS
+    processors = max(1, target.processors)
     together = min(resident(knobs, kernel, target), -(-programs // processors))
     itemsize = kernel.src.itemsize
     times = 3 if knobs.arithmetic == "tf32x3" else 1
-    rate = (_FLOPS_F64 if kernel.compute_dtype == "f64" else _FLOPS[knobs.arithmetic]) / _PROCESSORS
-    products = 2 * knobs.rows * knobs.features * knobs.depth * times / rate
+    products = (
+        2 * knobs.rows * knobs.features * knobs.depth * times * processors / _rate(knobs, kernel, target)
+    )
     weights = knobs.features * (2 if times == 3 else 1)
-    moved = (knobs.rows + weights) * knobs.depth * itemsize / (_L2_BYTES / _PROCESSORS)
+    moved = (knobs.rows + weights) * knobs.depth * itemsize / _L2_BYTES
     step = max(products * together, moved * together, _STEP / max(1, knobs.stages - 1))
     wave = steps * step + _TILE
     waves = programs / (processors * together)
     whole = -(-programs // (processors * together))
     kept = 2 * programs * knobs.rows * knobs.features * 4 if knobs.split > 1 else 0
-    memory = kernel.minimum_bytes / _BYTES + kept / _L2_BYTES
-    arriving = 1.5e-6 if knobs.split > 1 else 0.0
-    return _LAUNCH + max((waves + whole) / 2 * wave, memory) + arriving
+    memory = kernel.minimum_bytes / model.rates(target).memory + kept / (_L2_BYTES * processors)
+    arriving = _ARRIVING if knobs.split > 1 else 0.0
+    return model.LAUNCH_SECONDS + max((waves + whole) / 2 * wave, memory) + arriving
+
+
+def _rate(knobs: Knobs, kernel: Kernel, target: Target) -> float:
+    """Operations a second of all processors."""
+    rates = model.rates(target)
+    if kernel.compute_dtype == "f64":
+        return rates.double * _REACHED[knobs.arithmetic]
+    at_most = {"native": rates.half, "tf32": rates.tf32, "tf32x3": rates.tf32}
+    return at_most.get(knobs.arithmetic, rates.single) * _REACHED[knobs.arithmetic]
 
 
 def resident(knobs: Knobs, kernel: Kernel, target: Target) -> int:
     """Programs that one processor holds at once."""
     threads = knobs.warps * (target.warp or 32)
-    sums = 3 if knobs.arithmetic == "tf32x3" else 1
-    registers = min(255, sums * knobs.rows * knobs.features // threads + 56)
-    return max(1, min(65536 // (registers * threads), target.l1_bytes // shared_bytes(knobs, kernel), 16))
+    by_registers = 65536 // (min(255, registers(knobs, kernel, target)) * threads)
+    return max(1, min(by_registers, target.l1_bytes // shared_bytes(knobs, kernel), 16))
+
+
+def registers(knobs: Knobs, kernel: Kernel, target: Target) -> int:
+    """Registers of a thread, estimated: its sums, what it loads past shared memory, and 56 besides.
+
+    Compiled for sm_90: where neighbours are not 4 bytes aligned, elements come by themselves and pass through
+    registers, each in one of its own, with its address.
+    """
+    threads = knobs.warps * (target.warp or 32)
+    sums = {"tf32x3": 2.5, "ieee": 1.5}.get(knobs.arithmetic, 1.0)
+    if kernel.compute_dtype == "f64":
+        sums = 2.0
+    passing = 0.0
+    if kernel.prologue:
+        passing = 1.0
+    if is_narrow(kernel):
+        passing = 2.5
+    tile, loaded = knobs.rows * knobs.features, knobs.rows * knobs.depth
+    return int(sums * tile / threads + passing * loaded / threads) + 56
+
+
+def is_narrow(kernel: Kernel) -> bool:
+    """Whether src's neighbours are aligned to less than 4 bytes, which asynchronous copies do not take."""
+    others = [step for step in kernel.src.element_strides if step != 1]
+    is_together = len(others) < kernel.src.rank
+    return not is_together or gcd(*others, 16) * kernel.src.itemsize < 4
 
 
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:

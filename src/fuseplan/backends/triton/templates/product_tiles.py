@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from fuseplan.backends.triton.templates import product_cost
-from fuseplan.backends.triton.templates.product_shape import ProductShape, row_axes
+from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, row_axes
 from fuseplan.emit import COUNTER_BYTES
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import Accuracy
 
+FEW = 4  # tiles of features that one row tile is kept in the second cache for
+MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
 ALIGNED = 16  # bytes: strides that the copy engine takes
 
 
@@ -34,23 +36,31 @@ def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str
     return tuple(each for each in found if product_cost.bound(kernel, each) <= accuracy)
 
 
-def choices(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[dict[str, Any]]:
-    """The knobs of each candidate, the most promising first."""
+def choices(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Knobs]:
+    """The knobs of each candidate; where none is sure to fit the registers, the smallest tile."""
+    found = [each for each in _considered(kernel, target, accuracy) if fits(each, kernel, target)]
+    yield from found or list(_considered(kernel, target, accuracy))[-1:]
+
+
+def _considered(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Knobs]:
     arithmetic = arithmetics(kernel, target, accuracy)[0]
     shape = ProductShape.of(kernel)
-    can_copy = mappable(kernel, target)
+    copies = (True, False) if mappable(kernel, target) else (False,)
     for rows, features, depth, warps, stages in _tiles(kernel, target, arithmetic):
-        base: dict[str, Any] = {
-            "rows": rows,
-            "features": features,
-            "depth": depth,
-            "warps": warps,
-            "stages": stages,
-        }
-        base |= {"arithmetic": arithmetic, "group": 1 if shape.depth < 512 else 8}
-        for split, maps in product(_splits(base, shape, target), (True, False) if can_copy else (False,)):
+        across = -(-shape.features // features)
+        base = Knobs(rows, features, depth, arithmetic=arithmetic, warps=warps, stages=stages)
+        is_deep = rows * features >= 128 * 32 * warps  # 128 sums a thread
+        base = replace(base, group=1 if across <= FEW else 8, parts=2 if is_deep else 1)
+        for split, maps in product(_splits(base, shape, target), copies):
             for swapped in _orders(base, kernel):
-                yield {**base, "split": split, "maps": maps, "swapped": swapped}
+                yield replace(base, split=split, maps=maps, swapped=swapped)
+
+
+def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
+    """Whether a program has the shared memory it takes, and most likely the registers."""
+    if product_cost.shared_bytes(knobs, kernel) > target.l1_bytes:
+        return False
+    return product_cost.registers(knobs, kernel, target) <= MOST_REGISTERS
 
 
 def mappable(kernel: Kernel, target: Target) -> bool:
@@ -62,20 +72,20 @@ def mappable(kernel: Kernel, target: Target) -> bool:
     return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype != "f64"
 
 
-def _splits(base: dict[str, Any], shape: ProductShape, target: Target) -> tuple[int, ...]:
+def _splits(base: Knobs, shape: ProductShape, target: Target) -> tuple[int, ...]:
     """In how many parts the depth may be summed: more than one where tiles leave processors without work."""
-    tiles = -(-shape.rows // base["rows"]) * -(-shape.features // base["features"]) * shape.batches
+    tiles = -(-shape.rows // base.rows) * -(-shape.features // base.features) * shape.batches
     if tiles > target.processors or tiles * 4 > COUNTER_BYTES:
         return (1,)
-    steps = -(-shape.depth // base["depth"])
+    steps = -(-shape.depth // base.depth)
     return tuple(split for split in (1, 2, 4, 8) if split == 1 or steps >= 4 * split)
 
 
-def _orders(base: dict[str, Any], kernel: Kernel) -> tuple[bool, ...]:
+def _orders(base: Knobs, kernel: Kernel) -> tuple[bool, ...]:
     """Whether features may stand first: where rows are too few for the instruction's 64."""
-    if base["arithmetic"] == "tf32x3":
+    if base.arithmetic == "tf32x3":
         return (False,)  # src is split in registers, which only the first factor may be in
-    if base["rows"] < 64 <= base["features"]:
+    if base.rows < 64 <= base.features:
         return (True,)
     return (False, True) if kernel.src.element_strides[1] != 1 else (False,)
 
