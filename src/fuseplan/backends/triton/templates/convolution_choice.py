@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.convolution_tiles import LEAST, Knobs, Tiles, power_of_two
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
-_STEP = 0.4e-6  # seconds from the first load of a step to its last product
+_STEP = 0.8e-6  # seconds from the first load of a step to its last product
+_TILE = 1.5e-6  # of a tile's first indices and last stores
+_CLOCK = 1.7e9
+_HELD = 64  # elements of src that one thread has in registers at most
 
 
 def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
@@ -28,8 +32,11 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
         fitting = min(features, power_of_two(probe.features, 256))
         fewer = min(positions, power_of_two(kernel.contraction.rows, 512))
         stages = 3 if joined == 1 else 2
-        knobs = Knobs(fewer, fitting, depth, joined, joined > 1, swapped, arithmetic, warps, stages)
-        if knobs not in seen:
+        # All channels of groups side by side are in one step.
+        is_held = probe.merged > 1 or fewer * depth <= _HELD * 32 * warps
+        step = depth if is_held else depth // 2
+        knobs = Knobs(fewer, fitting, step, joined, joined > 1, swapped, arithmetic, warps, stages)
+        if knobs not in seen and shared_bytes(knobs, kernel) <= target.l1_bytes:
             seen.add(knobs)
             yield knobs
 
@@ -49,26 +56,58 @@ def _extents(kernel: Kernel, target: Target, arithmetic: str) -> tuple[tuple[int
         return ((32, 32, 4), (64, 32, 4), (16, 16, 4))
     if arithmetic == "ieee":
         return ((64, 64, 4), (128, 64, 8), (32, 32, 4), (16, 16, 4))
-    return ((128, 128, 8), (128, 64, 4), (64, 128, 4), (256, 64, 4), (64, 64, 4), (32, 32, 4), (64, 16, 4))
+    large = () if kernel.src.dtype == "f32" else ((256, 64, 4),)  # f32 has sums in twice the registers
+    return ((128, 128, 8), (128, 64, 4), (64, 128, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
 
 
 def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
-    """The tiles' products in waves over the GPU, or the bytes in memory, whichever takes longer."""
+    """Waves of tiles, a step as long as its products, its loads or their latency; or the bytes in memory."""
     tiles = Tiles(kernel, knobs.positions, knobs.features, knobs.depth)
-    places = max(1, target.processors) * max(1, 16 // knobs.warps)
-    used = model.fill(tiles.programs, places)
-    rate = _rate(target, kernel, knobs.arithmetic)
-    # A step takes no less than its loads' latency, however few products it has.
-    latency = tiles.steps * _STEP * -(-tiles.programs // places)
-    moved = model.traffic(kernel)
-    return max(model.seconds(target, moved, flops=2.0 * tiles.products, rate=rate, used=used), latency)
+    processors = max(1, target.processors)
+    together = min(resident(knobs, kernel, target), -(-tiles.programs // processors))
+    products = 2 * knobs.positions * knobs.features * knobs.depth * processors / _rate(knobs, kernel, target)
+    step = max(together * max(products, _loading(knobs, tiles)), _STEP / max(1, knobs.stages - 1))
+    places = processors * together
+    waves = (-(-tiles.programs // places) + tiles.programs / places) / 2  # the last one is not always whole
+    moving = model.seconds(target, model.traffic(kernel))
+    return max(moving, model.LAUNCH_SECONDS + waves * (tiles.steps * step + _TILE))
 
 
-def _rate(target: Target, kernel: Kernel, arithmetic: str) -> float:
-    """Operations a second: the share of the GPU's that gathered tiles reach."""
+def resident(knobs: Knobs, kernel: Kernel, target: Target) -> int:
+    """Programs that one processor holds at once."""
+    threads = knobs.warps * (target.warp or 32)
+    sums = 2 if knobs.arithmetic == "tf32x3" else 1
+    held = sums * knobs.positions * knobs.features + knobs.positions * knobs.depth * knobs.ahead
+    registers = min(255, held // threads + 64)
+    shared = target.l1_bytes // shared_bytes(knobs, kernel)
+    return max(1, min(65536 // (registers * threads), shared, 16))
+
+
+def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
+    """Shared memory of one program: the tiles under way, and 1 KiB that is not the program's."""
+    parts = 2 if knobs.arithmetic == "tf32x3" else 1
+    src = knobs.positions * (parts if knobs.joined > 1 else knobs.stages)
+    return (src + parts * knobs.features * knobs.stages) * knobs.depth * kernel.src.itemsize + 1024
+
+
+def _loading(knobs: Knobs, tiles: Tiles) -> float:
+    """Seconds in which a processor loads one step's tiles: instructions of src, bytes of the weight."""
+    kernel, itemsize = tiles.kernel, tiles.kernel.src.itemsize
+    wide = gcd(tiles.channels, 16 // itemsize) if kernel.src.element_strides[1] == 1 else 1
+    cycles = 3 if tiles.is_flat else 1  # where each element has a mask of its own
+    loads = knobs.positions * knobs.depth / wide / 32 * cycles * max(2, wide * itemsize / 4)
+    parts = 2 if knobs.arithmetic == "tf32x3" else 1
+    return (loads + parts * knobs.features * knobs.depth * itemsize / 64) / _CLOCK
+
+
+def _rate(knobs: Knobs, kernel: Kernel, target: Target) -> float:
+    """Operations a second in products of the whole GPU, as far as these tiles reach it."""
     rates = model.rates(target)
     if kernel.src.dtype == "f64":
-        return 0.3 * rates.double
-    if arithmetic == "native":
-        return 0.35 * rates.half
-    return {"tf32": 0.4 * rates.tf32, "tf32x3": 0.15 * rates.tf32, "ieee": 0.5 * rates.single}[arithmetic]
+        return (0.05 if knobs.arithmetic == "summed" else 0.3) * rates.double
+    if knobs.arithmetic == "ieee":
+        return 0.5 * rates.single
+    rate = {"native": 0.8 * rates.half, "tf32": 0.8 * rates.tf32, "tf32x3": 0.25 * rates.tf32}
+    # The instructions for large tiles take 64 rows.
+    is_large = (knobs.features if knobs.swapped else knobs.positions) >= 64
+    return rate[knobs.arithmetic] * (1.0 if is_large else 0.4)
