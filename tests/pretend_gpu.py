@@ -54,6 +54,7 @@ class PretendQueue(Queue):
         self.now = 7
         self.capturing = False
         self.waits = 0
+        self._rooms: dict[int, Any] = {}
         self.stream = lambda: self.now  # type: ignore[assignment]
 
     @property

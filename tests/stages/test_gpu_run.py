@@ -13,8 +13,9 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments
-from fuseplan.backends.triton.memory import GpuMemory, Launches, packed
+from fuseplan.backends.triton.memory import GpuMemory, packed
 from fuseplan.backends.triton.template import Packing
+from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError, BuildError
 from pretend_gpu import Machine, PretendQueue, machine
 from toy_chain import PLAN, Tensors, ToyChain, chain, random_tensors, split, wanted
@@ -117,18 +118,20 @@ def test_each_stream_has_its_workspace_and_a_recorded_launch_its_own(gpu: Machin
     assert [launch.stream for launch in gpu.launches] == [7, 8, 7, 7, 7]
 
 
-def test_a_workspace_is_a_programs_own_and_zero_at_first() -> None:
+def test_the_counters_of_a_workspace_are_zero() -> None:
     queue = PretendQueue(0)
-    programs = Launches(queue), Launches(queue)
-    rooms = [program.workspace(7, 100) for program in programs]
-    assert rooms[0].address != rooms[1].address
-    assert not rooms[0].tensor.any()
-    rooms[0].tensor.fill_(1)
-    assert programs[0].workspace(7, 100) is rooms[0]
+    first = queue.workspace(7, COUNTER_BYTES + 64)
+    assert first.tensor.numel() == COUNTER_BYTES + 64
+    assert not first.tensor[:COUNTER_BYTES].any()
+    assert queue.workspace(7, 64) is first, "plans of a stream share it"
+    larger = queue.workspace(7, COUNTER_BYTES + 128)
+    assert larger.address != first.address
+    assert queue.workspace(7, 64) is larger
     queue.capturing = True
-    recorded = [programs[0].workspace(7, 100) for _ in range(2)]
-    assert len({room.address for room in (*rooms, *recorded)}) == 4
-    assert not any(room.tensor.any() for room in recorded)
+    larger.tensor.fill_(1)
+    recorded = [queue.workspace(7, COUNTER_BYTES + 64) for _ in range(2)]
+    assert len({room.address for room in (first, larger, *recorded)}) == 4
+    assert not any(room.tensor[:COUNTER_BYTES].any() for room in recorded)
 
 
 def test_nothing_is_waited_for_while_a_graph_is_recorded(gpu: Machine, tensors: Tensors) -> None:

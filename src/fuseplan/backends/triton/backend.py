@@ -5,7 +5,7 @@ What it calls of the modules below it:
     toolchain.fingerprint() -> str | None             triton's version, without importing it; None without it
     toolchain.compile_object(source, kernel, template, target) -> bytes
     toolchain.resources(code) -> Mapping[str, int]    read off the artefact
-    launch.load(source, code, queue) -> Loaded        `queue` is a `memory.Launches`
+    launch.load(source, code, queue) -> Loaded        `queue` is a `memory.Queue`
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TritonBackend:
         """The binary as a module of the device."""
         from fuseplan.backends.triton import launch, memory
 
-        return launch.load(source, code, memory.Launches(memory.queue(_index(target))))
+        return launch.load(source, code, memory.queue(_index(target)))
 
     def memory(self, target: Target) -> GpuMemory:
         """The device's memory."""

@@ -32,7 +32,7 @@ class Room(Protocol):
 
 
 class Queue(Protocol):
-    """Where a program's launches go; `memory.Launches` is one."""
+    """Where launches go; `memory.Queue` is one."""
 
     @property
     def device(self) -> int:
