@@ -89,22 +89,24 @@ def resident(knobs: Knobs, kernel: Kernel, target: Target) -> int:
 
 
 def registers(knobs: Knobs, kernel: Kernel, target: Target) -> int:
-    """Registers of a thread, estimated: its sums, what it loads past shared memory, and 56 besides.
+    """Registers of a thread, estimated: its sums, what it loads past shared memory, and some besides.
 
     Compiled for sm_90: where neighbours are not 4 bytes aligned, elements come by themselves and pass through
     registers, each in one of its own, with its address.
     """
     threads = knobs.warps * (target.warp or 32)
-    sums = {"tf32x3": 2.5, "ieee": 1.5}.get(knobs.arithmetic, 1.0)
-    if kernel.compute_dtype == "f64":
-        sums = 2.0
+    from_shared = target.name == "sm_90"  # the weight goes to the products without passing registers
+    triple = 2.5 if from_shared else 3.5
+    sums = (
+        2.0 if kernel.compute_dtype == "f64" else {"tf32x3": triple, "ieee": 1.5}.get(knobs.arithmetic, 1.0)
+    )
     passing = 0.0
     if kernel.prologue:
         passing = 1.0
     if is_narrow(kernel):
         passing = 2.5
     tile, loaded = knobs.rows * knobs.features, knobs.rows * knobs.depth
-    return int(sums * tile / threads + passing * loaded / threads) + 56
+    return int(sums * tile / threads + passing * loaded / threads) + (56 if from_shared else 112)
 
 
 def is_narrow(kernel: Kernel) -> bool:

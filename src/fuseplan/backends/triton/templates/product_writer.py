@@ -317,8 +317,9 @@ class ProductWriter:
             f"x_left = {x} - x_high",
             f"small = tl.dot({self._pair('x_left', w)}, small, {tf32})",
             f"small = tl.dot({self._pair('x_high', w_left)}, small, {tf32})",
-            "# the tensor core rounds toward zero: sums of one step are added outside of it",
-            f"total += tl.dot({self._pair('x_high', w)}, {tf32})",
+            "# a tensor core cuts its sums: those of one step are added outside of it. Triton would move the",
+            "# addition back inside if max_num_imprecise_acc, which says nothing of tf32, were not given.",
+            f"total += tl.dot({self._pair('x_high', w)}, {tf32}, max_num_imprecise_acc={self.knobs.depth})",
         )
 
     # ---- the parts of a sum
