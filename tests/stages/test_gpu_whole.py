@@ -78,7 +78,7 @@ def tensors(plan: FusionPlan, seed: int) -> dict[str, torch.Tensor]:
 
 
 def torch_of(array: Any) -> torch.Tensor:
-    if array.dtype == np.uint16:
+    if array.dtype.name in ("uint16", "bfloat16"):  # the latter where another test imported ml_dtypes
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
@@ -138,7 +139,7 @@ def test_the_hosts_ground_tells_right_from_wrong() -> None:
 def _exact(plan: FusionPlan, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     from fuseplan.arrays import widen
 
-    exact = {key: widen(array, "bf16").astype(float) for key, array in tensors.items()}
+    exact = {key: widen(array.view(np.uint16), "bf16").astype(float) for key, array in tensors.items()}
     return exact.pop("src"), exact
 
 
