@@ -1,0 +1,113 @@
+"""Boxes, tensor maps and shared memory of the kernel for Hopper: pure functions of a kernel and a choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.hopper_choices import SHARED_BYTES, choices
+from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
+from fuseplan.backends.triton.templates.hopper_tiles import Geometry
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+
+TARGET = parse_target("triton:sm_90")
+
+
+def lowered(text: str) -> Kernel:
+    return lower(match(FusionPlan.parse(text)))
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "box"),
+    [(28, 128, (8, 4, 4)), (14, 128, (32, 2, 2)), (7, 64, (64, 1, 1)), (56, 128, (2, 8, 8))],
+)
+def test_boxes_cover_dst_with_few(size: int, rows: int, box: tuple[int, ...]) -> None:
+    kernel = lowered(f"f16[64x64x{size}x{size}, nhwc] -> conv2d(64, kernel=3, padding=1)")
+    geometry = Geometry(kernel)
+    best = geometry.boxes(rows)[0]
+    assert prod(best) == rows
+    assert prod(geometry.tiles(best, 64)[0]) == prod(geometry.tiles(box, 64)[0]) == 64 * size * size // rows
+
+
+def test_positions_that_lie_evenly_are_one_axis() -> None:
+    even = Geometry(lowered("f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1)"))
+    assert even.src_map((64,), 16).strides == (32, 1)
+    assert even.src_map((64,), 16).shape == (72, 16)
+    odd = Geometry(lowered("f16[2x16x6x6, strides=1160:1:192:32] -> conv2d(16, kernel=1)"))
+    assert [axis.letter for axis in odd.axes] == ["n", "y", "x"]
+    one_image = Geometry(lowered("f16[1x16x6x6, nhwc] -> conv2d(16, kernel=1)"))
+    assert one_image.src_map((64,), 16).strides == (16, 1)
+
+
+def test_a_stride_steps_over_positions() -> None:
+    geometry = Geometry(lowered("f16[2x16x9x9, nhwc] -> conv2d(16, kernel=3, stride=(1, 2))"))
+    found = geometry.src_map((1, 8, 8), 16)
+    assert (found.shape, found.steps, found.box) == ((2, 9, 9, 16), (1, 1, 2, 1), (1, 8, 8, 16))
+    assert geometry.dst_map((1, 8, 8), 16).steps == (1, 1, 1, 1)
+
+
+def test_reaching_puts_lines_first() -> None:
+    kernel = lowered("f16[2x16x9x9, nhwc] -> conv2d(16, kernel=3, padding=1, dilation=2)")
+    geometry = Geometry(kernel, reaching=True)
+    assert [axis.letter for axis in geometry.axes] == ["y", "n", "x"]
+    schedule = Schedule(Knobs((8, 1, 8), 32, 16, 2, reaching=True), geometry)
+    assert (schedule.lines, schedule.reach, schedule.more, schedule.span) == (3, 4, 4, 12)
+    assert schedule.blocks == 3
+    assert schedule.src_bytes == 12 * 8 * 16 * 2
+    assert not Geometry(lowered("f16[2x16x9x9, nhwc] -> conv2d(16, kernel=3, stride=2)")).can_reach
+
+
+def test_groups_share_a_tile() -> None:
+    geometry = Geometry(lowered("f16[64x64x28x28, nhwc] -> conv2d(256, kernel=3, padding=1)"))
+    rows = Schedule(Knobs((16, 4, 4), 64, 64, 2, together=True), geometry)
+    assert (rows.own, rows.sum_shape) == ((8, 4, 4), (128, 64))
+    assert rows.first == ("n + group * 8", "y", "x", "feature")
+    features = Schedule(Knobs((16, 4, 4), 256, 64, 2, together=True, swapped=True), geometry)
+    assert features.sum_shape == (128, 256)
+    assert features.first == ("n", "y", "x", "feature + group * 128")
+    assert features.part == (4, 4, 4)
+    assert [part[0] for part in features.parts] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f16[64x64x55x55, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> add -> relu",
+        "bf16[64x4096] -> matmul(4096)",
+        "bf16[2x64x8x8, nhwc] -> conv2d(64, kernel=3, padding=1, groups=2)",
+    ],
+)
+def test_every_choice_fits_a_processor(text: str) -> None:
+    kernel = lowered(text)
+    found = dict(choices(kernel, TARGET))
+    assert found
+    for knobs in found:
+        schedule = Hopper(**vars(knobs)).schedule(kernel)
+        assert schedule.shared_bytes * knobs.programs <= SHARED_BYTES
+        rows, columns = schedule.sum_shape
+        assert rows in (64, 128)
+        assert rows * columns // 128 <= 128  # accumulators a thread
+        assert all(size & (size - 1) == 0 for size in (*knobs.box, knobs.columns, knobs.depth))
+        assert 1 <= schedule.grid(TARGET.processors) <= TARGET.processors * knobs.programs
+
+
+def test_a_held_weight_keeps_a_program_at_its_features() -> None:
+    kernel = lowered("f16[64x64x55x55, nhwc] -> conv2d(256, kernel=1)")
+    held = [Schedule(knobs, Geometry(kernel)) for knobs, _ in choices(kernel, TARGET) if knobs.resident]
+    assert held
+    assert all(schedule.grid(TARGET.processors) % schedule.across == 0 for schedule in held)
+
+
+def test_the_cost_falls_with_the_work() -> None:
+    small, large = (lowered(f"f16[{rows}x512] -> matmul(512)") for rows in (4096, 65536))
+    choice = Hopper((128,), 128, 64, 4)
+    assert choice.seconds(small, TARGET) < choice.seconds(large, TARGET)
+    more = replace(TARGET, processors=264)
+    assert choice.seconds(large, more) < choice.seconds(large, TARGET)
