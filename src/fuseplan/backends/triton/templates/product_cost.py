@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape
@@ -73,12 +73,11 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
 
 
 def _rate(knobs: Knobs, kernel: Kernel, target: Target) -> float:
-    """Operations a second of all processors."""
+    """Operations a second of all processors; tiles below 64x64 wait for what they load from shared memory."""
     rates = model.rates(target)
-    if kernel.compute_dtype == "f64":
-        return rates.double * _REACHED[knobs.arithmetic]
     at_most = {"native": rates.half, "tf32": rates.tf32, "tf32x3": rates.tf32}
-    return at_most.get(knobs.arithmetic, rates.single) * _REACHED[knobs.arithmetic]
+    most = rates.double if kernel.compute_dtype == "f64" else at_most.get(knobs.arithmetic, rates.single)
+    return most * _REACHED[knobs.arithmetic] * min(1.0, sqrt(knobs.rows * knobs.features) / 64)
 
 
 def resident(knobs: Knobs, kernel: Kernel, target: Target) -> int:
@@ -101,12 +100,13 @@ def registers(knobs: Knobs, kernel: Kernel, target: Target) -> int:
         2.0 if kernel.compute_dtype == "f64" else {"tf32x3": triple, "ieee": 1.5}.get(knobs.arithmetic, 1.0)
     )
     passing = 0.0
+    fixed = (56 if from_shared else 112) + (0 if knobs.maps or knobs.arithmetic != "tf32x3" else 20)
     if kernel.prologue:
         passing = 1.0
     if is_narrow(kernel):
         passing = 2.5
     tile, loaded = knobs.rows * knobs.features, knobs.rows * knobs.depth
-    return int(sums * tile / threads + passing * loaded / threads) + (56 if from_shared else 112)
+    return int(sums * tile / threads + passing * loaded / threads) + fixed
 
 
 def is_narrow(kernel: Kernel) -> bool:
