@@ -1,6 +1,7 @@
 """Every template on every plan it takes: right in each element, for several seeds, again and again."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -25,13 +26,13 @@ TRIED = 3  # candidates of a template: the first, and others spread over its lis
 
 def _cases() -> Iterator[Any]:
     """(template, place in its list of candidates, plan) for every template that takes the plan."""
-    for text in texts():
+    for text, kind in product(texts(), backend_of("triton").templates):
         kernel = lower(match(FusionPlan.parse(text)))
-        for kind in backend_of("triton").templates:
-            if first_refusal(kind.limits(kernel, KIND, "default"), kind.name) is None:
-                count = len(list(kind.candidates(kernel, KIND, "default")))
-                for place in sorted({0, count // 2, count - 1})[:TRIED]:
-                    yield pytest.param(kind, place, text, id=f"{kind.name}-{place}-{text}")
+        if first_refusal(kind.limits(kernel, KIND, "default"), kind.name) is not None:
+            continue
+        count = len(list(kind.candidates(kernel, KIND, "default")))
+        for place in sorted({0, count // 2, count - 1})[:TRIED]:
+            yield pytest.param(kind, place, text, id=f"{kind.name}-{place}-{text}")
 
 
 CASES = list(_cases())
