@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from itertools import product
 from typing import Any
 
 import pytest
