@@ -7,14 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+from fuseplan.cli import trial
 from fuseplan.cli.commands import RECORDS, fuseplan
 from fuseplan.measure import ground
 from fuseplan.measure.data import reference
+from pretend_gpu import machine
+from toy_chain import PLAN as CHAIN
+from toy_chain import ToyChain, chain
 
 PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
 REFUSED = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
+
+
+class PosedGround(ground.HostGround):
+    """A GPU's tensors, which are torch's on the CPU."""
+
+    def __init__(self, plan: Any, seed: int, device: int, inputs: str) -> None:
+        super().__init__(plan, seed, inputs)
+        self.tensors = {key: torch.from_numpy(array) for key, array in self.tensors.items()}
+
+    def out(self) -> Any:
+        return torch.from_numpy(super().out())
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +72,33 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     result = call("run", PLAN, "--target", "reference")
     assert result.exit_code == 1
     assert "WRONG" in result.stdout
+
+
+def test_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "GpuGround", PosedGround)
+    monkeypatch.setattr(trial, "OneAtATime", lambda plan, tensors, target: lambda: None)
+    with machine(ToyChain) as gpu:
+        gpu.driver.meaning = chain
+        result = call("run", CHAIN, "--target", "cuda")
+        assert result.exit_code == 0, result.output
+        assert "target     triton:sm_90, 132 processors" in result.stdout
+        assert "right" in result.stdout
+        gpu.driver.meaning = lambda launch: None
+        assert call("run", CHAIN, "--target", "cuda").exit_code == 1, "nothing was written"
+        refused = call("run", CHAIN, "--target", "cuda", "--threads", "2")
+        assert (refused.exit_code, "threads=2 is for CPUs" in refused.stderr) == (2, True)
+        foreign = call("run", CHAIN, "--target", "triton:gfx942")
+        assert (foreign.exit_code, "does not run here" in foreign.stderr) == (1, True)
+
+
+def test_tensors_that_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(ground, "GpuGround", full)
+    with machine(ToyChain):
+        result = call("run", CHAIN, "--target", "cuda")
+    assert (result.exit_code, "do not fit this machine's memory: no room" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["run", "explain", "show"])

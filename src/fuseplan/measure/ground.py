@@ -93,10 +93,19 @@ class GpuGround:
 
 
 def ground_of(plan: FusionPlan, target: Target, seed: int = 0, inputs: str = "normal") -> Ground:
-    """Where a plan is tried for a target: one of this machine's. `src` looks as `data.INPUTS` says."""
-    if target.device is not None:
+    """Where a plan is tried for a target: one of this machine's. `src` looks as `data.INPUTS` says.
+
+    Raises:
+        MemoryError: the tensors, or what float64 needs besides, do not fit.
+    """
+    if target.device is None:
+        return HostGround(plan, seed, inputs)
+    try:
         return GpuGround(plan, seed, target.device, inputs)
-    return HostGround(plan, seed, inputs)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is used
+            raise
+        raise MemoryError(str(error)) from error
 
 
 def allowed_deviation(kernel: Kernel, template: Template) -> float:
