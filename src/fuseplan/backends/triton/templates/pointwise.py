@@ -18,7 +18,9 @@ from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
 _WIDEST = 1024  # channels of a tile
-_SHARING = 4  # programs of a processor that share the rows
+_SHARING = 8  # programs of a processor that share the rows
+_CACHE_RATE = 2.0  # of the second cache, against memory
+_SCATTERED = 0.85  # of the bandwidth is left where rows begin anywhere, so that elements are moved one by one
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,25 @@ class GpuPointwise(GpuTemplate):
     def seconds(self, kernel: Kernel, target: Target) -> float:
         writer = PointwiseWriter(self, kernel, "")
         (rows, row), (down, across) = writer.extents, writer.blocks
-        # What of the tiles exists, and how full the last of the processors' turns is.
+        turns = -(-down * across // writer.programs)
+        # What of the tiles exists, how even the programs' turns are, and how full the processors' last one.
         used = rows * row / (down * self.outer * across * self.inner)
+        used *= down * across / (turns * writer.programs)
         used *= model.fill(writer.programs, target.processors)
-        return model.seconds(target, self.traffic(kernel, target), used=used)
+        # Operands per channel come from the second cache, once for each program.
+        each = sum(operand.nbytes for operand in kernel.operands if operand.per == "channel")
+        small = writer.programs * each * min(1.0, self._channels(kernel) / kernel.dst.channels)
+        cached = small / (_CACHE_RATE * model.rates(target).memory)
+        used *= _SCATTERED if self.form == "planes" else 1.0
+        estimate = cached + model.seconds(target, self.traffic(kernel, target), used=used)
+        return round(estimate, 7)  # the model knows no better than a tenth of a microsecond
+
+    def _channels(self, kernel: Kernel) -> int:
+        """Channels that one tile meets."""
+        if self.form == "flat":
+            area = 0 if kernel.dst.is_channels_last else prod(kernel.dst.spatial)
+            return self.inner // area + 2 if area > 1 else kernel.dst.channels
+        return self.inner if self.form == "rows" else self.outer
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
