@@ -68,6 +68,8 @@ FORMS = (
     Product(32, 32, 32, parts=2),
     Product(32, 32, 32, parts=2, swapped=True, split=2),
     Product(16, 32, 32, group=2),
+    Product(16, 32, 16, ahead=True),
+    Product(32, 32, 16, ahead=True, split=2, swapped=True),
 )
 
 
@@ -88,7 +90,7 @@ def test_forms(form: Product, arithmetic: str, rest: str) -> None:
     assert_interpreted(dtype + rest, Product(**{**form.knobs, "arithmetic": arithmetic}))
 
 
-MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS)
+MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not form.ahead)
 
 
 @pytest.mark.parametrize("form", MAPPED, ids=lambda form: form.text)

@@ -43,6 +43,8 @@ class Product(Knobs, GpuTemplate):
         parts: pieces of the tile that the epilogue takes one after another.
         warps: of a program.
         stages: steps whose loads are under way at once.
+        ahead: src is loaded into registers one step ahead: where neighbours are aligned to less than 4 bytes,
+            which asynchronous copies do not take.
     """
 
     name: ClassVar[str] = "product"

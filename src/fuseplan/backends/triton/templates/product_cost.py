@@ -62,7 +62,11 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     )
     weights = knobs.features * (2 if times == 3 else 1)
     moved = (knobs.rows + weights) * knobs.depth * itemsize / _L2_BYTES
-    step = max(products * together, moved * together, _STEP / max(1, knobs.stages - 1))
+    under_way = knobs.stages - 1
+    if is_narrow(kernel):
+        under_way = 1 if knobs.ahead else 0
+    waiting = _STEP / under_way if under_way else _STEP + (products + moved) * together
+    step = max(products * together, moved * together, waiting)
     wave = steps * step + _TILE
     waves = programs / (processors * together)
     whole = -(-programs // (processors * together))
@@ -104,7 +108,7 @@ def registers(knobs: Knobs, kernel: Kernel, target: Target) -> int:
     if kernel.prologue:
         passing = 1.0
     if is_narrow(kernel):
-        passing = 2.5
+        passing = 3.0 if knobs.ahead else 2.5
     tile, loaded = knobs.rows * knobs.features, knobs.rows * knobs.depth
     return int(sums * tile / threads + passing * loaded / threads) + fixed
 
@@ -113,7 +117,7 @@ def is_narrow(kernel: Kernel) -> bool:
     """Whether src's neighbours are aligned to less than 4 bytes, which asynchronous copies do not take."""
     others = [step for step in kernel.src.element_strides if step != 1]
     is_together = len(others) < kernel.src.rank
-    return not is_together or gcd(*others, 16) * kernel.src.itemsize < 4
+    return (gcd(*others, 16) if is_together else 1) * kernel.src.itemsize < 4
 
 
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:

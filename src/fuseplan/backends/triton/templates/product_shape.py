@@ -29,6 +29,7 @@ class Knobs:
     parts: int = 1
     warps: int = 4
     stages: int = 3
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,11 @@ def _considered(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[
         base = Knobs(rows, features, depth, arithmetic=arithmetic, warps=warps, stages=stages)
         is_deep = rows * features >= 128 * 32 * warps  # 128 sums a thread
         base = replace(base, group=1 if across <= FEW else 8, parts=2 if is_deep else 1)
-        for split, maps in product(_splits(base, shape, target), copies):
+        steps = -(-shape.depth // depth)
+        ahead = (True, False) if product_cost.is_narrow(kernel) and steps > 1 else (False,)
+        for split, maps, early in product(_splits(base, shape, target), copies, ahead):
             for swapped in _orders(base, kernel):
-                yield replace(base, split=split, maps=maps, swapped=swapped)
+                yield replace(base, split=split, maps=maps, swapped=swapped, ahead=early)
 
 
 def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:

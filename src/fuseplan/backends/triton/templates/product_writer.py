@@ -191,16 +191,26 @@ class ProductWriter:
             )
         else:
             text.line(f"src_row = row_tile * {knobs.rows}", f"weight_row = feature_tile * {knobs.features}")
-        steps = steps_of(knobs, self.shape.depth)
-        with text.block(f"for step in range({steps})"):
-            first = f"(part * {steps} + step)" if knobs.split > 1 else "step"
-            text.line(f"start = {first} * {knobs.depth}")
-            x = self._prepared(self._src_tile())
-            weights = self._weight_tiles()
-            self._multiply(x, weights)
+        self._steps(steps_of(knobs, self.shape.depth))
         if self.is_split_in_two:
             text.line("# an infinity times a remainder is no number; the first part has the result then")
             text.line("total += tl.where(small == small, small, 0)")
+
+    def _steps(self, steps: int) -> None:
+        """The loop over the depth; a src tile that loads `ahead` bring is in registers for a step."""
+        text, depth = self.text, self.knobs.depth
+        before = f"part * {steps}" if self.knobs.split > 1 else "0"
+        if self.knobs.ahead:
+            text.line(f"start = {before} * {depth}")
+            text.line(f"coming = {self._src_tile()}")
+        with text.block(f"for step in range({steps})"):
+            if self.knobs.ahead:
+                x = text.let("x", "coming")
+                text.line(f"start = ({before} + step + 1) * {depth}")
+                text.line(f"coming = {self._src_tile()}")
+            text.line(f"start = ({before} + step) * {depth}")
+            made = self._prepared(x if self.knobs.ahead else self._src_tile())
+            self._multiply(made, self._weight_tiles())
 
     def _src_offsets(self) -> None:
         """Where the src tile lies when it begins at channel 0."""
@@ -240,7 +250,7 @@ class ProductWriter:
     def _src_mask(self) -> str:
         """Which elements of the src tile exist; "" for all."""
         terms = [self._src_rows("row_ok")] if self.has_row_tail else []
-        if self.has_depth_tail:
+        if self.has_depth_tail or self.knobs.ahead:
             terms.append(self._src_depth(f"(depth < {self.shape.depth} - start)"))
         return " & ".join(terms)
 
