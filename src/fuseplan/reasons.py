@@ -57,6 +57,11 @@ class Reason(Enum):
         "this kernel convolves each channel alone",
         "`direct` takes any groups",
     )
+    MANY_TAPS = (
+        "many-taps",
+        "this kernel has code of its own for each tap",
+        "`convolution` takes kernels of any size",
+    )
     GROUP_WIDTH = (
         "group-width",
         "this kernel packs several narrow groups into a vector",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
+from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
+    GpuDepthwise,
     Hopper,
     Product,
     GpuConvolution,
