@@ -85,7 +85,7 @@ class Hopper(GpuTemplate):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         found = dict(choices(kernel, target))
-        for knobs in sorted(found, key=lambda each: (found[each], repr(each))):
+        for knobs in sorted(found, key=lambda each: (found[each], each.swapped, repr(each))):
             yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:

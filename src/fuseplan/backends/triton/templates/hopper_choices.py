@@ -9,7 +9,7 @@ from math import prod
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry, ceil_div
+from fuseplan.backends.triton.templates.hopper_tiles import Geometry, ceil_div
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
@@ -22,9 +22,13 @@ BOXES = 2  # that are tried of a size: those that cover dst best
 FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
 
 # One processor of an H100.
-FLOPS_A_SECOND = 5.0e12
-L2_BYTES_A_SECOND = 45e9
+FLOPS_A_SECOND = 5.2e12
+L2_BYTES_A_SECOND = 70e9  # a product of 8192^3 in tiles of 128 x 256 takes 59e9
+LATENCY = 0.9e-6  # of a copy
+STEPS_A_SECOND = 1.7e9  # of a warp: what comes after the sum, an instruction at a time
+TILE_SECONDS = 0.4e-6  # between the sums of one group: waits for barriers and for the copy to dst
 SHARED_READS = 41.6  # of 64 x 64 products: those of 128 columns are as fast as shared memory allows
+HIDDEN = 0.1  # of the shorter of arithmetic and memory shows beside the longer
 
 
 def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
@@ -43,18 +47,45 @@ def choices(kernel: Kernel, target: Target) -> Iterator[tuple[Knobs, float]]:
 
 
 def seconds(schedule: Schedule, target: Target) -> float:
-    """A launch: the longest of products, copies through the L2 and copies through memory."""
+    """A launch, and the longer of what the processors do with their tiles and of copies through memory."""
     knobs = schedule.knobs
-    waves = ceil_div(schedule.tiles, target.processors * knobs.programs)
+    places = target.processors * knobs.programs
+    tiles = ceil_div(schedule.tiles, places) * knobs.programs
+    summing, finishing = _summing(schedule), _finishing(schedule)
+    # groups that take turns, or programs side by side, finish one tile while they sum another
+    beside = knobs.groups if schedule.takes_turns else knobs.programs
+    inside = max(tiles * summing, ceil_div(tiles, beside) * (summing + finishing)) + finishing
+    memory = _moved(schedule, target) / model.rates(target).memory
+    return max(inside, memory) + HIDDEN * min(inside, memory) + LATENCY + model.LAUNCH_SECONDS
+
+
+def _moved(schedule: Schedule, target: Target) -> float:
+    """Bytes through memory: all once, and a weight too large for the L2 again for the tiles of rows to come."""
+    kernel, knobs = schedule.kernel, schedule.knobs
+    weight = kernel.weight.nbytes
+    if weight < target.l2_bytes // 2:
+        return float(kernel.minimum_bytes)
+    together = max(knobs.band, target.processors * knobs.programs / schedule.across)
+    return kernel.minimum_bytes + weight * max(0.0, prod(schedule.counts) / together - 1)
+
+
+def _summing(schedule: Schedule) -> float:
+    """Seconds for the sums of a tile: products, or copies through the L2."""
+    knobs = schedule.knobs
     columns = schedule.sum_shape[1]
     # of a product, 64 rows and all columns are read from shared memory anew
     reading = max(1.0, SHARED_READS * (64 + columns) / (64 * columns))
-    area = prod(knobs.box) * knobs.columns
-    products = 2 * area * schedule.blocks * schedule.lines * knobs.depth
-    moved = schedule.blocks * schedule.stage_bytes + area * HALF
-    inside = max(reading * products / FLOPS_A_SECOND, moved / L2_BYTES_A_SECOND) * knobs.programs
-    memory = schedule.kernel.minimum_bytes / model.rates(target).memory
-    return max(waves * inside, memory) + model.LAUNCH_SECONDS
+    depth = schedule.blocks * schedule.lines * knobs.depth
+    products = 2 * prod(knobs.box) * knobs.columns * depth * reading / FLOPS_A_SECOND
+    flying = knobs.programs * knobs.stages * schedule.stage_bytes / LATENCY
+    copies = schedule.blocks * schedule.stage_bytes / min(L2_BYTES_A_SECOND, flying)
+    return max(products, copies)
+
+
+def _finishing(schedule: Schedule) -> float:
+    """Seconds for what a group does after the sum."""
+    steps = 4 + 3 * schedule.geometry.functions
+    return prod(schedule.sum_shape) / 128 * steps / STEPS_A_SECOND + TILE_SECONDS
 
 
 def _widths(kernel: Kernel) -> tuple[int, ...]:
@@ -101,4 +132,5 @@ def _deepest(schedule: Schedule, target: Target) -> Iterator[tuple[Knobs, float]
     most = (SHARED_BYTES + RESERVED_BYTES) // knobs.programs - RESERVED_BYTES
     stages = min(MOST_STAGES, knobs.stages + (most - schedule.shared_bytes) // schedule.stage_bytes)
     if stages >= FEWEST_STAGES:
-        yield replace(knobs, stages=stages), seconds(schedule, target)
+        found = Schedule(replace(knobs, stages=stages), schedule.geometry)
+        yield found.knobs, seconds(found, target)

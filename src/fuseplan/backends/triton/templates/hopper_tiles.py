@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from math import prod
 
 from fuseplan.emit import TensorMap
-from fuseplan.kernel import Kernel
+from fuseplan.kernel import Kernel, functions
 from fuseplan.tensor import TensorSpec
 
 ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresses and strides are multiples of
@@ -106,6 +106,11 @@ class Geometry:
             return False
         axis = next(axis for axis in self.axes if axis.letter != "n")
         return axis.taps > 1 and axis.step == 1
+
+    @cached_property
+    def functions(self) -> int:
+        """Scalar functions that come after the sum, for each element."""
+        return sum(functions(stage.expression) for stage in self.kernel.epilogue)
 
     @property
     def channels(self) -> int:
