@@ -60,7 +60,7 @@ def seconds(schedule: Schedule, target: Target) -> float:
 
 
 def _moved(schedule: Schedule, target: Target) -> float:
-    """Bytes through memory: all once, and a weight too large for the L2 again for the tiles of rows to come."""
+    """Bytes through memory: all once, and a weight too large for the L2 again for later tiles of rows."""
     kernel, knobs = schedule.kernel, schedule.knobs
     weight = kernel.weight.nbytes
     if weight < target.l2_bytes // 2:
