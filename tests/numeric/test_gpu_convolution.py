@@ -1,5 +1,6 @@
 """The implicit matrix product in Triton's interpreter: shapes, layouts, dtypes, groups, tails, tiles."""
 
+import numpy as np
 import pytest
 
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
@@ -8,10 +9,11 @@ from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
+from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.target import parse_target
-from interpreted import assert_interpreted
+from interpreted import assert_interpreted, interpret, wide
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 BOTH = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
@@ -153,9 +155,9 @@ def test_offsets_of_64_bits(seed: int, last: bool, monkeypatch: pytest.MonkeyPat
 
 
 def test_offsets_have_64_bits_exactly_where_they_need_them() -> None:
-    for batch, wide in ((1023, False), (1024, True)):
+    for batch, needed in ((1023, False), (1024, True)):
         kernel = kernel_of(f"f16[{batch}x32x256x256] -> conv2d(32, kernel=3, padding=1)")
-        assert Tiles(kernel, 128, 32, 32).is_wide == wide
+        assert Tiles(kernel, 128, 32, 32).is_wide == needed
 
 
 @BOTH
@@ -213,3 +215,22 @@ def test_a_kernel_without_a_convolution_is_refused() -> None:
 def test_narrow_groups_stand_side_by_side(conv: str, merged: int, blocks: int) -> None:
     tiles = Tiles(kernel_of(f"f32[1x64x8x8] -> {conv}"), 64, 64, 64)
     assert (tiles.merged, tiles.group_blocks) == (merged, blocks)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_infinities_and_nan_stand_where_the_reference_has_them(dtype: str, last: bool) -> None:
+    """Also where f32 is multiplied in parts: an infinity has no part but itself."""
+    plan = FusionPlan.parse(plan_of("1x40x5x6", "conv2d(20, kernel=3, padding=1)", last, dtype=dtype))
+    arrays = random_arrays(plan, 7)
+    arrays["src"][0, 3, 2, 2], arrays["src"][0, 30, 4, 5], arrays["src"][0, 7, 0, 0] = np.inf, -np.inf, np.nan
+    arrays["weight"][5, 8, 1, 1] = np.inf
+    kernel = lower(match(plan))
+    chosen = next(iter(GpuConvolution.candidates(kernel, SM_90, "default")))
+    assert isinstance(chosen, GpuConvolution)
+    got = wide(interpret(chosen, kernel, SM_90, arrays))
+    with np.errstate(all="ignore"):
+        want = reference(plan, arrays)
+    assert np.isinf(want).any()
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(got), test(want))

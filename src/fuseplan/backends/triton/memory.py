@@ -232,7 +232,8 @@ def _in_halves(whole: torch.Tensor) -> torch.Tensor:
     """What `template.in_halves` makes of an array."""
     bits = (whole.view(torch.int32) + HALF_UNIT) & -2 * HALF_UNIT
     rounded = torch.where(whole.isnan(), whole, bits.view(torch.float32))
-    return torch.stack([rounded, torch.where(rounded.isinf(), 0.0, whole - rounded)])
+    rounded = torch.where(rounded.isinf(), 0.0, rounded)
+    return torch.stack([rounded, whole - rounded])
 
 
 def _target(device: torch.device) -> str:

@@ -61,12 +61,15 @@ class GpuTemplate(Template):
 
 
 def in_halves(array: NDArray[Any]) -> NDArray[np.float32]:
-    """The elements rounded to 11 bits, a half up, and what that leaves of each: nothing of an infinity."""
+    """The elements rounded to 11 bits, a half up, and what that leaves of each.
+
+    An infinity is all in what is left: the other factor's whole stands against it, which has its sign.
+    """
     whole = array.astype(np.float32)
     bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
     rounded = np.where(np.isnan(whole), whole, bits.view(np.float32))  # its bits might carry into the sign
-    with np.errstate(invalid="ignore"):
-        return np.stack([rounded, np.where(np.isinf(rounded), np.float32(0), whole - rounded)])
+    rounded = np.where(np.isinf(rounded), np.float32(0), rounded)
+    return np.stack([rounded, whole - rounded])
 
 
 def vector_packing(kernel: Kernel, operand: KernelOperand) -> Packing:

@@ -148,7 +148,8 @@ class Sum:
     def _multiply_in_three(self, x: str) -> None:
         """Three products of factors of 11 bits; the fourth, of what both leave, is below f32's bits.
 
-        What the weight leaves is `weight_left`.
+        What the weight leaves is `weight_left`. An infinity is all in what is left: the other factor's whole
+        stands against it, which has its sign.
         """
         small, other, large = (
             ", ".join(self._pair(*factors))
@@ -157,7 +158,8 @@ class Sum:
         self.text.line(
             f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
             "x_high = bits.to(tl.float32, bitcast=True)",
-            f"x_left = tl.where(tl.abs(x_high) == float('inf'), 0.0, {x} - x_high)",
+            "x_high = tl.where(tl.abs(x_high) == float('inf'), 0.0, x_high)",
+            f"x_left = {x} - x_high",
             f"part = tl.dot({small}, input_precision='tf32')",
             f"part = tl.dot({other}, part, input_precision='tf32')",
             f"part = tl.dot({large}, part, input_precision='tf32')",
