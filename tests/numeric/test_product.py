@@ -168,15 +168,19 @@ def test_refusals(plan: str, reason: Reason) -> None:
 
 
 def test_infinities_and_nan_come_through_three_products() -> None:
-    plan = FusionPlan.parse("f32[4x16] -> matmul(8)")
+    plan = FusionPlan.parse("f32[6x16] -> matmul(8)")
     kernel = lower(match(plan))
     arrays = random_arrays(plan, 3)
-    src = arrays["src"].copy()
+    src, weight = arrays["src"].copy(), arrays["weight"].copy()
     src[0, 3], src[1, 2] = np.inf, np.array(0x7FFFFFFF, np.int32).view(np.float32)
-    got = interpret(Product(16, 16, 16, arithmetic="tf32x3"), kernel, SM_90, {**arrays, "src": src})
-    assert (got[0] == np.sign(arrays["weight"][3]) * np.inf).all()
+    src[2, 5], src[3, 4] = np.finfo(np.float32).max, 0
+    weight[4, 7] = -np.inf
+    got = interpret(Product(16, 16, 16, arithmetic="tf32x3"), kernel, SM_90, {"src": src, "weight": weight})
+    assert (got[0, :7] == np.sign(weight[3, :7]) * np.inf).all()
     assert np.isnan(got[1]).all()
-    assert np.isfinite(got[2:]).all()
+    assert np.isfinite(got[2:, :7]).all()
+    assert np.isnan(got[3, 7])
+    assert (got[4:, 7] == -np.sign(src[4:, 4]) * np.inf).all()
 
 
 def test_three_products_are_as_exact_as_f32() -> None:

@@ -28,7 +28,7 @@ class Product(Knobs, GpuTemplate):
     chosen: for f32, few rows, channels first, a prologue, or a GPU other than Hopper
 
     Each f32 is two numbers of 11 bits, multiplied in three products on tensor cores (`tf32x3`), where there
-    are such; an |src| above 3.402e38 becomes infinite. `strict` multiplies in IEEE f32.
+    are such. `strict` multiplies in IEEE f32.
 
     Attributes:
         rows: output positions of a tile.

@@ -193,8 +193,7 @@ class ProductWriter:
             text.line(f"src_row = row_tile * {knobs.rows}", f"weight_row = feature_tile * {knobs.features}")
         self._steps(steps_of(knobs, self.shape.depth))
         if self.is_split_in_two:
-            text.line("# an infinity times a remainder is no number; the first part has the result then")
-            text.line("total += tl.where(small == small, small, 0)")
+            text.line("total += small")
 
     def _steps(self, steps: int) -> None:
         """The loop over the depth; a src tile that loads `ahead` bring is in registers for a step."""
@@ -323,7 +322,9 @@ class ProductWriter:
         tf32 = 'input_precision="tf32"'
         text.line(
             f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
-            f"x_high = tl.where({x} == {x}, bits.to(tl.float32, bitcast=True), {x})",
+            "x_high = bits.to(tl.float32, bitcast=True)",
+            "# an infinity is all in what is left: the other factor's whole stands against it",
+            "x_high = tl.where(tl.abs(x_high) == float('inf'), 0.0, x_high)",
             f"x_left = {x} - x_high",
             f"small = tl.dot({self._pair('x_left', w)}, small, {tf32})",
             f"small = tl.dot({self._pair('x_high', w_left)}, small, {tf32})",
