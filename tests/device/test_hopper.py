@@ -1,0 +1,57 @@
+"""Every form of the kernel for Hopper, with seeds and repetitions: what the emulator cannot show is here."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from device.guarded import inputs, output, wanted, worst
+from forced import forced
+from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+
+KIND = parse_target("triton:sm_90")  # what the cases are made for
+SEEDS = (1, 2, 3, 4)
+REPEATS = 6
+PLANS = (
+    "f16[64x128x28x28, nhwc] -> conv2d(128, kernel=3, padding=1) -> batch_norm -> add -> relu",
+    "bf16[16x64x55x55, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
+    "f16[5x72x19x23, nhwc] -> conv2d(200, kernel=3, stride=2, padding=1) -> bias -> add",
+    "bf16[4100x520] -> matmul(1304) -> bias -> gelu(approximate=tanh)",
+    "f16[64x512x7x7, nhwc] -> conv2d(2048, kernel=1) -> bias -> relu",
+)
+
+
+def forms(text: str) -> list[Hopper]:
+    """The best choice of each combination of knobs but the sizes."""
+    found: dict[tuple[Any, ...], Hopper] = {}
+    for choice in Hopper.candidates(lower(match(FusionPlan.parse(text))), KIND, "default"):
+        assert isinstance(choice, Hopper)
+        sizes = ("box", "columns", "depth", "stages")
+        found.setdefault(tuple(value for key, value in choice.knobs.items() if key not in sizes), choice)
+    return list(found.values())
+
+
+def cases() -> Iterator[Any]:
+    for text in PLANS:
+        yield from (pytest.param(text, choice, id=f"{choice.text} {text}") for choice in forms(text))
+
+
+@pytest.mark.parametrize(("text", "choice"), list(cases()))
+def test_every_form_is_right_again_and_again(text: str, choice: Hopper) -> None:
+    compiled = forced(text, Hopper, parse_target("cuda"), choice)
+    for seed in SEEDS:
+        tensors = inputs(compiled.plan, seed)
+        want, allowed = wanted(compiled, tensors)
+        src = tensors.pop("src")
+        bound = compiled.bind(**tensors)
+        outs = [output(compiled.plan) for _ in range(REPEATS)]
+        for out in outs:  # back to back: a launch begins while the one before it ends
+            bound(src, out.tensor)
+        torch.cuda.synchronize()
+        assert all(out.stands for out in outs), "something was written beside the output"
+        assert max(worst(out.tensor, want, allowed) for out in outs) <= 1
