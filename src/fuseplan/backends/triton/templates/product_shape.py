@@ -95,9 +95,14 @@ def offset_text(index: str, axes: Sequence[Axis]) -> str:
         is_outermost = place == len(axes) - 1
         digit = index if inner == 1 else f"{index} // {inner}"
         digit = digit if is_outermost else f"{digit} % {extent}"
-        terms.append(digit if stride == 1 else f"{digit} * {stride}")
+        terms.append(times(digit, stride))
         inner *= extent
     return " + ".join(reversed(terms)) or f"{index} * 0"
+
+
+def times(index: str, stride: int) -> str:
+    """`index * stride` as text."""
+    return index if stride == 1 else f"{index} * {stride}"
 
 
 def steps_of(knobs: Knobs, depth: int) -> int:

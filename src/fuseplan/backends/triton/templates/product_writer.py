@@ -12,6 +12,7 @@ from fuseplan.backends.triton.templates.product_shape import (
     offset_text,
     row_axes,
     steps_of,
+    times,
     weight_extents,
 )
 from fuseplan.backends.triton.text import Text
@@ -39,6 +40,7 @@ class ProductWriter:
         self.dst_feature = kernel.dst.element_strides[1]
         self.is_wide = max(kernel.src.span, kernel.dst.span, kernel.weight.size) >= WIDE
         self.extents = weight_extents(knobs, self.shape, kernel.src.itemsize)
+        self.place = "place" if self.shape.batches > 1 else "program"  # the name of the launch's place
         self.is_split_in_two = knobs.arithmetic == "tf32x3"
         steps = steps_of(knobs, self.shape.depth)
         self.has_depth_tail = steps * knobs.split * knobs.depth != self.shape.depth
@@ -109,11 +111,9 @@ class ProductWriter:
     def _tile(self) -> None:
         """Which tile: in groups of row tiles, so that programs that run together share what they read."""
         text, group = self.text, min(self.knobs.group, self.row_tiles)
-        text.line("place = tl.program_id(0)")
+        text.line(f"{self.place} = tl.program_id(0)")
         if self.shape.batches > 1:
             text.line(f"batch = place // {self.tiles}", f"program = place % {self.tiles}")
-        else:
-            text.line("program = place")
         if self.feature_tiles == 1:
             text.line("row_tile = program", "feature_tile = 0")
         elif group == 1:
@@ -149,8 +149,6 @@ class ProductWriter:
         )
         if self.has_row_tail:
             text.line(f"row_ok = row < {shape.rows}")
-        if self.has_feature_tail:
-            text.line(f"feature_ok = feature < {shape.features}")
         if self.is_wide:
             text.line("feature = feature.to(tl.int64)")
             if shape.batches > 1:
@@ -198,16 +196,16 @@ class ProductWriter:
     def _steps(self, steps: int) -> None:
         """The loop over the depth; a src tile that loads `ahead` bring is in registers for a step."""
         text, depth = self.text, self.knobs.depth
-        before = f"part * {steps}" if self.knobs.split > 1 else "0"
+        before = f"part * {steps} + " if self.knobs.split > 1 else ""
         if self.knobs.ahead:
-            text.line(f"start = {before} * {depth}")
+            text.line(f"start = part * {steps * depth}" if before else "start = 0")
             text.line(f"coming = {self._src_tile()}")
         with text.block(f"for step in range({steps})"):
             if self.knobs.ahead:
                 x = text.let("x", "coming")
-                text.line(f"start = ({before} + step + 1) * {depth}")
+                text.line(f"start = ({before}step + 1) * {depth}")
                 text.line(f"coming = {self._src_tile()}")
-            text.line(f"start = ({before} + step) * {depth}")
+            text.line(f"start = ({before}step) * {depth}" if before else f"start = step * {depth}")
             made = self._prepared(x if self.knobs.ahead else self._src_tile())
             self._multiply(made, self._weight_tiles())
 
@@ -220,7 +218,7 @@ class ProductWriter:
             f"depth = tl.arange(0, {self.knobs.depth})",
             f"src_row = {offset_text('row', axes)}{base}",
             *["far = tl.full((), 0, tl.int64)"] * self.is_wide,
-            f"src_tile = {self._src_rows('src_row')} + {self._src_depth('depth')} * {self.src_channel}",
+            f"src_tile = {self._src_rows('src_row')} + {times(self._src_depth('depth'), self.src_channel)}",
         )
 
     def _src_rows(self, vector: str) -> str:
@@ -244,7 +242,7 @@ class ProductWriter:
         mask = self._src_mask()
         guarded = f", mask={mask}, other=0" if mask else ""
         start = "(far + start)" if self.is_wide else "start"
-        return self.text.let("x", f"tl.load(src + {start} * {self.src_channel} + src_tile{guarded})")
+        return self.text.let("x", f"tl.load(src + {times(start, self.src_channel)} + src_tile{guarded})")
 
     def _src_mask(self) -> str:
         """Which elements of the src tile exist; "" for all."""
@@ -263,10 +261,12 @@ class ProductWriter:
         text.line("channel = start + depth")
         axes, step = image_axes(self.kernel.src)
         row = f"(row % {shape.image_rows})" if shape.batches == 1 else "row"
-        inside = f"{self._src_rows(f'({offset_text(row, axes)})')} + {self._src_depth('channel')} * {step}"
+        inside = (
+            f"{self._src_rows(f'({offset_text(row, axes)})')} + {times(self._src_depth('channel'), step)}"
+        )
         base = self._batch(self.kernel.src.element_strides[0])
         src_row = self._src_rows(f"({offset_text('row', row_axes(self.kernel.src, shape.batches))}{base})")
-        element = f"{src_row} + {self._src_depth('channel')} * {self.src_channel}"
+        element = f"{src_row} + {times(self._src_depth('channel'), self.src_channel)}"
         terms = [self._src_rows(f"(row < {shape.rows})")] if self.has_row_tail else []
         ends = self._src_depth(f"(channel < {shape.depth})") if self.has_depth_tail else ""
         place = Place(
@@ -343,13 +343,13 @@ class ProductWriter:
         text.line(
             f"within = tl.arange(0, {first})[:, None] * {second} + tl.arange(0, {second})[None, :]",
             f"sums = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({self.compute}))",
-            f"tile_sums = sums + place.to(tl.int64) * {split * each}",
+            f"tile_sums = sums + {self.place}.to(tl.int64) * {split * each}",
             f"tl.store(tile_sums + part * {each} + within, total, cache_modifier='.cg')",
             "tl.debug_barrier()",
-            "arrived = tl.atomic_add(workspace + place, 1, sem='acq_rel', scope='gpu')",
+            f"arrived = tl.atomic_add(workspace + {self.place}, 1, sem='acq_rel', scope='gpu')",
         )
         with text.block(f"if arrived == {split - 1}"):
-            text.line("tl.debug_barrier()", "tl.store(workspace + place, 0)")
+            text.line("tl.debug_barrier()", f"tl.store(workspace + {self.place}, 0)")
             text.line("total = tl.load(tile_sums + within, cache_modifier='.cg')")
             with text.block(f"for other in range(1, {split})"):
                 text.line(f"total += tl.load(tile_sums + other * {each} + within, cache_modifier='.cg')")
@@ -382,13 +382,15 @@ class ProductWriter:
         base = self._batch(dst.element_strides[0])
         axes = row_axes(dst, shape.batches)
         row_offset = text.let("dst_row", f"{offset_text(row, axes)}{base}")
-        offset = f"{self._rows(row_offset)} + {self._features(feature)} * {self.dst_feature}"
+        offset = f"{self._rows(row_offset)} + {times(self._features(feature), self.dst_feature)}"
         element = text.let("element", offset)
         inside = ""
         if any(each.per == "activation" and each.role == "epilogue" for each in self.kernel.operands):
             image, step = image_axes(dst)
             position = f"({row} % {shape.image_rows})" if shape.batches == 1 else row
-            inside = f"{self._rows(f'({offset_text(position, image)})')} + {self._features(feature)} * {step}"
+            inside = (
+                f"{self._rows(f'({offset_text(position, image)})')} + {times(self._features(feature), step)}"
+            )
             inside = text.let("inside", inside)
         place = Place(element, self._features(feature), inside, mask, ends)
         result = self.epilogue.apply(total, place)
