@@ -21,8 +21,8 @@ BOXES = 2  # that are tried of a size: those that cover dst best
 # groups, together, programs on a processor: accumulators of a thread
 FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
 
-# One processor of an H100. These numbers choose within 1.05 of the best of all choices, geometric mean over 13
-# convolutions and 5 products that were timed with every form, and within 1.18 at worst.
+# One processor of an H100. Over 13 convolutions and 5 products that were timed in every form, these numbers
+# choose within 1.05 of the best, geometric mean, and within 1.18 at worst.
 FLOPS_A_SECOND = 5.2e12
 L2_BYTES_A_SECOND = 80e9
 LATENCY = 2.0e-6  # of a copy from memory, with all others under way
