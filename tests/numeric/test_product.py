@@ -129,7 +129,8 @@ def test_copies_need_sixteen_bytes() -> None:
 @pytest.mark.parametrize(
     ("plan", "target", "accuracy", "want"),
     [
-        ("f32[64x64] -> matmul(64)", SM_90, "default", "tf32x3"),
+        ("f32[64x256] -> matmul(64)", SM_90, "default", "tf32x3"),
+        ("f32[64x255] -> matmul(64)", SM_90, "default", "ieee"),
         ("f32[64x64] -> matmul(64)", SM_90, "strict", "ieee"),
         ("f32[64x64] -> matmul(64)", GFX942, "default", "ieee"),
         ("f32[64x64] -> matmul(64, precision=tf32)", SM_90, "default", "tf32"),

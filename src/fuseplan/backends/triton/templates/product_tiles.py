@@ -15,6 +15,7 @@ from fuseplan.template import Accuracy
 
 FEW = 4  # tiles of features that one row tile is kept in the second cache for
 MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
+LEAST_DEPTH = 256  # below it IEEE sums have the smaller error on wide or positive data; measured on H100
 ALIGNED = 16  # bytes: strides that the copy engine takes
 
 
@@ -26,7 +27,8 @@ def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str
     elif kernel.src.dtype == "f32":
         has_tf32 = is_nvidia or target.name == "gfx942"
         found = ["tf32"] * (kernel.contraction.precision == "tf32" and has_tf32)
-        found += [*["tf32x3"] * is_nvidia, "ieee"]
+        shown = kernel.contraction.depth >= LEAST_DEPTH or accuracy != "default"
+        found += [*["tf32x3"] * (is_nvidia and shown), "ieee"]
     else:
         found = ["native", *["ieee"] * bool(kernel.prologue)]
     if accuracy == "strict":
@@ -89,7 +91,8 @@ def _orders(base: Knobs, kernel: Kernel) -> tuple[bool, ...]:
         return (False,)  # src is split in registers, which only the first factor may be in
     if base.rows < 64 <= base.features:
         return (True,)
-    return (False, True) if kernel.src.element_strides[1] != 1 else (False,)
+    is_first = kernel.src.element_strides[1] != 1 and not product_cost.is_narrow(kernel)
+    return (False, True) if is_first else (False,)
 
 
 def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[int, int, int, int, int]]:
@@ -98,6 +101,10 @@ def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[in
     table = TILES[arithmetic]
     if not target.name.startswith("sm_"):
         table = TILES["summed" if arithmetic == "summed" else "amd"]
+    elif arithmetic == "tf32x3" and not mappable(kernel, target):
+        table = TILES["tf32x3 loaded"]
+    elif arithmetic == "native" and product_cost.is_narrow(kernel):
+        table = TILES["narrow"]
     fitting = [each for each in table if each[0] < 2 * max(16, shape.rows)]
     fitting = [each for each in fitting if each[1] < 2 * max(32, shape.features)]
     yield from fitting or table[-1:]
@@ -105,14 +112,16 @@ def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[in
 
 TILES = {
     "native": (
-        (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3), (128, 64, 64, 4, 3),
-        (64, 128, 64, 4, 4), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4), (32, 128, 64, 4, 4),
+        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3), (128, 64, 64, 4, 3),
+        (64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 64, 64, 4, 4), (64, 32, 256, 4, 4), (32, 128, 64, 4, 4),
         (32, 64, 128, 4, 3), (16, 64, 128, 4, 4), (16, 32, 64, 2, 3),
     ),
     "tf32": (
         (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (16, 32, 32, 2, 3),
     ),
-    "tf32x3": ((128, 64, 32, 8, 3), (128, 128, 32, 8, 2), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3)),
+    "narrow": ((64, 128, 64, 4, 2), (64, 64, 64, 4, 3), (64, 32, 64, 4, 3), (16, 32, 64, 2, 3)),
+    "tf32x3 loaded": ((64, 64, 32, 4, 3), (64, 32, 32, 4, 3)),
+    "tf32x3": ((128, 64, 32, 8, 3), (64, 64, 32, 4, 4), (64, 32, 32, 4, 3)),
     "ieee": ((64, 64, 16, 4, 2), (128, 64, 16, 8, 3), (32, 32, 16, 2, 3), (16, 32, 16, 1, 2)),
     "summed": ((16, 16, 16, 4, 1),),
     "amd": ((128, 128, 32, 8, 2), (64, 64, 32, 4, 2), (64, 32, 32, 4, 2), (16, 32, 32, 2, 2)),
