@@ -64,7 +64,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
             if columns < 2 * width and block < 2 * features
         ]
         for columns, block, warps in tiles or [(4, 8, 1)]:
-            for rows in (4, 8, 2, 1):
+            for rows in (8, 4, 2, 1):
                 if rows < 2 * height:
                     yield cls(columns, block, rows, warps)
 
@@ -101,5 +101,5 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
 def _tiles(channels_last: bool) -> tuple[tuple[int, int, int], ...]:
     """Columns, features and warps: 16 bytes a thread along the innermost axis."""
     if channels_last:
-        return ((8, 64, 2), (16, 64, 4), (8, 128, 4), (4, 128, 2), (16, 32, 2), (8, 32, 1), (4, 16, 1))
+        return ((4, 128, 2), (4, 16, 1), (16, 64, 4), (16, 32, 2))
     return ((128, 4, 4), (64, 8, 4), (32, 8, 2), (16, 16, 2), (8, 16, 1), (4, 8, 1), (1, 32, 1))
