@@ -7,7 +7,7 @@ The largest errors seen, in units of the last place; `tests/numeric/test_gpu_dia
 
 |     | exp | expm1 | log | log1p | tanh | erf | pow | sqrt, div |
 | --- | --- | ----- | --- | ----- | ---- | --- | --- | --------- |
-| f32 | 0.9 | 1.4   | 1.1 | 1.4   | 1.1  | 1.6 | 0.5 | 0.5       |
+| f32 | 1.0 | 1.4   | 1.1 | 1.4   | 1.4  | 1.6 | 0.5 | 0.5       |
 | f64 | 0.7 | 2.2   | 0.6 | 1.7   | 2.7  | 1.0 | 1.6 for each unit of abs(log of the result) | 0.5 |
 
 Where the tensors are f16 or bf16, the arithmetic is still float, but exponentials, roots and quotients are
@@ -26,7 +26,7 @@ from fuseplan.scalar import FUNCTIONS, Scalar, call, const, sigmoid
 
 # Bounds of the errors of functions that are not rounded once, in units of the last place.
 PLACES = {
-    "f32": {"exp": 1.05, "expm1": 1.6, "log": 1.15, "log1p": 1.6, "tanh": 1.4, "erf": 1.85, "pow": 2.0},
+    "f32": {"exp": 1.05, "expm1": 1.6, "log": 1.15, "log1p": 1.6, "tanh": 1.5, "erf": 1.85, "pow": 2.0},
     "f64": {"exp": 1.1, "expm1": 2.6, "log": 1.1, "log1p": 2.1, "tanh": 3.2, "erf": 1.6, "pow": 1300.0},
 }
 # Of float as the hardware approximates it, relative: an exponential of at most 88 times a rounding.
