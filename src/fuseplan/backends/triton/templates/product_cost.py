@@ -44,7 +44,7 @@ _REACHED = {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed":
 _L2_BYTES = 5.5e12 / 132  # a second and processor
 _TILE = 1.5e-6  # a program's first loads and last stores
 _STEP = 0.7e-6  # from a load's issue to its use
-_ARRIVING = 1.5e-6  # sums to the second cache, and the last program's way there and back
+_ARRIVING = 10e-6  # sums to the second cache, and the last program's way there and back
 
 
 def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
@@ -68,7 +68,7 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     waiting = _STEP / under_way if under_way else _STEP + (products + moved) * together
     step = max(products * together, moved * together, waiting)
     wave = steps * step + _TILE
-    waves = programs / (processors * together)
+    waves = max(1.0, programs / (processors * together))
     whole = -(-programs // (processors * together))
     kept = 2 * programs * knobs.rows * knobs.features * 4 if knobs.split > 1 else 0
     memory = kernel.minimum_bytes / model.rates(target).memory + kept / (_L2_BYTES * processors)

@@ -15,7 +15,8 @@ from fuseplan.template import Accuracy
 
 FEW = 4  # tiles of features that one row tile is kept in the second cache for
 MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
-LEAST_DEPTH = 256  # below it IEEE sums have the smaller error on wide or positive data; measured on H100
+MOST_LOADED = 256  # features: tiles this wide were never the fastest with channels first
+LEAST_DEPTH = 256  # below it IEEE sums have less error on wide or positive data; one H100
 ALIGNED = 16  # bytes: strides that the copy engine takes
 
 
@@ -79,7 +80,7 @@ def mappable(kernel: Kernel, target: Target) -> bool:
 def _splits(base: Knobs, shape: ProductShape, target: Target) -> tuple[int, ...]:
     """In how many parts the depth may be summed: more than one where tiles leave processors without work."""
     tiles = -(-shape.rows // base.rows) * -(-shape.features // base.features) * shape.batches
-    if tiles > target.processors or tiles * 4 > COUNTER_BYTES:
+    if base.rows > 64 or 2 * tiles > target.processors or tiles * 4 > COUNTER_BYTES:
         return (1,)
     steps = -(-shape.depth // base.depth)
     return tuple(split for split in (1, 2, 4, 8) if split == 1 or steps >= 4 * split)
@@ -105,6 +106,8 @@ def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[in
         table = TILES["tf32x3 loaded"]
     elif arithmetic == "native" and product_cost.is_narrow(kernel):
         table = TILES["narrow"]
+    if kernel.src.element_strides[1] != 1:
+        table = tuple(each for each in table if each[1] < MOST_LOADED)
     fitting = [each for each in table if each[0] < 2 * max(16, shape.rows)]
     fitting = [each for each in fitting if each[1] < 2 * max(32, shape.features)]
     yield from fitting or table[-1:]
@@ -112,9 +115,9 @@ def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[in
 
 TILES = {
     "native": (
-        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3), (128, 64, 64, 4, 3),
-        (64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 64, 64, 4, 4), (64, 32, 256, 4, 4), (32, 128, 64, 4, 4),
-        (32, 64, 128, 4, 3), (16, 64, 128, 4, 4), (16, 32, 64, 2, 3),
+        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3),
+        (128, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 64, 64, 4, 4),
+        (64, 32, 256, 4, 4), (32, 128, 64, 4, 4), (32, 64, 128, 4, 3), (16, 64, 128, 4, 4), (16, 32, 64, 2, 3),
     ),
     "tf32": (
         (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (16, 32, 32, 2, 3),
