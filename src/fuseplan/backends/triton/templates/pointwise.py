@@ -18,7 +18,7 @@ from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 
 # Measured on an H100, batch_norm and ReLU of eight shapes: narrow rows read fewer operands a tile, a loop
-# over tiles gains less from operands that are kept than it loses, and rows that begin anywhere move one by one.
+# over tiles gains less from operands that are kept than it loses, rows that begin anywhere move one by one.
 _WIDEST = 256  # elements of a row in a tile
 _LOOPING = 0.95
 _SCATTERED = 0.85
