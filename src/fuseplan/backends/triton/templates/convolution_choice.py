@@ -23,6 +23,8 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
     depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
     if arithmetic in ("ieee", "summed"):
         depth = min(depth, LEAST)
+    if probe.is_flat:
+        depth = min(depth, 32)
     if probe.merged > 1:
         depth = power_of_two(probe.channels, 64)
     joined = _joined(kernel, probe, depth)
@@ -37,6 +39,8 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
         step = depth if is_held else depth // 2
         swapped = is_half_first and fitting < 128
         knobs = Knobs(fewer, fitting, step, joined, joined > 1, swapped, arithmetic, warps, stages)
+        if probe.is_flat and fewer * step > _HELD // 4 * 32 * warps:
+            continue  # each element has an address and a mask of its own
         if knobs not in seen and shared_bytes(knobs, kernel) <= target.l1_bytes:
             seen.add(knobs)
             yield knobs
