@@ -44,6 +44,8 @@ from fuseplan.plan import FusionPlan, Step
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
+from fuseplan.tune.tuning import tune
+from fuseplan.tuned import Tuned
 
 __version__ = "0.1.0"
 
@@ -88,6 +90,7 @@ __all__ = [
     "Tanh",
     "Target",
     "TensorSpec",
+    "Tuned",
     "Unsupported",
     "cache_info",
     "clear_cache",
@@ -95,5 +98,6 @@ __all__ = [
     "empty",
     "explain",
     "parse_target",
+    "tune",
     "unfuse",
 ]

@@ -6,7 +6,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fuseplan import cache
@@ -17,6 +17,7 @@ from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.select import Choice
 from fuseplan.target import Target
+from fuseplan.template import Template
 
 _LENGTH = struct.Struct("<I")
 
@@ -93,8 +94,8 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
         )
     begin = time.perf_counter()
     placed = target if refusal else backend.placed(target)
-    key = _key(backend, choice, kernel, target) if use_cache else None
-    making = _Making(backend, choice, kernel, placed, refusal, begin, key)
+    key = _key(backend, choice.template, kernel, target) if use_cache else None
+    making = _Making(backend, choice.template, kernel, placed, refusal, begin, key)
     if key is None:
         return making.compiled()
     with _guard:
@@ -109,7 +110,52 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
         return _programs.setdefault((key, placed.device), program)
 
 
-def _key(backend: Backend, choice: Choice, kernel: Kernel, target: Target) -> bytes | None:
+def compile_all(
+    pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
+) -> Generator[tuple[Source, bytes] | BuildError, None, None]:
+    """The source and object code of each kernel by its template, or why there is none, in order.
+
+    They come from the disk, or are compiled, many at once where the toolchain can, and stored.
+
+    Args:
+        pairs: what to compile.
+        target: for which machine; nothing is loaded.
+        workers: compilers at a time.
+        seconds: the most that one kernel may take, where the toolchain has processes of its own.
+
+    Raises:
+        BuildError: the toolchain is missing.
+    """
+    backend = backend_of(target.backend)
+    keys = [_key(backend, template, kernel, target) for kernel, template in pairs]
+    stored = [None if key is None else cache.read(key) for key in keys]
+    missing = [pair for pair, payload in zip(pairs, stored, strict=True) if payload is None]
+    made = backend.compile_all(missing, target, workers=workers, seconds=seconds)
+    for key, payload in zip(keys, stored, strict=True):
+        if payload is not None:
+            yield _unpacked(payload)
+            continue
+        source, code = next(made)
+        if isinstance(code, BuildError):
+            yield code
+            continue
+        if key is not None:
+            cache.write(key, _packed(source, code))
+        yield source, code
+
+
+def load(template: Template, kernel: Kernel, target: Target, source: Source, code: bytes) -> Program:
+    """The program of code that `compile_all` gave, on a placed target of this machine.
+
+    Raises:
+        BuildError: the driver refuses it.
+    """
+    backend = backend_of(target.backend)
+    key = _key(backend, template, kernel, target)
+    return _Making(backend, template, kernel, target, None, time.perf_counter(), key).loaded(source, code)
+
+
+def _key(backend: Backend, template: Template, kernel: Kernel, target: Target) -> bytes | None:
     """What code follows from: kernel, choice, target, generator and toolchain; None if one cannot be told.
 
     Which of several equal devices it is does not matter. The number of threads does, on a CPU: templates cut
@@ -119,7 +165,7 @@ def _key(backend: Backend, choice: Choice, kernel: Kernel, target: Target) -> by
     if generator is None or toolchain is None:
         return None
     anywhere = replace(target, device=None)
-    return cache.key_of(kernel.text, repr(choice.template), repr(anywhere), generator, toolchain)
+    return cache.key_of(kernel.text, repr(template), repr(anywhere), generator, toolchain)
 
 
 @dataclass(frozen=True)
@@ -127,7 +173,7 @@ class _Making:
     """One program on its way: where it comes from is tried in order."""
 
     backend: Backend
-    choice: Choice
+    template: Template
     kernel: Kernel
     target: Target
     refusal: str | None
@@ -149,13 +195,16 @@ class _Making:
 
     def compiled(self) -> Program:
         """The program compiled now, and stored if it has a key."""
-        template = self.choice.template
-        source = template.emit(self.kernel, self.target)
-        code = self.backend.compile_object(source, self.kernel, template, self.target)
+        source = self.template.emit(self.kernel, self.target)
+        code = self.backend.compile_object(source, self.kernel, self.template, self.target)
         program = self._program(source, code, "compiled")
         if self.key is not None:
             cache.write(self.key, _packed(source, code))
         return program
+
+    def loaded(self, source: Source, code: bytes) -> Program:
+        """The program of code that was made elsewhere."""
+        return self._program(source, code, "compiled")
 
     def _program(self, source: Source, code: bytes, origin: str) -> Program:
         backend, target = self.backend, self.target

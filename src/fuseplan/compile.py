@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from fuseplan.arguments import Arguments
-from fuseplan.backends import backend_of
-from fuseplan.backends.backend import Loaded
 from fuseplan.build import Program, build
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan, Runner
+from fuseplan.run import BoundPlan, runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
+from fuseplan.tune.tuning import tune as tune_plan
 
 Part = TypeVar("Part")
 
@@ -37,19 +36,8 @@ class CompiledPlan:
         self.records, self.program = records, program
         self.plan, self.target = records.plan, program.target
         self.match, self.kernel, self.choice = records.match, records.kernel, records.choice
-        self._runner = None if program.loaded is None else self._made_runner(program.loaded)
+        self._runner = runner_of(self.plan, self.kernel, self.choice.template, program)
         self._unbound = None if self._runner is None else BoundPlan(self._runner, {})
-
-    def _made_runner(self, loaded: Loaded) -> Runner:
-        return Runner(
-            self.plan,
-            self.kernel,
-            self.choice.template,
-            self.program.source,
-            loaded,
-            backend_of(self.target.backend).memory(self.target),
-            self.target.threads,
-        )
 
     @property
     def source(self) -> Source:
@@ -172,6 +160,7 @@ def compile(
     accuracy: Accuracy = "default",
     template: str | None = None,
     cache: bool = True,
+    tune: float | None = None,
 ) -> CompiledPlan:
     """Makes one kernel of a plan and loads it.
 
@@ -187,13 +176,21 @@ def compile(
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
             (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.
         cache: look for the object code, and keep it, in memory and on disk.
+        tune: seconds, about, to measure candidates on this machine first, unless a measurement is stored;
+            only stored measurements decide unless given. See `fuseplan.tune`.
 
     Raises:
         PlanError: the text is no plan.
         Unsupported: nothing fuses the plan, or no template of the target computes it; it says why.
         BuildError: the target is not this machine, or the toolchain failed.
-        ArgumentError: the target, the threads, the accuracy or the template cannot be.
+        ArgumentError: the target, the threads, the accuracy or the template cannot be; or there is something
+            to tune and the target is another machine.
     """
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+    if tune is not None and records.choice.tuned is None:
+        if template is not None:
+            raise ArgumentError(f"template={template!r} leaves nothing to tune: give one of the two")
+        tune_plan(records.plan, records.target, seconds=tune, accuracy=accuracy)
+        records = decide(records.plan, records.target, accuracy=accuracy)
     program = build(records.choice, records.kernel, records.target, use_cache=cache)
     return CompiledPlan(records, program)

@@ -9,7 +9,9 @@ import numpy as np
 
 from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
 from fuseplan.arrays import Buffer
+from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Block, Loaded, Memory, Packed
+from fuseplan.build import Program
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel
@@ -80,6 +82,15 @@ class Runner:
             if place is not None:
                 words.append((place, int(word)))
         return words, keep
+
+
+def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Program) -> Runner | None:
+    """What launches a program; None where it does not run on this machine."""
+    if program.loaded is None:
+        return None
+    target = program.target
+    memory = backend_of(target.backend).memory(target)
+    return Runner(plan, kernel, template, program.source, program.loaded, memory, target.threads)
 
 
 class BoundPlan:

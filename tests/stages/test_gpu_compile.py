@@ -129,7 +129,7 @@ def test_bytes_that_are_no_artifact() -> None:
 def test_the_candidates_of_a_kernel_at_once() -> None:
     templates = [ToyProduct(rows=64, columns=columns, depth=64) for columns in (32, 64)]
     templates.append(ToyProduct(rows=256, columns=256, depth=256))  # needs more shared memory than there is
-    found = list(toolchain.compile_all(PRODUCT, templates, SM_90, workers=1))
+    found = list(toolchain.compile_all([(PRODUCT, each) for each in templates], SM_90, workers=1))
     assert [source for source, _ in found] == [template.emit(PRODUCT, SM_90) for template in templates]
     codes = [code for _, code in found]
     assert all(isinstance(code, bytes) and toolchain.resources(code)["wgmma"] for code in codes[:2])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer
 from fuseplan.emit import Source
+from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -136,6 +137,18 @@ class Backend(Protocol):
             BuildError: the toolchain is missing, or refuses the source.
         """
 
+    def compile_all(
+        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
+    ) -> Iterator[tuple[Source, bytes | BuildError]]:
+        """What `compile_object` makes of each kernel by its template, with its source, in order.
+
+        Compilers run in `workers` processes where the toolchain has such; there, one that takes more than
+        `seconds` for a kernel, or dies, is that kernel's error.
+
+        Raises:
+            BuildError: the toolchain is missing.
+        """
+
     def resources(self, code: bytes) -> Mapping[str, int]:
         """What a program of the object code uses, where the toolchain says: registers, spills, ..."""
 
@@ -148,3 +161,15 @@ class Backend(Protocol):
 
     def memory(self, target: Target) -> Memory:
         """The memory of a placed target."""
+
+
+def one_by_one(
+    backend: Backend, pairs: Sequence[tuple[Kernel, Template]], target: Target
+) -> Iterator[tuple[Source, bytes | BuildError]]:
+    """`compile_all` of a toolchain that works in this process."""
+    for kernel, template in pairs:
+        source = template.emit(kernel, target)
+        try:
+            yield source, backend.compile_object(source, kernel, template, target)
+        except BuildError as error:
+            yield source, error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from fuseplan.arrays import address_of, aligned_bytes
+from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.cpu.templates import TEMPLATES
 from fuseplan.backends.host import HostMemory
 from fuseplan.emit import FIRST_SLOT, Source
+from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target, host_target
 from fuseplan.template import Template
@@ -86,6 +88,12 @@ class CpuBackend:
         from fuseplan.backends.cpu import toolchain
 
         return toolchain.compile_object(source.text)
+
+    def compile_all(
+        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
+    ) -> Iterator[tuple[Source, bytes | BuildError]]:
+        """One after the other, in this process."""
+        return one_by_one(self, pairs, target)
 
     def compiles_for(self, target: Target) -> bool:
         """Code is made for this processor alone."""

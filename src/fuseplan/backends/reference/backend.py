@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.host import HostMemory
 from fuseplan.backends.reference.interpreter import Interpreter
 from fuseplan.backends.reference.template import Interpreted
 from fuseplan.emit import Source
+from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -61,6 +63,12 @@ class ReferenceBackend:
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """Nothing."""
         return b""
+
+    def compile_all(
+        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
+    ) -> Iterator[tuple[Source, bytes | BuildError]]:
+        """One after the other, in this process."""
+        return one_by_one(self, pairs, target)
 
     def compiles_for(self, target: Target) -> bool:
         """There is nothing to make."""

@@ -10,13 +10,13 @@ What it calls of the modules below it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.emit import Source
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target, gpu_target
 from fuseplan.template import Template
@@ -64,6 +64,14 @@ class TritonBackend:
         from fuseplan.backends.triton import toolchain
 
         return toolchain.compile_object(source, kernel, template, target)
+
+    def compile_all(
+        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
+    ) -> Iterator[tuple[Source, bytes | BuildError]]:
+        """In processes of their own."""
+        from fuseplan.backends.triton import toolchain
+
+        return toolchain.compile_all(pairs, target, workers=workers, seconds=seconds)
 
     def resources(self, code: bytes) -> Mapping[str, int]:
         """Registers, spills, shared memory."""

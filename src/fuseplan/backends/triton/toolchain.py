@@ -61,9 +61,9 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
 
 
 def compile_all(
-    kernel: Kernel, templates: Sequence[Template], target: Target, *, workers: int, seconds: float = 120.0
+    pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float = 120.0
 ) -> Iterator[tuple[Source, bytes | BuildError]]:
-    """The source of each template and its packed artifact or why there is none, in order.
+    """The source of each kernel by its template and the packed artifact or why there is none, in order.
 
     Compilers run in `workers` processes of their own: one that crashes, or takes more than `seconds` for a
     kernel, is an error of that kernel and ends nothing else.
@@ -75,12 +75,15 @@ def compile_all(
     from fuseplan.backends.triton.worker import Job
 
     check_installed()
-    sources = [template.emit(kernel, target) for template in templates]
-    jobs = [
-        Job(source, types_of(source, kernel, _gpu(template)), target)
-        for source, template in zip(sources, templates, strict=True)
-    ]
-    yield from zip(sources, compile_many(jobs, workers=workers, seconds=seconds), strict=True)
+    sources: list[Source] = []
+
+    def jobs() -> Iterator[Job]:  # each is sent off as soon as its source is written
+        for kernel, template in pairs:
+            sources.append(template.emit(kernel, target))
+            yield Job(sources[-1], types_of(sources[-1], kernel, _gpu(template)), target)
+
+    for place, result in enumerate(compile_many(jobs(), workers=workers, seconds=seconds)):
+        yield sources[place], result
 
 
 def _gpu(template: Template) -> GpuTemplate:

@@ -1,0 +1,181 @@
+"""Tunes one plan on this machine: candidates built, many at once where the toolchain can, and searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from fuseplan import tuned
+from fuseplan.backends import backend_of
+from fuseplan.build import compile_all, load
+from fuseplan.emit import Source
+from fuseplan.errors import ArgumentError, BuildError, FuseplanError
+from fuseplan.measure.ground import ground_of
+from fuseplan.plan import FusionPlan
+from fuseplan.run import BoundPlan, runner_of
+from fuseplan.stages import Records, decide
+from fuseplan.target import Target, available_threads, parse_target
+from fuseplan.template import Accuracy, Template
+from fuseplan.tune.search import Progress, Ready, search
+from fuseplan.tuned import Tuned
+
+COMPILE_SECONDS = 30.0  # most kernels take one or two; what takes longer is not worth the search
+LEAST_A_TEMPLATE = 3  # candidates of each in a short list, whatever the cost model thinks of them
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a plan is searched.
+
+    Attributes:
+        seconds: about how long; the cost model's own choice is measured however short that is.
+        most: how many candidates to try; all there are, in the budget, unless given.
+        skipped: candidates not to touch, and why.
+        begins: called with a candidate's text before its code is loaded and run.
+        progress: called with a line about every batch.
+    """
+
+    seconds: float
+    most: int | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    begins: Callable[[str], object] = silent
+    progress: Progress = silent
+
+
+def tune(
+    plan: FusionPlan | str,
+    target: Target | str = "cpu",
+    *,
+    seconds: float = 10.0,
+    accuracy: Accuracy = "default",
+    threads: int | None = None,
+    progress: Progress = silent,
+) -> Tuned:
+    """Measures a plan's candidates on this machine and keeps the fastest right one for later compiles.
+
+    Each is checked against float64 before it is timed; a wrong one is recorded and never chosen.
+
+    Args:
+        plan: the plan, or its text.
+        target: `cpu` or `cuda`: one of this machine's.
+        seconds: about how long to search.
+        accuracy: as for `compile`.
+        threads: as for `compile`.
+        progress: called with a line about every batch of candidates.
+
+    Raises:
+        PlanError: the text is no plan.
+        Unsupported: nothing fuses the plan, or no template of the target computes it.
+        ArgumentError: the target is another machine or has nothing to choose between; the budget is none;
+            or no candidate is right.
+        BuildError: the toolchain is missing.
+        MemoryError: the plan's tensors, or what float64 needs besides, do not fit.
+    """
+    records = undecided(plan, target, accuracy, threads)
+    found = measured(records, Search(_checked(seconds), progress=progress))
+    tuned.keep(found)
+    return found
+
+
+def undecided(
+    plan: FusionPlan | str, target: Target | str, accuracy: Accuracy = "default", threads: int | None = None
+) -> Records:
+    """The records of a plan as the cost model alone decides, on one of this machine's targets.
+
+    Raises:
+        PlanError, Unsupported, ArgumentError: as `tune` does.
+    """
+    known = parse_target(target)
+    backend = backend_of(known.backend)
+    refusal = backend.refuses(known)
+    if refusal:
+        raise ArgumentError(
+            f"tuning measures on this machine, and code for {known} does not run here: {refusal}; leave "
+            "tune= out, or take choices that were measured on such a machine (`fuseplan tune --merge`)"
+        )
+    if not backend.templates or backend.fingerprint() is None:
+        raise ArgumentError(f"target {known} has nothing to tune: want cpu or cuda")
+    return decide(plan, backend.placed(known), threads=threads, accuracy=accuracy, tuned=False)
+
+
+def measured(records: Records, how: Search) -> Tuned:
+    """The measured choice; it is not kept.
+
+    Raises:
+        ArgumentError: no candidate is right.
+        BuildError: the toolchain is missing.
+        MemoryError: the plan's tensors do not fit.
+    """
+    short = shortlist(records.choice.candidates, how.most)
+    records = replace(records, choice=replace(records.choice, candidates=short))
+    ground = ground_of(records.plan, records.target)
+    toolchain = backend_of(records.target.backend).fingerprint()
+    assert toolchain is not None  # `undecided` saw to it
+    prepare = partial(_prepared, records, ground.tensors, how)
+    return search(records, ground, prepare, toolchain, how.seconds, how.progress)
+
+
+def shortlist(candidates: Sequence[Template], most: int | None) -> tuple[Template, ...]:
+    """The first `most` in the cost model's order, but each template's best few among them.
+
+    The cost model's own choice stays in front.
+    """
+    if most is None or len(candidates) <= most:
+        return tuple(candidates)
+    by_name: dict[str, list[Template]] = {}
+    for each in candidates:
+        by_name.setdefault(each.name, []).append(each)
+    turns = zip_longest(*(group[:LEAST_A_TEMPLATE] for group in by_name.values()))
+    best = [each for turn in turns for each in turn if each is not None][:most]
+    rest = [each for each in candidates if each not in best][: most - len(best)]
+    chosen = {each.text for each in [*best, *rest]}
+    return tuple(each for each in candidates if each.text in chosen)
+
+
+def _checked(seconds: float) -> float:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds >= 0:
+        raise ArgumentError(f"a budget of {seconds!r}; want seconds, a number that is not negative")
+    return float(seconds)
+
+
+def _prepared(
+    records: Records, tensors: Mapping[str, Any], how: Search, batch: Sequence[Template]
+) -> Iterator[tuple[Template, Ready | FuseplanError]]:
+    """The candidates of a batch, compiled at once, loaded and bound one after the other."""
+    wanted = [each for each in batch if each.text not in how.skipped]
+    pairs = [(records.kernel, each) for each in wanted]
+    made = compile_all(pairs, records.target, workers=available_threads(), seconds=COMPILE_SECONDS)
+    for template in batch:
+        if template.text in how.skipped:
+            yield template, BuildError(how.skipped[template.text])
+            continue
+        result = next(made)
+        if isinstance(result, BuildError):
+            yield template, result
+            continue
+        how.begins(template.text)
+        yield template, _ready(records, tensors, template, *result)
+
+
+def _ready(
+    records: Records, tensors: Mapping[str, Any], template: Template, source: Source, code: bytes
+) -> Ready | FuseplanError:
+    """A candidate bound to the tensors, or why it cannot be."""
+    spilled = backend_of(records.target.backend).resources(code).get("spill_bytes", 0)
+    if spilled:
+        return Ready(lambda _: None, spilled)
+    try:
+        program = load(template, records.kernel, records.target, source, code)
+        runner = runner_of(records.plan, records.kernel, template, program)
+        assert runner is not None  # the target is this machine's
+        bound = BoundPlan(runner, {key: value for key, value in tensors.items() if key != "src"})
+    except FuseplanError as error:
+        return error
+    return Ready(partial(bound, tensors["src"]))
