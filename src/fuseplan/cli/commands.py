@@ -22,6 +22,7 @@ from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
+from fuseplan.cli.tune import tune_command
 from fuseplan.demo import main as run_demo
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 from fuseplan.explain import explain
@@ -75,6 +76,7 @@ def fuseplan() -> None:
 
 
 fuseplan.add_command(crossbuild_command)
+fuseplan.add_command(tune_command)
 
 
 def _accuracy(_: click.Context, __: click.Parameter, value: str) -> str | float:
