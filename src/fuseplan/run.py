@@ -10,7 +10,7 @@ import numpy as np
 from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
 from fuseplan.arrays import Buffer
 from fuseplan.backends import backend_of
-from fuseplan.backends.backend import Block, Loaded, Memory, Packed
+from fuseplan.backends.backend import Addresses, Block, Loaded, Memory, Packed
 from fuseplan.build import Program
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
@@ -21,7 +21,6 @@ from fuseplan.tensor import TensorSpec
 
 Words = list[tuple[int, int]]  # which slot, and what
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
-Address = Callable[[Any, bool], int]
 _BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 
 
@@ -113,7 +112,8 @@ class BoundPlan:
         self._held = [buffer.bounds for buffer in self._in_place.values()]
         self._missing = tuple(key for key in runner.operands if key not in values)
         self._make = runner.memory.maker(plan.output)
-        self._known: tuple[Address, Address] | None = None  # of the forms of src and out that passed
+        self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
+        self._addresses: Addresses = _both_unknown  # and of such an out
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -135,27 +135,35 @@ class BoundPlan:
         Raises:
             ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
         """
-        known = self._known
-        begin = known[0](src, False) if known is not None and not free else 0
-        if not begin:
+        if free:
             return self._checked(src, out, free)
         if out is None:
-            out, target = self._make(src)
-        else:
-            target = known[1](out, True)  # type: ignore[index]
-            if not target or not self._is_apart(begin, target):
-                return self._checked(src, out, free)
-        self._run(begin, target, ())
+            return self._into_new(src)
+        begin, target = self._addresses(src, out)
+        if not begin or not target or (begin < target + self._dst_bytes and target < begin + self._src_bytes):
+            return self._checked(src, out, free)
+        if self._held and not self._is_apart(target):
+            return self._checked(src, out, free)
+        self._run(begin, target)
         return out
 
-    def _is_apart(self, begin: int, target: int) -> bool:
-        """Whether nothing that is read lies between the first and the last byte written."""
-        end = target + self._dst_bytes
-        if begin < end and target < begin + self._src_bytes:
-            return False
-        return not self._held or all(high <= target or end <= low for low, high in self._held)
+    def _into_new(self, src: Any) -> Any:
+        begin = self._address(src)
+        if not begin:
+            return self._checked(src, None, {})
+        out, target = self._make(src)
+        self._run(begin, target)
+        return out
 
-    def _run(self, src: int, dst: int, words: Words | tuple[()]) -> None:
+    def _is_apart(self, target: int) -> bool:
+        """Whether none of the bound operands that stay put lies between the first and last byte written."""
+        end = target + self._dst_bytes
+        for low, high in self._held:  # noqa: SIM110, a generator would take as long as all other checks
+            if target < high and low < end:
+                return False
+        return True
+
+    def _run(self, src: int, dst: int, words: Words | tuple[()] = ()) -> None:
         try:
             block = self._free_blocks.pop()  # atomic, so two threads never get the same
         except IndexError:
@@ -203,9 +211,11 @@ class BoundPlan:
 
     def _remember(self, src: Any, out: Any) -> None:
         """Lets calls with tensors that look like these pass by less; not where each call gives operands."""
-        first, second = self._memory.form_of(src), self._memory.form_of(out)
-        if first is not None and second is not None and not self._missing:
-            self._known = first.address, second.address
+        if self._missing:
+            return
+        form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
+        if form is not None and pair is not None:
+            self._address, self._addresses = form.address, pair
 
     def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
         """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""
@@ -231,6 +241,14 @@ class BoundPlan:
             words += more
             held += memory
         return numbers, words, held, in_place
+
+
+def _unknown(_: Any) -> int:
+    return 0
+
+
+def _both_unknown(_: Any, __: Any, /) -> tuple[int, int]:
+    return 0, 0
 
 
 def fitting(memory: Memory, tensor: Any, what: str, spec: TensorSpec) -> Buffer:

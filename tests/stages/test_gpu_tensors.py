@@ -12,7 +12,7 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments
-from fuseplan.backends.triton import views
+from fuseplan.backends.triton import memory, views
 from fuseplan.backends.triton.memory import GpuMemory
 from fuseplan.errors import ArgumentError
 from pretend_gpu import Machine, machine
@@ -109,9 +109,22 @@ REFUSED = {
 }
 
 
+WARMTH = pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])
+QUICKNESS = pytest.mark.parametrize("is_quick", [True, False], ids=["torch's check", "without it"])
+
+
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])
-def test_no_other_tensor_is_read(gpu: Machine, tensors: Tensors, case: str, is_warm: bool) -> None:
+@WARMTH
+@QUICKNESS
+def test_no_other_tensor_is_read(
+    gpu: Machine,
+    tensors: Tensors,
+    case: str,
+    is_warm: bool,
+    is_quick: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_has_guards", lambda: is_quick)
     make, says = REFUSED[case]
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
@@ -132,8 +145,12 @@ def test_a_tensor_larger_than_its_storage_is_refused(gpu: Machine, tensors: Tens
     assert gpu.launches == []
 
 
-@pytest.mark.parametrize("is_warm", [False, True], ids=["first call", "after a right call"])
-def test_out_must_lie_apart_and_right(gpu: Machine, tensors: Tensors, is_warm: bool) -> None:
+@WARMTH
+@QUICKNESS
+def test_out_must_lie_apart_and_right(
+    gpu: Machine, tensors: Tensors, is_warm: bool, is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_has_guards", lambda: is_quick)
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     if is_warm:
@@ -153,6 +170,78 @@ def test_out_must_lie_apart_and_right(gpu: Machine, tensors: Tensors, is_warm: b
     with pytest.raises(ArgumentError, match="`out` overlaps `src`"):
         bound(whole[:SIZE].view(4, 64), whole[4 : SIZE + 4].view(4, 64))
     assert len(gpu.launches) == before
+
+
+def test_this_torch_has_the_quick_check() -> None:
+    assert memory._has_guards()
+
+
+def test_a_torch_whose_quick_check_overlooks_something_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_shapes(*like: torch.Tensor) -> memory.Likeness:
+        return lambda *given: all(
+            isinstance(each, torch.Tensor) and each.shape == wanted.shape
+            for each, wanted in zip(given, like, strict=True)
+        )
+
+    def missing(*like: torch.Tensor) -> memory.Likeness:
+        raise ImportError("TensorGuards")
+
+    for guards in (of_shapes, missing):
+        monkeypatch.setattr(memory, "_guards", guards)
+        assert not memory._has_guards.__wrapped__()
+
+
+CHANGES = {
+    "transposed": lambda tensor: tensor.resize_(64, 4).t_(),
+    "shrunk": lambda tensor: tensor.resize_(2, 64),
+    "another dtype": lambda tensor: setattr(tensor, "data", tensor.data.half()),
+    "a gradient": lambda tensor: tensor.requires_grad_(),
+    "moved by an element": lambda tensor: tensor.set_(torch.zeros(SIZE + 1)[1:].view(4, 64)),
+    "no memory": lambda tensor: tensor.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("which", ["src", "out", "src for a new one"])
+@pytest.mark.parametrize("are_gradients_on", [True, False])
+def test_a_tensor_that_passed_and_was_changed_is_refused(
+    gpu: Machine, tensors: Tensors, change: str, which: str, are_gradients_on: bool
+) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    out = torch.empty(4, 64)
+    with torch.set_grad_enabled(are_gradients_on):
+        bound(src, out)
+        bound(src, out)
+        CHANGES[change](out if which == "out" else src)
+        with pytest.raises(ArgumentError):
+            bound(src, None if which == "src for a new one" else out)
+    assert len(gpu.launches) == 2
+
+
+def test_out_moved_onto_what_is_read_is_refused(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    out = torch.empty(4, 64)
+    bound(src, out)
+    for read in (src, given["other"]):
+        out.set_(read)
+        with pytest.raises(ArgumentError, match="`out` overlaps"):
+            bound(src, out)
+    assert len(gpu.launches) == 1
+
+
+def test_modes_of_torch_change_nothing(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    out = torch.empty(4, 64)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            for result in (bound(src, out), bound(src), bound(src, torch.empty(4, 64))):
+                torch.testing.assert_close(result, wanted(tensors))
+            with pytest.raises(ArgumentError, match="want f32"):
+                bound(src, torch.empty(4, 64).half())
+    assert len(gpu.launches) == 12
 
 
 def test_operands_are_checked_like_src(gpu: Machine, tensors: Tensors) -> None:

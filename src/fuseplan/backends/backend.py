@@ -15,6 +15,8 @@ from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import TensorSpec
 
+Addresses = Callable[[Any, Any], tuple[int, int]]
+
 
 class Words(Protocol):
     """The arguments of a launch: one 64-bit word a slot, in the order of `Source.slots`.
@@ -87,6 +89,13 @@ class Memory(Protocol):
 
     def form_of(self, tensor: Any) -> Form | None:
         """The form of an accepted tensor; None for kinds that are checked anew each time."""
+
+    def pair_of(self, src: Any, out: Any) -> Addresses | None:
+        """The forms of an accepted `src` and `out` together; None where one has none.
+
+        Returns:
+            Where others that look the same begin; one is 0 if it looks different, or must not be written.
+        """
 
     def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
         """Makes new tensors of the spec, of the kind of a given one, and says where each begins."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, Form, address_of, aligned_copy, empty_like, form_of, view
+from fuseplan.backends.backend import Addresses
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -43,6 +44,14 @@ class HostMemory:
     def form_of(self, tensor: Any) -> Form | None:
         """The form of an accepted array or torch tensor."""
         return form_of(tensor)
+
+    def pair_of(self, src: Any, out: Any) -> Addresses | None:
+        """The forms of two accepted arrays or torch tensors."""
+        forms = form_of(src), form_of(out)
+        if forms[0] is None or forms[1] is None:
+            return None
+        first, second = forms[0].address, forms[1].address
+        return lambda src, out, /: (first(src), second(out, True))
 
     def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
         """A torch tensor for torch's, else a NumPy array."""

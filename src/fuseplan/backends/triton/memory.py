@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fuseplan.arrays import TORCH_DTYPES, Buffer
+from fuseplan.backends.backend import Addresses
 from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
 from fuseplan.emit import COUNTER_BYTES
@@ -22,8 +23,10 @@ from fuseplan.template import Template
 from fuseplan.tensor import TensorSpec
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
+UNALIGNED = ALIGNMENT - 1  # bits that no address has
 DTYPES = {name: getattr(torch, known) for name, known in TORCH_DTYPES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+Likeness = Callable[..., bool]
 
 
 class DeviceCopy:
@@ -97,25 +100,98 @@ def queue(device: int) -> Queue:
     return Queue(device)
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _guards(*tensors: torch.Tensor) -> Likeness:
+    """Torch's own check, in one call, that tensors are like these: how its compiled code knows its inputs.
+
+    It compares type, dispatch keys (device, layout, negation), dtype, device, shape and strides.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    check: Likeness = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+@functools.cache
+def _has_guards() -> bool:
+    """Whether this torch has that check, and it tells apart what must be: it is no public interface."""
+    make = functools.partial(torch.zeros, device="cpu")
+    plain, other = make(2, 3), make(4)
+    unlike = (
+        torch.nn.Parameter(plain, requires_grad=False),
+        plain.double(),
+        make(3, 3),
+        make(3, 2).t(),
+        torch._neg_view(plain),
+        plain.to_sparse(),
+        torch.zeros(2, 3, device="meta"),
+        1.0,
+    )
+    try:
+        check = _guards(plain, other)
+        return check(make(2, 3), make(4)) and not any(
+            check(each, other) or check(plain, each) for each in unlike
+        )
+    except (ImportError, AttributeError, TypeError, RuntimeError, ValueError):
+        return False
+
+
+def likeness(*tensors: torch.Tensor) -> Likeness:
+    """A quick check that others are like these; where torch has none, it is never passed."""
+    return _guards(*tensors) if _has_guards() else _never
+
+
 class GpuForm:
     """What a torch tensor on a device that was accepted looks like."""
 
-    __slots__ = ("device", "dtype", "layout", "shape", "strides")
+    __slots__ = ("_is_like", "device", "dtype", "layout", "shape", "strides")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.device, self.dtype, self.layout = tensor.get_device(), tensor.dtype, tensor.layout
         self.shape, self.strides = tensor.shape, tensor.stride()
+        self._is_like = likeness(tensor)
 
     def address(self, tensor: Any, writes: bool = False, /) -> int:
         """Where the tensor begins; 0 if it looks different, or is one that `view` refuses."""
+        if self._is_like(tensor):
+            if tensor.requires_grad:  # which the quick check ignores where gradients are off
+                return 0
+        elif self.fits(tensor):
+            self._is_like = likeness(tensor)  # modes of torch, such as inference, are part of the check
+        else:
+            return 0
+        address: int = tensor.data_ptr()
+        return 0 if address & UNALIGNED else address
+
+    def fits(self, tensor: Any) -> bool:
+        """Whether the tensor looks the same, attribute by attribute."""
         if type(tensor) is not torch.Tensor or tensor.dtype is not self.dtype:
-            return 0
+            return False
         if tensor.get_device() != self.device or tensor.requires_grad or tensor.is_neg():
-            return 0
-        if tensor.layout is not self.layout or tensor.shape != self.shape or tensor.stride() != self.strides:
-            return 0
-        address = tensor.data_ptr()
-        return 0 if address & (ALIGNMENT - 1) else address
+            return False
+        return tensor.layout is self.layout and tensor.shape == self.shape and tensor.stride() == self.strides
+
+
+def pair_form(src: torch.Tensor, out: torch.Tensor) -> Addresses:
+    """What `src` and `out` that were accepted look like: a function, whose lookups are done before."""
+    first, second, are_like = GpuForm(src), GpuForm(out), likeness(src, out)
+
+    def addresses(src: Any, out: Any, /) -> tuple[int, int]:
+        nonlocal are_like
+        if are_like(src, out):
+            if src.requires_grad or out.requires_grad:
+                return 0, 0
+        elif first.fits(src) and second.fits(out):
+            are_like = likeness(src, out)
+        else:
+            return 0, 0
+        begin, target = src.data_ptr(), out.data_ptr()
+        return (0, 0) if (begin | target) & UNALIGNED else (begin, target)
+
+    return addresses
 
 
 class GpuMemory:
@@ -176,6 +252,10 @@ class GpuMemory:
     def form_of(self, tensor: Any) -> GpuForm | None:
         """The form of an accepted torch tensor."""
         return GpuForm(tensor) if type(tensor) is torch.Tensor else None
+
+    def pair_of(self, src: Any, out: Any) -> Addresses | None:
+        """The form of two accepted torch tensors."""
+        return pair_form(src, out) if type(src) is type(out) is torch.Tensor else None
 
     def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[torch.Tensor, int]]:
         """A torch tensor, whatever the source is."""
