@@ -45,6 +45,7 @@ from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
 from fuseplan.tune.tuning import tune
+from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import Tuned
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ __all__ = [
     "TensorSpec",
     "Tuned",
     "Unsupported",
+    "Verdict",
     "cache_info",
     "clear_cache",
     "compile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fuseplan.arguments import Arguments
@@ -15,7 +16,9 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
+from fuseplan.tune.judging import verdict_on
 from fuseplan.tune.tuning import tune as tune_plan
+from fuseplan.tune.verdict import Verdict
 
 Part = TypeVar("Part")
 
@@ -135,6 +138,23 @@ class CompiledPlan:
                 f"the arguments are of another plan\n  got {arguments.plan}\\n  want {self.plan}"
             )
         return arguments.values
+
+    def verdict(self, seed: int = 0) -> Verdict:
+        """Measures on this machine whether fusing pays, on random tensors, and keeps the answer.
+
+        The fused kernel runs beside the plan's operators one at a time, each our own kernel, and beside
+        eager PyTorch where that is installed. `explain` shows the last verdict; it says so if fusing loses.
+
+        Args:
+            seed: of the tensors.
+
+        Raises:
+            BuildError: the code does not run on this machine.
+            ArgumentError: the fused kernel's result is wrong here.
+            MemoryError: the tensors, or what float64 needs besides, do not fit.
+        """
+        runner = self._running(self._runner)
+        return verdict_on(replace(self.records, target=self.target), runner, seed)
 
     def explain(self) -> Explanation:
         """What was decided and why, what it saves, and how far from the machine's limits it is."""

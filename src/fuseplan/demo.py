@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuseplan.arrays import empty
-from fuseplan.bench.unfused import OneAtATime
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import Protocol, interleave
 from fuseplan.measure.data import deviation, random_arrays, reference
@@ -27,6 +26,7 @@ from fuseplan.measure.machine import machine
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
 from fuseplan.report.chart import Bar, Panel, speedups
+from fuseplan.tune.unfused import OneAtATime
 
 WIDE = 128  # columns of a terminal on which an outcome fits one line
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
@@ -139,7 +139,7 @@ def measure(shape: Shape, threads: int | None = None) -> Outcome:
         group=shape.group,
         plan=shape.plan,
         kernels=explained["kernels"],
-        operators=len(unfused.compiled),
+        operators=len(unfused.decided),
         fused=timed["fused"].median,
         unfused=timed["unfused"].median,
         bytes_saved=explained["traffic"]["saved"],

@@ -15,6 +15,8 @@ from fuseplan.plan import FusionPlan
 from fuseplan.stages import Records, as_plan, decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy
+from fuseplan.tune.verdict import recorded
+from fuseplan.tuned import processor_of
 
 MEASURE = "not measured on this machine: `fuseplan explain --measure` does, in about a second"
 
@@ -113,6 +115,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
             "error_scale": template.error_scale,
             "floor": _floor(records, traffic.total),
             "resources": dict(resources or {}),
+            "verdict": _verdict(records),
         }
     )
 
@@ -150,6 +153,12 @@ def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
     return {"seconds": floor.seconds, "bound": floor.bound, "peaks": measured.to_json()}
 
 
+def _verdict(records: Records) -> dict[str, Any] | None:
+    """The last verdict that was measured on this kind of machine; None where there is none."""
+    found = recorded(str(records.plan), str(records.target), processor_of(records.target))
+    return None if found is None else {**found.to_json(), "text": str(found)}
+
+
 def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     target, traffic, flops = told["target"], told["traffic"], told["flops"]
     machine = f" ({target['cpu']})" if target["cpu"] else ""
@@ -160,7 +169,8 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     for refusal in told["match"]["passed_over"]:
         yield f"            not {refusal['tried']}: {_reason(refusal)}"
     yield f"template    {told['choice']['considered'][0]['template']}"
-    yield from _considered_lines(told["choice"]["considered"])
+    yield from _tuned_lines(told["choice"]["tuned"])
+    yield from _considered_lines(told["choice"])
     yield f"kernels     {told['kernels']} for {told['operators']} operators"
     yield f"output      {told['output']}"
     yield f"workspace   {_bytes(told['workspace_bytes'])}"
@@ -175,6 +185,10 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"floor       {_floor_text(told)}"
     if told["resources"]:
         yield f"code        {_resources_text(told['resources'])}"
+    if told["verdict"]:
+        first, *others = told["verdict"]["text"].splitlines()
+        yield f"verdict     {first}"
+        yield from (f"          {line}" for line in others)
 
 
 def _resources_text(used: Mapping[str, int]) -> str:
@@ -186,12 +200,22 @@ def _resources_text(used: Mapping[str, int]) -> str:
     )
 
 
-def _considered_lines(considered: list[dict[str, Any]]) -> Iterator[str]:
-    for each in considered[1:]:
+def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
+    """The measurement that a choice rests on, if it does."""
+    if tuned is None:
+        return
+    yield f"            measured: {_seconds(tuned['seconds'])}, the best of {tuned['tried']}, {tuned['date']}"
+    if tuned["untuned"] != tuned["template"] and tuned["untuned_seconds"] is not None:
+        yield f"            the model's own choice took {_seconds(tuned['untuned_seconds'])}"
+
+
+def _considered_lines(choice: Mapping[str, Any]) -> Iterator[str]:
+    slower = "" if choice["tuned"] else "slower, "  # what was measured may be another than the model's first
+    for each in choice["considered"][1:]:
         if each["refusal"]:
             yield f"            not {each['template']}: {_reason(each['refusal'])}"
         else:
-            yield f"            not {each['template']}: slower, {_seconds(each['seconds'])} by the model"
+            yield f"            not {each['template']}: {slower}{_seconds(each['seconds'])} by the model"
 
 
 def _floor_text(told: Mapping[str, Any]) -> str:

@@ -91,9 +91,13 @@ class Tuned:
 
 def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> Key:
     """The key of a kernel's choice on a target."""
-    processor = target.cpu if target.processors else f"{target.cpu}, {target.threads} threads"
     digest = hashlib.sha256(kernel.text.encode()).hexdigest()
-    return Key(digest, str(accuracy), str(target), processor, toolchain)
+    return Key(digest, str(accuracy), str(target), processor_of(target), toolchain)
+
+
+def processor_of(target: Target) -> str:
+    """What measurements are kept by: the GPU's name, or the CPU's with the number of threads."""
+    return target.cpu if target.processors else f"{target.cpu}, {target.threads} threads"
 
 
 def lookup(

@@ -11,13 +11,14 @@ from fuseplan import demo
 from fuseplan.bench import accuracy, command, runner, suite, worker
 from fuseplan.bench.footprint import footprint
 from fuseplan.bench.peers import BY_NAME
-from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.processes import Process
-from fuseplan.bench.unfused import OneAtATime
 from fuseplan.measure import peaks
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
+from fuseplan.measure.layers import CannotRunError
 from fuseplan.plan import FusionPlan
+from fuseplan.tune.unfused import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
 QUICK = Protocol(rounds=2, block_seconds=0.001)
@@ -82,7 +83,7 @@ def test_one_at_a_time_is_the_plan() -> None:
     plan = FusionPlan.parse(PLANS[1])
     arrays = random_arrays(plan, seed=5)
     unfused = OneAtATime(plan, arrays, 1)
-    assert len(unfused.compiled) == 4
+    assert len(unfused.decided) == 4
     assert deviation(np.array(unfused()), reference(plan, arrays)) < 2e-6
     assert unfused.nbytes > 2 * plan.output.nbytes
 

@@ -12,11 +12,12 @@ from fuseplan.bench import gpu, gpu_command, results, suite
 from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
 from fuseplan.bench.peers.gpu import BY_NAME
 from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch, Tensors
-from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.bench.peers.peer import Prepared
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.gpu_data import random_tensors
 from fuseplan.measure.gpu_machine import GpuMachine
 from fuseplan.measure.gpu_peaks import GpuPeaks
+from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import machine
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan

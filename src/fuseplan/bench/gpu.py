@@ -16,7 +16,7 @@ from typing import Any
 
 from fuseplan.bench.peers.gpu import BY_NAME
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensors
-from fuseplan.bench.peers.peer import CannotRunError, Prepared
+from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.results import Row
 from fuseplan.bench.runner import WORST
 from fuseplan.bench.suite import Case, Suite
@@ -27,6 +27,7 @@ from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
 from fuseplan.measure.gpu_data import deviation, random_tensors, reference
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks
+from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import commit
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan

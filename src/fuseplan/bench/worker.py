@@ -25,10 +25,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from fuseplan.bench.peers import BY_NAME
-from fuseplan.bench.peers.peer import CannotRunError, Peer, Prepared
+from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
 from fuseplan.measure.data import random_arrays, stored
+from fuseplan.measure.layers import CannotRunError
 from fuseplan.plan import FusionPlan
 
 MARK = "@"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,9 +20,11 @@ from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.crossbuild import crossbuild_command
+from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
+from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 from fuseplan.explain import explain
@@ -36,8 +38,6 @@ RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3  # exit statuses
 STATUSES = {Unsupported: REFUSED, BuildError: WRONG}
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
 SPECIAL = ("overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Commands(click.Group):
@@ -77,13 +77,7 @@ def fuseplan() -> None:
 
 fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(tune_command)
-
-
-def _accuracy(_: click.Context, __: click.Parameter, value: str) -> str | float:
-    try:
-        return float(value)
-    except ValueError:
-        return value
+fuseplan.add_command(verdict_command)
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -91,35 +85,6 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
         return tuple(int(word) for word in value.split(","))
     except ValueError:
         raise click.BadParameter("want whole numbers with commas between them, such as 1,2") from None
-
-
-def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-    ctx.meta["json"] = value  # errors are printed by the group, which does not see this option
-    return value
-
-
-AS_JSON = click.option("--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON.")
-TARGET = click.option("--target", default="cpu", show_default=True, help="cpu, cuda, triton:sm_90, ...")
-THREADS = click.option(
-    "--threads", type=int, help="The most threads a launch on a CPU uses; all unless given."
-)
-ACCURACY = click.option(
-    "--accuracy",
-    default="default",
-    show_default=True,
-    callback=_accuracy,
-    help="default, strict, or the largest error bound allowed.",
-)
-
-
-TEMPLATE = click.option("--template", help="The only template to consider, as explain prints it.")
-
-
-def _plan_command(command: Command) -> Command:
-    """The argument and options of every command on a plan."""
-    for option in (AS_JSON, TEMPLATE, ACCURACY, THREADS, TARGET, click.argument("plan")):
-        command = option(command)
-    return command
 
 
 def _print_json(told: Any) -> None:
@@ -140,7 +105,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 
 
 @fuseplan.command()
-@_plan_command
+@plan_command
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
 @click.pass_context
@@ -188,7 +153,7 @@ def _print_trial(trial: Trial) -> None:
 
 
 @fuseplan.command("explain")
-@_plan_command
+@plan_command
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks first, which takes a second.")
 @click.pass_context
 def explain_command(
@@ -224,7 +189,7 @@ def _measure_peaks(target: Target, threads: int | None) -> None:
 
 
 @fuseplan.command()
-@_plan_command
+@plan_command
 @click.option("--stage", type=click.Choice(STAGES), help="One stage's record; all but program unless given.")
 def show(
     plan: str,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fuseplan.bench.unfused import OneAtATime
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.ground import allowed_deviation, ground_of
 from fuseplan.stages import as_plan
 from fuseplan.template import Accuracy
+from fuseplan.tune.unfused import OneAtATime
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 from fuseplan import cache
 from fuseplan.measure.ground import Ground
 from fuseplan.stages import Records
+from fuseplan.tuned import processor_of
 
 FILE = "verdicts.jsonl"
 FUSED, UNFUSED = "fused", "one at a time"
@@ -105,7 +106,7 @@ def judge(
     verdict = Verdict(
         plan=str(records.plan),
         target=str(records.target),
-        processor=records.target.cpu,
+        processor=processor_of(records.target),
         template=records.choice.template.text,
         fused=taken.pop(FUSED),
         others=taken,

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors, set_precision
-from fuseplan.bench.peers.peer import CannotRunError, Layer, Prepared, convolution_of, plain_layers
+from fuseplan.bench.peers.peer import Prepared
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan

@@ -6,11 +6,11 @@ from functools import partial
 
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
 from fuseplan.bench.peers.peer import Prepared
-from fuseplan.bench.unfused import OneAtATime, bytes_moved
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
+from fuseplan.tune.unfused import OneAtATime
 
 POISON = float("nan")  # what an output holds before a kernel writes it
 
@@ -37,7 +37,7 @@ class GpuFuseplan(GpuPeer):
             "template": template.name,
             "knobs": template.knobs,
             "target": str(compiled.target),
-            "nbytes": bytes_moved(compiled),
+            "nbytes": compiled.traffic.total,
             "flops": template.flops(compiled.kernel),
         }
         return Prepared(call, result, facts)

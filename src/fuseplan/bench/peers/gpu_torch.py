@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from fuseplan.bench.peers.peer import Layer, Prepared, layers, plain_layers, running
-from fuseplan.bench.peers.torch_stages import module_of, stage_of
+from fuseplan.bench.peers.peer import Prepared
+from fuseplan.measure.layers import Layer, layers, plain_layers, running
+from fuseplan.measure.torch_stages import module_of, stage_of
 from fuseplan.plan import FusionPlan
 
 Tensor = Any

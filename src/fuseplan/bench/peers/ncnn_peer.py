@@ -10,19 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import (
-    Array,
-    Arrays,
-    CannotRunError,
-    Layer,
-    Prepared,
-    convolution_of,
-    layers,
-    only_f32,
-    refuse,
-    running,
-)
+from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
 from fuseplan.measure.clock import rotating
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, layers, refuse, running
 from fuseplan.plan import FusionPlan
 
 MAGIC = 7767517

@@ -8,16 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import (
-    Array,
-    Arrays,
-    CannotRunError,
-    Layer,
-    convolution_of,
-    is_plain,
-    layers,
-    running,
-)
+from fuseplan.bench.peers.peer import Array, Arrays
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, layers, running
 from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 

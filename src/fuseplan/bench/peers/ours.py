@@ -10,11 +10,11 @@ import numpy as np
 
 from fuseplan.arrays import empty
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared
-from fuseplan.bench.unfused import OneAtATime, bytes_moved
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import rotating
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
+from fuseplan.tune.unfused import OneAtATime
 
 
 class Fuseplan:
@@ -45,7 +45,7 @@ class Fuseplan:
             "template": template.name,
             "knobs": template.knobs,
             "target": str(compiled.target),
-            "nbytes": bytes_moved(compiled),
+            "nbytes": compiled.traffic.total,
             "flops": template.flops(compiled.kernel),
         }
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.ops.conv import Conv, Window
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.measure.layers import CannotRunError
+from fuseplan.plan import FusionPlan
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]  # `src` and every operand by its key, each of logical shape
-
-
-class CannotRunError(Exception):
-    """A peer does not take the plan; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,78 +49,6 @@ class Peer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Layer:
-    """An operator as peers need it.
-
-    Attributes:
-        name: its word in the plan's text.
-        attributes: what is fixed in the plan, by name.
-        parameters: numbers with their values, by the operator's own names.
-        keys: the plan's key of each operand, by the operator's own names.
-        step: the plan's step.
-    """
-
-    name: str
-    attributes: Mapping[str, Any]
-    parameters: Mapping[str, float]
-    keys: Mapping[str, str]
-    step: Step
-
-
-def layers(plan: FusionPlan) -> list[Layer]:
-    """The plan's operators as peers need them; a bias right after a contraction is an operand of that."""
-    folded: list[Layer] = []
-    for layer in plain_layers(plan):
-        before = folded[-1] if folded else None
-        if layer.name == "bias" and before is not None and _takes_bias(before):
-            folded[-1] = replace(before, keys={**before.keys, **layer.keys})
-        else:
-            folded.append(layer)
-    return folded
-
-
-def _takes_bias(layer: Layer) -> bool:
-    return layer.step.op.kind == "contraction" and "bias" not in layer.keys
-
-
-def plain_layers(plan: FusionPlan) -> list[Layer]:
-    """The plan's operators as peers need them, a bias by itself too."""
-    return [
-        Layer(
-            name=step.op.name,
-            attributes=step.op.attributes(),
-            parameters={parameter.name: parameter.value for parameter in step.op.parameters()},
-            keys={operand.operand.name: operand.key for operand in step.operands},
-            step=step,
-        )
-        for step in plan.steps
-    ]
-
-
-def is_plain(layer: Layer) -> bool:
-    """Whether every attribute has its default: the form that other libraries have too."""
-    names = layer.attributes.keys()
-    return all(is_default for name, _, is_default in layer.step.op.written() if name in names)
-
-
-def convolution_of(layer: Layer) -> tuple[Conv, Window]:
-    """The convolution of a layer, and how its kernel moves: every size an axis, padding as pairs.
-
-    Raises:
-        CannotRunError: the layer is none.
-    """
-    op = layer.step.op
-    if not isinstance(op, Conv):
-        raise CannotRunError(f"{layer.name!r} is no convolution")
-    return op, op.window(layer.step.src)
-
-
-def running(plan: FusionPlan) -> list[str]:
-    """Keys of the tensors that come anew with every call: `src` and what is given per element."""
-    return ["src", *(operand.key for operand in plan.operands if operand.operand.per == "element")]
-
-
 def only_f32(plan: FusionPlan, name: str) -> None:
     """Refuses what the peers are not measured with: they convert, or compute in another precision.
 
@@ -133,11 +57,6 @@ def only_f32(plan: FusionPlan, name: str) -> None:
     """
     if plan.src.dtype != "f32":
         raise CannotRunError(f"{name} is measured in f32; the plan is in {plan.src.dtype}")
-
-
-def refuse(name: str, layer: Layer) -> CannotRunError:
-    """The refusal of one operator."""
-    return CannotRunError(f"{name} is not taught {layer.name!r} here")
 
 
 def aligned(array: Array) -> Array:

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import Array, Arrays, Prepared, layers, only_f32, running
-from fuseplan.bench.peers.torch_stages import module_of, stage_of
+from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
 from fuseplan.measure.clock import rotating
+from fuseplan.measure.layers import layers, running
+from fuseplan.measure.torch_stages import module_of, stage_of
 from fuseplan.plan import FusionPlan
 
 

@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fuseplan.compile import CompiledPlan
-from fuseplan.compile import compile as compile_plan
+from fuseplan.build import build
+from fuseplan.errors import BuildError
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan
+from fuseplan.run import BoundPlan, runner_of
+from fuseplan.stages import Records, decide
 from fuseplan.target import Target
-
-
-def bytes_moved(compiled: CompiledPlan) -> int:
-    """Bytes that one launch reads and writes, its workspace included."""
-    return compiled.choice.template.traffic(compiled.kernel, compiled.target).total
 
 
 class OneAtATime:
@@ -26,6 +23,9 @@ class OneAtATime:
         arrays: `src` and operands by the plan's keys.
         threads: as for the fused plan.
         target: where; the tensors lie there.
+
+    Raises:
+        Unsupported, BuildError, ArgumentError: an operator alone cannot be compiled or run for the target.
     """
 
     def __init__(
@@ -35,17 +35,16 @@ class OneAtATime:
         threads: int | None = None,
         target: Target | str = "cpu",
     ) -> None:
-        self.compiled: list[CompiledPlan] = []
+        self.decided: list[Records] = []
         self._bound: list[Callable[[], object]] = []
         src = arrays["src"]
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
-            compiled = compile_plan(alone, target, threads=threads)
+            records = decide(alone, target, threads=threads)
             pairs = zip(alone.operands, step.operands, strict=True)
-            given: dict[str, Any] = {own.key: arrays[ours.key] for own, ours in pairs}
-            bound = compiled.bind(**given)
+            bound = bound_plan(records, {own.key: arrays[ours.key] for own, ours in pairs})
             out = bound(src)
             self._bound.append(partial(bound, src, out))
-            self.compiled.append(compiled)
+            self.decided.append(records)
             src = out
         self._result = src
 
@@ -58,4 +57,18 @@ class OneAtATime:
     @property
     def nbytes(self) -> int:
         """Bytes they read and write, all together."""
-        return sum(bytes_moved(compiled) for compiled in self.compiled)
+        return sum(each.choice.template.traffic(each.kernel, each.target).total for each in self.decided)
+
+
+def bound_plan(records: Records, operands: Mapping[str, Any]) -> BoundPlan:
+    """The chosen kernel, built and bound to operands.
+
+    Raises:
+        BuildError: it cannot be built, or does not run on this machine.
+        ArgumentError: an operand is not what the plan takes.
+    """
+    program = build(records.choice, records.kernel, records.target)
+    runner = runner_of(records.plan, records.kernel, records.choice.template, program)
+    if runner is None:
+        raise BuildError(f"code for {records.target} does not run here: {program.refusal}")
+    return BoundPlan(runner, operands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fuseplan.bench.peers.peer import CannotRunError, Layer, convolution_of, is_plain, refuse
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, refuse
 
 # Operators without operands: the name in torch.nn.functional, and its argument for each of our parameters.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {

@@ -1,0 +1,92 @@
+"""Measures whether fusing a plan paid: the fused kernel, our operators one at a time, and eager torch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
+from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.torch_eager import at_its_best, eager
+from fuseplan.run import BoundPlan, Runner
+from fuseplan.stages import Records
+from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tune.verdict import FUSED, UNFUSED, Verdict, judge
+
+TORCH = "torch"
+ANOTHER = 0.1  # of the largest output: what is further away computes something else
+SHOWN = 200  # characters of torch's own message
+
+
+def verdict_on(records: Records, runner: Runner, seed: int = 0) -> Verdict:
+    """The verdict on a plan, measured on random tensors and kept.
+
+    Args:
+        records: of the fused plan; its target is one of this machine's.
+        runner: of its program.
+        seed: of the tensors.
+
+    Raises:
+        ArgumentError: the fused kernel's result is wrong here; it is not compared then.
+        MemoryError: the tensors, or what float64 needs besides, do not fit.
+    """
+    plan, target = records.plan, records.target
+    ground = ground_of(plan, target, seed)
+    variants: dict[str, Callable[[], object]] = {FUSED: _fused(records, runner, ground)}
+    refused: dict[str, str] = {}
+    with _torch_at_its_best(records):
+        makers = {UNFUSED: _one_at_a_time, TORCH: _torch}
+        for name, make in makers.items():
+            try:
+                variants[name] = make(records, ground)
+            except (CannotRunError, FuseplanError, ImportError, RuntimeError) as error:
+                refused[name] = (str(error).splitlines() or [type(error).__name__])[0][:SHOWN]
+        return judge(records, ground, variants, refused)
+
+
+def _fused(records: Records, runner: Runner, ground: Ground) -> Callable[[], object]:
+    operands = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
+    out = ground.out()
+    call = partial(BoundPlan(runner, operands), ground.tensors["src"], out)
+    call()
+    deviation = ground.deviation(out)
+    allowed = allowed_deviation(records.kernel, records.choice.template)
+    if not deviation <= allowed:
+        raise ArgumentError(
+            f"{records.choice} computes {records.plan} wrongly on {records.target}: {deviation:.1e} of the "
+            f"largest output from float64, want at most {allowed:.1e}; choose another with template=, and "
+            "report this"
+        )
+    return call
+
+
+def _one_at_a_time(records: Records, ground: Ground) -> Callable[[], object]:
+    if len(records.plan) == 1:
+        raise CannotRunError("the plan is one operator")
+    threads = None if records.target.processors else records.target.threads
+    return OneAtATime(records.plan, ground.tensors, threads, records.target)
+
+
+def _torch(records: Records, ground: Ground) -> Callable[[], object]:
+    call = eager(records.plan, ground.tensors)
+    got = call()
+    deviation = ground.deviation(got if records.target.processors else _as_array(got))
+    if not deviation <= ANOTHER:
+        raise CannotRunError(f"its result is {deviation:.1e} of the largest output from float64")
+    return call
+
+
+def _as_array(tensor: Any) -> Any:
+    """A torch tensor of the host as NumPy's; f32 holds what bf16 does."""
+    return (tensor.float() if tensor.element_size() == 2 else tensor).numpy()
+
+
+def _torch_at_its_best(records: Records) -> contextlib.AbstractContextManager[None]:
+    """Torch's settings while it is measured; nothing where it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return contextlib.nullcontext()
+    return at_its_best(records.plan, records.target)
