@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +172,22 @@ def test_out_must_lie_apart_and_right(
     assert len(gpu.launches) == before
 
 
-def test_this_torch_has_the_quick_check() -> None:
-    assert memory._has_guards()
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_this_torch_has_the_quick_check(mode: Callable[[], Any]) -> None:
+    with mode():
+        assert memory._has_guards.__wrapped__()
+
+
+def test_tensors_like_those_that_passed_are_not_looked_at_again(
+    gpu: Machine, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    bound(src)
+    monkeypatch.delattr(memory.GpuForm, "fits")
+    monkeypatch.delattr(GpuMemory, "view")
+    for out in (None, torch.empty(4, 64)):
+        torch.testing.assert_close(bound(src.clone(), out), wanted(tensors))
 
 
 def test_a_torch_whose_quick_check_overlooks_something_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,28 +209,40 @@ CHANGES = {
     "transposed": lambda tensor: tensor.resize_(64, 4).t_(),
     "shrunk": lambda tensor: tensor.resize_(2, 64),
     "another dtype": lambda tensor: setattr(tensor, "data", tensor.data.half()),
-    "a gradient": lambda tensor: tensor.requires_grad_(),
     "moved by an element": lambda tensor: tensor.set_(torch.zeros(SIZE + 1)[1:].view(4, 64)),
+    "a gradient": lambda tensor: tensor.requires_grad_(),
     "no memory": lambda tensor: tensor.untyped_storage().resize_(0),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("which", ["src", "out", "src for a new one"])
-@pytest.mark.parametrize("are_gradients_on", [True, False])
 def test_a_tensor_that_passed_and_was_changed_is_refused(
-    gpu: Machine, tensors: Tensors, change: str, which: str, are_gradients_on: bool
+    gpu: Machine, tensors: Tensors, change: str, which: str
 ) -> None:
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     out = torch.empty(4, 64)
-    with torch.set_grad_enabled(are_gradients_on):
-        bound(src, out)
-        bound(src, out)
-        CHANGES[change](out if which == "out" else src)
-        with pytest.raises(ArgumentError):
-            bound(src, None if which == "src for a new one" else out)
+    bound(src, out)
+    bound(src, out)
+    CHANGES[change](out if which == "out" else src)
+    with pytest.raises(ArgumentError):
+        bound(src, None if which == "src for a new one" else out)
     assert len(gpu.launches) == 2
+
+
+def test_a_gradient_is_refused_in_every_mode(gpu: Machine, tensors: Tensors) -> None:
+    src, given = split(tensors)
+    bound = fuseplan.compile(PLAN, "cuda").bind(**given)
+    out = torch.empty(4, 64)
+    needs = src.clone().requires_grad_()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode) * 2:
+        with mode():
+            bound(src, out)
+            for call in (lambda: bound(needs, out), lambda: bound(needs), lambda: bound(src, needs)):
+                with pytest.raises(ArgumentError, match="detach"):
+                    call()
+    assert len(gpu.launches) == 6
 
 
 def test_out_moved_onto_what_is_read_is_refused(gpu: Machine, tensors: Tensors) -> None:

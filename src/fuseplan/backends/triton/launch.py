@@ -207,8 +207,8 @@ class GpuBlock:
 
         def launch() -> None:
             stream = stream_of()
-            held = room(stream, nbytes) if places else None
-            if held is not None:
+            if places:
+                held = room(stream, nbytes)  # kept until the launch was made
                 for place in places:
                     words[place] = held.address
             for each, place in mapped:
