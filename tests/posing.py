@@ -21,8 +21,9 @@ import torch
 
 from fake_driver import FakeDriver, MapArgument
 from fuseplan.arrays import NUMPY_DTYPES
+from fuseplan.backends.backend import one_by_one
+from fuseplan.backends.triton import TRITON, memory, toolchain
 from fuseplan.backends.triton import driver as drivers
-from fuseplan.backends.triton import memory, toolchain
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.emit import Slot, Source
@@ -162,4 +163,5 @@ def posing() -> Iterator[PosingDriver]:
         patch.setattr(drivers, "driver", lambda: driver)
         patch.setattr(memory, "queue", lambda device: driver.queue)
         patch.setattr(toolchain, "compile_object", compile_object)
+        patch.setattr(toolchain, "compile_all", lambda pairs, target, **_: one_by_one(TRITON, pairs, target))
         yield driver

@@ -25,6 +25,7 @@ from fuseplan.tune.tuning import COMPILE_SECONDS, shortlist, undecided
 from fuseplan.tuned import Tuned
 
 MOST = 16  # candidates of a case
+WORKER = ("-m", "fuseplan.bench.tune_worker")
 ATTEMPTS = 4  # of a case: each loses a candidate that killed its process
 
 
@@ -176,7 +177,7 @@ class _Worker:
 
     def _started(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fuseplan.bench.tune_worker"],
+            [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -25,6 +25,9 @@ from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
+from fuseplan.tune.tuning import tune
+from fuseplan.tune.verdict import Verdict
+from fuseplan.tuned import Tuned
 
 Kind = inspect.Parameter
 MARKS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
@@ -40,6 +43,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
     },
     "Running": {"Arguments": Arguments, "BoundPlan": BoundPlan, "empty": empty},
     "Explaining": {"explain": explain, "Explanation": Explanation},
+    "Measured choices": {"tune": tune, "Tuned": Tuned, "Verdict": Verdict},
     "The cache": {"cache_info": cache_info, "CacheInfo": CacheInfo, "clear_cache": clear_cache},
     "Errors": {
         "FuseplanError": FuseplanError,

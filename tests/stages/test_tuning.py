@@ -1,0 +1,260 @@
+"""Tuning through its entrances: the function, compile(tune=), suites in a process that may die."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import fuseplan
+from fuseplan import tuned
+from fuseplan.bench import tune_command, tuning
+from fuseplan.bench.suite import Case
+from fuseplan.bench.tuning import Outcome, TuneOptions, mean_ratio, tune_cases
+from fuseplan.cli.commands import fuseplan as command
+from fuseplan.errors import ArgumentError
+from fuseplan.measure import gpu_data
+from fuseplan.measure.stats import Timing
+from fuseplan.plan import FusionPlan
+from fuseplan.stages import decide
+from fuseplan.tune.judging import verdict_on
+from fuseplan.tune.tuning import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
+from posing import CUDA_0, posing
+
+PLAN = "f32[1x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> relu"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuned, "_unsaved", {})
+    return tmp_path
+
+
+def test_what_was_tuned_is_what_compile_takes() -> None:
+    lines: list[str] = []
+    found = fuseplan.tune(PLAN, seconds=0.0, threads=1, progress=lines.append)
+    assert found.tried >= 1
+    assert lines
+    compiled = fuseplan.compile(PLAN, threads=1)
+    assert compiled.choice.tuned == found
+    assert compiled.choice.template.text == found.template
+    assert "measured:" in str(compiled.explain())
+    assert fuseplan.compile(PLAN, threads=2).choice.tuned is None, "another number of threads is another key"
+
+
+def test_compile_tunes_once() -> None:
+    first = fuseplan.compile(PLAN, threads=1, tune=0.0)
+    assert first.choice.tuned is not None
+    again = fuseplan.compile(PLAN, threads=1, tune=0.0)
+    assert again.choice.tuned == first.choice.tuned, "a stored measurement was measured again"
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({"target": "triton:gfx942"}, "code for triton:gfx942 does not run here"),
+        ({"target": "reference"}, "nothing to tune"),
+        ({"target": "cpu", "template": "direct"}, "leaves nothing to tune"),
+        ({"target": "cpu", "tune": -1.0}, "want seconds"),
+        ({"target": "cpu", "tune": "long"}, "want seconds"),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(told: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ArgumentError, match=wanted):
+        fuseplan.compile(PLAN, **{"tune": 1.0, **told})
+
+
+def test_a_short_list_keeps_the_models_choice_and_some_of_each_template() -> None:
+    every = decide("f16[64x256x14x14, nhwc] -> conv2d(256, kernel=1) -> relu", "triton:sm_90", tuned=False)
+    candidates = every.choice.candidates
+    names = {each.name for each in candidates}
+    assert len(names) > 1
+    short = shortlist(candidates, 8)
+    assert len(short) == 8
+    assert short[0] == candidates[0]
+    for name in names:
+        there = sum(each.name == name for each in candidates)
+        assert sum(each.name == name for each in short) >= min(there, LEAST_A_TEMPLATE, 8 // len(names))
+    assert shortlist(candidates, None) == candidates
+
+
+def test_a_skipped_candidate_is_rejected_without_being_touched() -> None:
+    records = undecided(PLAN, "cpu", threads=1)
+    first = records.choice.candidates[0].text
+    begun: list[str] = []
+    found = measured(records, Search(0.0, most=3, skipped={first: "wrong: it hung"}, begins=begun.append))
+    assert (first, "wrong: it hung") in found.rejected
+    assert first not in begun
+    assert found.template in begun
+    assert found.untuned_seconds is None
+
+
+class PosingGround:
+    """Torch tensors of the host, and a clock that only counts."""
+
+    def __init__(self, plan: FusionPlan) -> None:
+        self._plan = plan
+        self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, 0, "cpu")
+
+    def out(self) -> Any:
+        return gpu_data.empty(self._plan.output, "cpu", float("nan"))
+
+    def deviation(self, out: Any) -> float:
+        return gpu_data.deviation(out, gpu_data.reference(self._plan, self.tensors))
+
+    def times(self, variants: Mapping[str, Callable[[], object]], rounds: int = 1) -> dict[str, Timing]:
+        seconds = {name: 1e-6 * (9 - place) for place, name in enumerate(variants)}
+        return {name: Timing(1, 1, each, each, each, 0.0) for name, each in seconds.items()}
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_gpus_candidates_are_compiled_checked_and_chosen(
+    monkeypatch: pytest.MonkeyPatch, computes: bool
+) -> None:
+    monkeypatch.setitem(measured.__globals__, "ground_of", lambda plan, target: PosingGround(plan))
+    monkeypatch.setitem(tuned.__dict__, "SHIPPED", Path("nowhere"))
+    with posing() as driver:
+        driver.computes = computes
+        records = undecided("f16[2x16x8x8, nhwc] -> relu", CUDA_0)
+        if not computes:
+            with pytest.raises(ArgumentError, match="wrong: inf from float64"):
+                measured(records, Search(0.0, most=1))
+            return
+        found = measured(records, Search(0.0, most=2))
+        assert found.tried == 2
+        assert found.key.processor == CUDA_0.cpu
+        tuned.keep(found)
+        chosen = fuseplan.compile("f16[2x16x8x8, nhwc] -> relu", CUDA_0)
+        assert chosen.choice.template.text == found.template
+        assert chosen.program.origin == "disk", "the code that was measured is the code that is used"
+
+
+STUB = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "warm" in asked:
+        print("@{}", flush=True)
+        continue
+    for text in ("hangs()", "dies()", "raises()"):
+        if text in asked["skipped"]:
+            continue
+        print("@" + json.dumps({"trying": text}), flush=True)
+        if text == "hangs()":
+            time.sleep(60)
+        if text == "raises()":
+            print("@" + json.dumps({"died": "RuntimeError: the GPU is gone"}), flush=True)
+        sys.exit(3)
+    print("a library's own line")
+    found = json.loads(FOUND) | {"rejected": list(asked["skipped"].items())}
+    print("@" + json.dumps({"found": found}), flush=True)
+"""
+
+
+def test_a_candidate_that_kills_its_process_costs_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = fuseplan.tune(PLAN, seconds=0.0, threads=1)
+    script = tmp_path / "stub.py"
+    script.write_text(f"FOUND = {json.dumps(found.to_json())!r}\n{STUB}")
+    monkeypatch.setattr(tuning, "WORKER", (str(script),))
+    (outcome,) = tune_cases([Case("a", PLAN, "g", "m")], TuneOptions(patience=3.0))
+    assert outcome.tuned is not None
+    reasons = dict(outcome.tuned.rejected)
+    assert reasons["hangs()"] == "wrong: its process hung for 3 s"
+    assert reasons["dies()"] == "wrong: its process died with status 3"
+    assert reasons["raises()"] == "wrong: RuntimeError: the GPU is gone"
+    assert "hangs(): wrong" in str(outcome), "the line of a case names what was wrong"
+
+
+def test_a_process_that_always_dies_ends_the_case_and_not_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "stub.py"
+    script.write_text("import sys\nsys.stdin.readline()\nsys.stdin.readline()\nsys.exit(5)\n")
+    monkeypatch.setattr(tuning, "WORKER", (str(script),))
+    cases = [Case("a", PLAN, "g", "m"), Case("b", "f32[1x4x1x1] -> bias -> relu", "g", "m")]
+    outcomes = list(tune_cases(cases, TuneOptions(patience=20.0)))
+    assert [outcome.why for outcome in outcomes] == [
+        "while candidates were timed: its process died with status 5"
+    ] * 2
+    assert mean_ratio(outcomes) is None
+
+
+def test_no_case_begins_after_the_time_is_over() -> None:
+    (outcome,) = tune_cases([Case("a", PLAN, "g", "m")], TuneOptions(within=-1.0))
+    assert outcome.why == "-1 s were over"
+
+
+def test_the_mean_is_over_what_has_both_times() -> None:
+    found = fuseplan.tune(PLAN, seconds=0.0, threads=1)
+    case = Case("a", PLAN, "g", "m")
+    told = [
+        Outcome(case, replace(found, seconds=1.0, untuned_seconds=untuned)) for untuned in (1.0, 4.0, None)
+    ]
+    assert mean_ratio(told) == pytest.approx(2.0)
+
+
+def test_suites_and_plans_are_tuned_into_a_file_that_merges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite, first, second = tmp_path / "s.toml", tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    suite.write_text(f'title = "t"\n[[case]]\nname = "small"\nmodel = "m"\ngroup = "g"\nplan = "{PLAN}"\n')
+    words = ["--seconds", "0", "--threads", "1", "--most", "2", "--output"]
+    assert tune_command.main([str(suite), "f32[1x4x1x1] -> relu", *words, str(first)]) == 0
+    printed = capsys.readouterr().out
+    assert "small (g): " in printed
+    assert "1 of 1 tuned; untuned over tuned" in printed
+    assert [choice.plan for choice in tuned.read(first)] == [PLAN, "f32[1x4x1x1] -> relu"]
+    assert tune_command.main(["--merge", str(first), str(first), "--output", str(second)]) == 0
+    assert len(list(tuned.read(second))) == 2
+    assert tune_command.main(["--merge", str(first)]) == 2
+    assert tune_command.main(["f32[1x4x1x1] -> relu", "--target", "triton:gfx942"]) == 1
+    assert "does not run here" in capsys.readouterr().out
+
+
+def test_the_command_tunes_and_judges() -> None:
+    run = CliRunner().invoke(command, ["tune", "f32[1x4x1x1] -> relu", "--seconds", "0", "--threads", "1"])
+    assert run.exit_code == 0, run.output
+    assert "plans: 1 of 1 tuned" in run.output
+    judged = CliRunner().invoke(command, ["verdict", PLAN, "--threads", "1", "--json"])
+    assert judged.exit_code == 0, judged.output
+    assert json.loads(judged.output)["kernels"] == 2
+
+
+def test_a_verdict_is_measured_and_explained() -> None:
+    compiled = fuseplan.compile("f32[1x16x9x9, nhwc] -> conv2d(16, kernel=3) -> bias -> relu", threads=1)
+    assert compiled.explain().to_json()["verdict"] is None
+    verdict = compiled.verdict()
+    assert set(verdict.others) == {"one at a time", "torch"}
+    assert min(verdict.fused, *verdict.others.values()) > 0
+    told = compiled.explain()
+    assert told.to_json()["verdict"]["fused"] == verdict.fused
+    assert str(verdict).splitlines()[0] in str(told)
+    assert told.to_json()["verdict"]["pays"] is verdict.pays
+
+
+@pytest.mark.parametrize(
+    "plan", ["bf16[2x8x5x5] -> batch_norm -> relu", "f16[8x16] -> matmul(8) -> bias -> gelu"]
+)
+def test_torch_is_given_the_same_numbers_in_every_dtype(plan: str) -> None:
+    assert "torch" in fuseplan.compile(plan, threads=1).verdict().others
+
+
+def test_a_run_that_there_is_none_of_is_refused_by_name() -> None:
+    alone = fuseplan.compile("f32[1x4x8x8] -> softplus", threads=1).verdict()
+    assert alone.others == {}
+    assert alone.refused["one at a time"] == "the plan is one operator"
+    assert "not taught 'softplus'" in alone.refused["torch"]
+    assert "nothing to compare" in str(alone)
+
+
+def test_a_wrong_kernel_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fuseplan.compile(PLAN, threads=1)
+    monkeypatch.setitem(verdict_on.__globals__, "allowed_deviation", lambda kernel, template: -1.0)
+    with pytest.raises(ArgumentError, match="wrongly"):
+        compiled.verdict()
