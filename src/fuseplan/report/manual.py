@@ -122,7 +122,8 @@ def _annotated(each: inspect.Parameter) -> str:
     kind = f": {each.annotation}" if is_told else ""
     if each.default is Kind.empty:
         return kind
-    return f"{kind} = {each.default!r}" if is_told else f"={each.default!r}"
+    default = getattr(each.default, "__name__", None) or repr(each.default)  # a function by its name
+    return f"{kind} = {default}" if is_told else f"={default}"
 
 
 def command_line() -> Iterator[str]:

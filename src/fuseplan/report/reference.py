@@ -7,14 +7,17 @@ docstrings of public names.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 from fuseplan.backends import BACKENDS
+from fuseplan.errors import PlanError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -180,12 +183,14 @@ def _until_refused(template: type[Template], kernel: Kernel, target: str) -> Ite
 
 
 def _sample_plans() -> Iterator[FusionPlan]:
-    """Each operator's samples as plans, in each layout."""
+    """Each operator's samples as plans, in each layout and in f16; and one that passes every limit."""
     for kind in OPERATORS:
         for src, op in kind.samples():
             spec = TensorSpec.parse(src)
-            for layout in LAYOUTS[spec.rank]:
-                yield FusionPlan(TensorSpec(spec.shape, spec.dtype, layout), op)
+            for layout, dtype in product(LAYOUTS[spec.rank], dict.fromkeys((spec.dtype, "f16"))):
+                with contextlib.suppress(PlanError):  # what is for f32 alone
+                    yield FusionPlan(TensorSpec(spec.shape, dtype, layout), op)
+    yield FusionPlan.parse("f16[1x16x8x8, nhwc] -> conv2d(16, kernel=3)")
 
 
 def reasons() -> Lines:
