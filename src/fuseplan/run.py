@@ -138,20 +138,15 @@ class BoundPlan:
         if free:
             return self._checked(src, out, free)
         if out is None:
-            return self._into_new(src)
-        begin, target = self._addresses(src, out)
-        if not begin or not target or (begin < target + self._dst_bytes and target < begin + self._src_bytes):
-            return self._checked(src, out, free)
-        if self._held and not self._is_apart(target):
-            return self._checked(src, out, free)
-        self._run(begin, target)
-        return out
-
-    def _into_new(self, src: Any) -> Any:
-        begin = self._address(src)
-        if not begin:
-            return self._checked(src, None, {})
-        out, target = self._make(src)
+            begin = self._address(src)
+            if not begin:
+                return self._checked(src, out, free)
+            out, target = self._make(src)
+        else:
+            begin, target = self._addresses(src, out)
+            meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
+            if meet or not begin or not target or (self._held and not self._is_apart(target)):
+                return self._checked(src, out, free)
         self._run(begin, target)
         return out
 

@@ -55,7 +55,7 @@ class Queue:
         self.device = device
         # The public way, torch.cuda.current_stream(device).cuda_stream, takes 1.5 us; this one 0.1 us.
         self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
-        self._rooms: dict[int, DeviceCopy] = {}
+        self._rooms: dict[int, tuple[int, DeviceCopy]] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -84,10 +84,10 @@ class Queue:
         """
         if self.is_capturing():
             return self._room(nbytes)
-        room = self._rooms.get(stream)
-        if room is None or room.tensor.numel() < nbytes:
-            room = self._rooms[stream] = self._room(nbytes)
-        return room
+        held = self._rooms.get(stream)
+        if held is None or held[0] < nbytes:
+            held = self._rooms[stream] = nbytes, self._room(nbytes)
+        return held[1]
 
     def _room(self, nbytes: int) -> DeviceCopy:
         made = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
