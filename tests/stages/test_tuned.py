@@ -97,3 +97,20 @@ def test_without_a_cache_folder_choices_last_as_long_as_the_process(monkeypatch:
     chosen = choice_for(PLAN, 1)
     tuned.keep(chosen)
     assert decide(PLAN, "cpu").choice.tuned == chosen
+
+
+@pytest.mark.parametrize("place", sorted(tuned.SHIPPED.glob("*.jsonl")), ids=lambda place: place.name)
+def test_shipped_choices_are_of_kernels_and_candidates_that_there_are(place: Path) -> None:
+    every = list(tuned.read(place))
+    stale = [choice for choice in every if not is_live(choice)]
+    listed = "\n".join(f"{choice.plan}: {choice.template}" for choice in stale)
+    assert len(stale) <= len(every) // 5, f"tune anew: of {len(every)} choices these count no more\n{listed}"
+
+
+def is_live(choice: Tuned) -> bool:
+    """Whether compile can still take the choice: the plan is lowered and cut as when it was measured."""
+    records = decide(choice.plan, choice.key.target, tuned=False)
+    known = tuned.key_of(records.kernel, records.target, choice.key.accuracy, "").kernel
+    return known == choice.key.kernel and any(
+        each.text == choice.template for each in records.choice.candidates
+    )
