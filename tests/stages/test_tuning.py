@@ -258,3 +258,16 @@ def test_a_wrong_kernel_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(verdict_on.__globals__, "allowed_deviation", lambda kernel, template: -1.0)
     with pytest.raises(ArgumentError, match="wrongly"):
         compiled.verdict()
+
+
+def test_a_verdict_on_a_gpu_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setitem(verdict_on.__globals__, "ground_of", lambda plan, target, seed: PosingGround(plan))
+    with posing():
+        compiled = fuseplan.compile("f16[2x16x8x8, nhwc] -> scale -> relu", CUDA_0)
+        before = torch.backends.cudnn.benchmark, torch.is_inference_mode_enabled()
+        verdict = compiled.verdict()
+        assert set(verdict.others) == {"one at a time", "torch"}
+        assert verdict.processor == CUDA_0.cpu
+        assert (torch.backends.cudnn.benchmark, torch.is_inference_mode_enabled()) == before
