@@ -184,12 +184,11 @@ def _until_refused(template: type[Template], kernel: Kernel, target: str) -> Ite
 
 def _sample_plans() -> Iterator[FusionPlan]:
     """Each operator's samples as plans, in each layout and in f16; and one that passes every limit."""
-    for kind in OPERATORS:
-        for src, op in kind.samples():
-            spec = TensorSpec.parse(src)
-            for layout, dtype in product(LAYOUTS[spec.rank], dict.fromkeys((spec.dtype, "f16"))):
-                with contextlib.suppress(PlanError):  # what is for f32 alone
-                    yield FusionPlan(TensorSpec(spec.shape, dtype, layout), op)
+    for src, op in (sample for kind in OPERATORS for sample in kind.samples()):
+        spec = TensorSpec.parse(src)
+        for layout, dtype in product(LAYOUTS[spec.rank], dict.fromkeys((spec.dtype, "f16"))):
+            with contextlib.suppress(PlanError):  # what is for f32 alone
+                yield FusionPlan(TensorSpec(spec.shape, dtype, layout), op)
     yield FusionPlan.parse("f16[1x16x8x8, nhwc] -> conv2d(16, kernel=3)")
 
 
