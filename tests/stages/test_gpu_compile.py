@@ -155,3 +155,20 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
     assert "LLVM ERROR" in told[1]
     assert "not valid" in told[3]
     assert "took more than 5 s" in told[4]
+
+
+def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    from fuseplan.backends.triton.compiler import ptx_version
+    from fuseplan.stages import decide
+    from fuseplan.target import parse_target
+
+    assert ptx_version() == 87  # of CUDA 12.8, which triton 3.6.0 brings
+    monkeypatch.setattr(knobs.nvidia, "mock_ptx_version", "13.0")
+    monkeypatch.setattr(type(knobs.nvidia.ptxas), "version", property(lambda _: "13.0"), raising=False)
+    records = decide("f16[5x64] -> relu", "triton:sm_90")
+    code = toolchain.compile_object(
+        records.source, records.kernel, records.choice.template, parse_target("triton:sm_90")
+    )
+    assert code

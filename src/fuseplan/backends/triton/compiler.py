@@ -5,8 +5,10 @@ Triton's own cache of kernels is not used, and no file is left behind; `fuseplan
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
+import re
 import subprocess
 import tempfile
 import threading
@@ -130,7 +132,9 @@ class _Making:
         if unknown:
             raise BuildError(f"the kernel asks for {min(unknown)}, which is no option", source=source.text)
         self.compiler = make_backend(gpu)
-        self.options = self.compiler.parse_options(dict(source.options))
+        # torch.compile points Triton at an assembler of its own, whose language ours may not know.
+        ours = {"ptx_version": ptx_version()} if gpu.backend == "cuda" else {}
+        self.options = self.compiler.parse_options({**dict(source.options), **ours})
         self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
         self.texts: dict[str, str] = {}
 
@@ -245,6 +249,35 @@ def _with_layout(kind: str) -> str:
 def ptxas_path() -> Path:
     """The assembler in Triton's package: always that one, so that the versions tell what compiled."""
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+
+
+@functools.cache
+def ptx_version() -> int:
+    """The newest PTX that `ptxas_path` assembles: 87 is 8.7.
+
+    CUDA 11.8 came with PTX 7.8, 12.0 to 12.5 with 8.0 to 8.5 and 12.6 on with one less than its own number;
+    13.0 with 9.0: NVIDIA's PTX ISA, release notes.
+
+    Raises:
+        BuildError: the assembler does not run.
+    """
+    try:
+        said = subprocess.run(
+            [str(ptxas_path()), "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PTXAS_SECONDS,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"Triton's ptxas does not run: {error}") from error
+    release = re.search(r"release (\d+)\.(\d+)", said)
+    if release is None:
+        raise BuildError(f"Triton's ptxas does not tell its version: {said}")
+    major, minor = int(release[1]), int(release[2])
+    if major >= 13:
+        return 90 + 10 * (major - 13) + minor
+    return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
