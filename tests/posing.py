@@ -43,7 +43,7 @@ class HostQueue(memory.Queue):
         self.device = 0
         self.now = 7
         self.stream = functools.partial(getattr, self, "now")
-        self._rooms: dict[int, memory.DeviceCopy] = {}
+        self._rooms: dict[int, tuple[int, memory.DeviceCopy]] = {}
 
     @property
     def torch_device(self) -> torch.device:

@@ -5,7 +5,7 @@ MIOpen accepts a root mean square deviation, over the largest value, of 80 epsil
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ CASES: list[dict[str, Any]] = json.loads(
 BOUNDS = {"f32": 1e-6, "f16": 0.5 * DTYPES["f16"].epsilon, "bf16": 0.5 * DTYPES["bf16"].epsilon}
 MIOPEN = {"f32": 80 * 2.0**-23, "f16": 80 * 2.0**-10, "bf16": 4 * 2.0**-7}
 
-CONVOLUTIONS = {2: conv.Conv2d, 3: conv.Conv3d}
+CONVOLUTIONS: Mapping[int, Callable[..., Op]] = {2: conv.Conv2d, 3: conv.Conv3d}
 ACTIVATIONS: Mapping[str, Op] = {  # with MIOpen's own test parameters: a = b = g = 0.5
     "PASTHRU": activation.Identity(),
     "LOGISTIC": activation.Sigmoid(),

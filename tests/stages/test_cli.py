@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from fuseplan.cli import trial
 from fuseplan.cli.commands import RECORDS, fuseplan
-from fuseplan.measure import ground
+from fuseplan.measure import data, ground
 from fuseplan.measure.data import reference
 from pretend_gpu import machine
 from toy_chain import PLAN as CHAIN
@@ -68,7 +68,7 @@ def test_run_on_the_reference() -> None:
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground.data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+    monkeypatch.setattr(data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
     result = call("run", PLAN, "--target", "reference")
     assert result.exit_code == 1
     assert "WRONG" in result.stdout

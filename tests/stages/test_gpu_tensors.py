@@ -84,7 +84,7 @@ def freed(nbytes: int) -> torch.Tensor:
     return tensor
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "numpy": (
         lambda: np.zeros((4, 64), np.float32),
         r"`src` is a ndarray in the host's memory.*\.to\('cpu'\)",
@@ -205,7 +205,7 @@ def test_a_torch_whose_quick_check_overlooks_something_is_not_asked(monkeypatch:
         assert not memory._has_guards.__wrapped__()
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "transposed": lambda tensor: tensor.resize_(64, 4).t_(),
     "shrunk": lambda tensor: tensor.resize_(2, 64),
     "another dtype": lambda tensor: setattr(tensor, "data", tensor.data.half()),

@@ -13,6 +13,8 @@ import torch
 import fuseplan
 from fuseplan import Arguments, FusionPlan
 from fuseplan.arrays import empty, view
+from fuseplan.backends.backend import Block
+from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import deviation, random_arrays, reference
 
@@ -327,6 +329,11 @@ def test_bf16_in_numpy_is_bits_or_ml_dtypes() -> None:
 # ---- many threads at once
 
 
+def free_blocks(compiled: CompiledPlan) -> list[Block]:
+    assert compiled._runner is not None
+    return compiled._runner.free
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_many_threads_may_call_at_once(target: str) -> None:
     text = "f32[1x16x24x24, nhwc] -> conv2d(16, kernel=3, padding=1) -> bias -> relu"
@@ -355,7 +362,7 @@ def test_many_threads_may_call_at_once(target: str) -> None:
     for worker in workers:
         worker.join()
     assert wrong == []
-    assert len(compiled._runner.free) <= len(sets) + 1, "blocks are used again"
+    assert len(free_blocks(compiled)) <= len(sets) + 1, "blocks are used again"
 
 
 def test_a_failed_launch_gives_its_block_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,13 +370,13 @@ def test_a_failed_launch_gives_its_block_back(monkeypatch: pytest.MonkeyPatch) -
     bound = compiled.bind()
     src = np.zeros((1, 4), np.float32)
     bound(src)
-    blocks = len(compiled._runner.free)
+    blocks = len(free_blocks(compiled))
 
     def fails() -> None:
         raise MemoryError
 
-    for block in compiled._runner.free:
+    for block in free_blocks(compiled):
         monkeypatch.setattr(block, "launch", fails)
     with pytest.raises(MemoryError):
         bound(src)
-    assert len(compiled._runner.free) == blocks
+    assert len(free_blocks(compiled)) == blocks
