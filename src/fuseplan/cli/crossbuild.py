@@ -22,9 +22,13 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
 @click.option("--template", default="", help="The only template to compile.")
 @click.option("--candidates", default=1, show_default=True, help="Of each template, how many.")
 @click.option("--only", default="", help="Cases whose name or group contains it.")
-@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Compiling processes.")
+@click.option("--jobs", type=int, help="Compiling processes; one a processor unless given.")
 @click.option("--seconds", default=120.0, show_default=True, help="The most that one kernel may take.")
-@click.option("--allowed", type=click.Path(path_type=Path), default=ALLOWED, help="Accepted spills.")
+@click.option(
+    "--allowed",
+    type=click.Path(path_type=Path, exists=True),
+    help="Accepted spills; the repository's benchmarks/allowed_spills.toml unless given.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @click.pass_context
 def crossbuild_command(
@@ -34,9 +38,9 @@ def crossbuild_command(
     template: str,
     candidates: int,
     only: str,
-    jobs: int,
+    jobs: int | None,
     seconds: float,
-    allowed: Path,
+    allowed: Path | None,
     as_json: bool,
 ) -> None:
     """Compile what every GPU template emits for the plans of SUITE, and judge it; no GPU is needed.
@@ -46,9 +50,10 @@ def crossbuild_command(
     targets = [parse_target(name) for name in target.split(",")]
     plans = [case.plan for name in suites for case in chosen(load(name), only).cases]
     asked = list(builds(dict.fromkeys(plans), targets, candidates=candidates, only=template))
-    accepted = allowances(allowed) if allowed.exists() else ()
-    count, unsound = 0, 0
-    for built in crossbuild(asked, workers=jobs, seconds=seconds, allowed=accepted):
+    place = allowed or (ALLOWED if ALLOWED.exists() else None)
+    accepted = allowances(place) if place else ()
+    count, unsound, workers = 0, 0, jobs or os.cpu_count() or 1
+    for built in crossbuild(asked, workers=workers, seconds=seconds, allowed=accepted):
         count, unsound = count + 1, unsound + bool(built.faults)
         click.echo(json.dumps(built.to_json()) if as_json else _lines(built))
     if not as_json:
