@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.tensor import TensorSpec
 
@@ -39,6 +40,33 @@ def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
     """A template's error bound against the one the caller set, where it is a number."""
     allowed = float("inf") if isinstance(accuracy, str) else accuracy
     return claim(bound <= allowed, Reason.ACCURACY, got=f"{bound:.1e}", want=f"at most {allowed:.1e}")
+
+
+def unit_roundoff(kernel: Kernel) -> float:
+    """Half the distance from 1 to the next number of the compute type."""
+    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
+
+
+def summation_bound(kernel: Kernel) -> float:
+    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
+    """
+    return kernel.contraction.depth * unit_roundoff(kernel)
+
+
+def layout_claims(kernel: Kernel) -> Iterator[Claim]:
+    """Operands of the prologue that lie as src does need a src without gaps."""
+    inner = {
+        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
+    }
+    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
+    yield claim(
+        not inner or kernel.src.layout is not None,
+        Reason.STRIDED_PROLOGUE,
+        got=str(kernel.src),
+        operator=next(readers, None),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from math import prod
 from fuseplan.backends.cpu import dialect, storage
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.dependence import Dependence, children
 from fuseplan.kernel import KernelOperand, Stage
 from fuseplan.scalar import Scalar
 
@@ -55,6 +56,7 @@ class Elementwise:
         self.stages: tuple[Stage, ...] = kernel.epilogue if role == "epilogue" else kernel.prologue
         self.lanes = frame.lanes
         self._operands = {operand.key: operand for operand in kernel.operands if operand.role == role}
+        self._depends = Dependence(self._operands)
         self._parameters = {key: index for index, key in enumerate(kernel.parameters)}
         spec = kernel.dst if role == "epilogue" else kernel.src
         self._image = prod(spec.shape[1:])
@@ -91,17 +93,9 @@ class Elementwise:
 
         `channel` asks for those that differ between channels, or for those that do not.
         """
-        found: dict[Scalar, None] = {}
-        for stage in self.stages:
-            self._collect(stage.expression, found)
-        return [node for node in found if channel is None or self._channelled(node) == channel]
-
-    def _collect(self, node: Scalar, found: dict[Scalar, None]) -> None:
-        if not self._varies(node):
-            found.setdefault(node)
-            return
-        for child in _children(node):
-            self._collect(child, found)
+        parts = (part for stage in self.stages for part in self._depends.invariants(stage.expression))
+        found = dict.fromkeys(parts)
+        return [node for node in found if channel is None or self._depends.channelled(node) == channel]
 
     def evaluate(self, node: Scalar, place: Place, known: dict[object, Value]) -> Value:
         """The value of one of the `invariants` at a place, kept in `known`."""
@@ -112,7 +106,9 @@ class Elementwise:
         known[self._key(node, place)] = value
 
     def _key(self, node: Scalar, place: Place) -> object:
-        return (node, _written(place.channel), place.along_channels) if self._channelled(node) else node
+        return (
+            (node, _written(place.channel), place.along_channels) if self._depends.channelled(node) else node
+        )
 
     def _value(
         self,
@@ -123,7 +119,7 @@ class Elementwise:
         local: dict[object, Value],
     ) -> Value:
         """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
-        scope = local if self._varies(node) else known
+        scope = local if self._depends.varies(node) else known
         key = self._key(node, place)
         if key in scope:
             return scope[key]
@@ -132,26 +128,10 @@ class Elementwise:
         elif node.fn == "const":
             value = self._table["const"](node.args[0])
         else:
-            arguments = [self._value(child, x, place, known, local) for child in _children(node)]
+            arguments = [self._value(child, x, place, known, local) for child in children(node)]
             value = self._table[node.fn](*arguments)
         scope[key] = value
         return value
-
-    def _varies(self, node: Scalar) -> bool:
-        """Whether the value differs between positions of one channel."""
-        if node.fn == "leaf":
-            name = str(node.args[0])
-            return name == "x" or (
-                name in self._operands and self._operands[name].per in ("element", "activation")
-            )
-        return any(self._varies(child) for child in _children(node))
-
-    def _channelled(self, node: Scalar) -> bool:
-        """Whether the value differs between channels."""
-        if node.fn == "leaf":
-            name = str(node.args[0])
-            return name in self._operands and self._operands[name].per == "channel"
-        return any(self._channelled(child) for child in _children(node))
 
     def _leaf(self, name: str, x: Value | None, place: Place) -> Value:
         b = self.b
@@ -173,10 +153,6 @@ class Elementwise:
         if place.along_channels:
             return b.load_first(b.at(pointer, place.channel), place.count, b.vector)
         return b.broadcast(pointer, place.channel)
-
-
-def _children(node: Scalar) -> tuple[Scalar, ...]:
-    return tuple(child for child in node.args if isinstance(child, Scalar))
 
 
 def _written(index: Index) -> object:

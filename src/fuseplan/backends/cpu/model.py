@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import Traffic
 
@@ -23,36 +20,9 @@ def itemsize(kernel: Kernel) -> int:
     return 8 if kernel.compute_dtype == "f64" else 4
 
 
-def unit_roundoff(kernel: Kernel) -> float:
-    """Half the distance from 1 to the next number of the compute type."""
-    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
-
-
 def features_innermost(kernel: Kernel) -> bool:
     """Whether the features of one position follow one another in dst."""
     return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
-
-
-def summation_bound(kernel: Kernel) -> float:
-    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
-
-    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
-    """
-    return kernel.contraction.depth * unit_roundoff(kernel)
-
-
-def layout_claims(kernel: Kernel) -> Iterator[Claim]:
-    """Operands of the prologue that lie as src does need a src without gaps."""
-    inner = {
-        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
-    }
-    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
-    yield claim(
-        not inner or kernel.src.layout is not None,
-        Reason.STRIDED_PROLOGUE,
-        got=str(kernel.src),
-        operator=next(readers, None),
-    )
 
 
 def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
@@ -65,6 +66,7 @@ class Elementwise:
         self.text, self.namespace = text, namespace
         self.compute = f"{namespace}.{dialect.COMPUTE[kernel.src.dtype]}"
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
+        self._depends = Dependence(self._operands)
         used = {name for _, expression in self.stages for name in leaves_of(expression)}
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype)
@@ -96,7 +98,7 @@ class Elementwise:
         known = Known(channel)
         place = Place("", channel, "", "", channel_mask)
         for op_text, expression in self.stages:
-            parts = [node for node in self._invariants(expression) if self._is_written(node)]
+            parts = [node for node in self._depends.invariants(expression) if self._is_written(node)]
             if any(node not in known.values for node in parts):
                 self.text.line(f"# {op_text}: what does not depend on the position")
             loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
@@ -134,8 +136,8 @@ class Elementwise:
         """`known` with `value` in the place of all that differs between channels."""
         values: dict[Scalar, str] = {}
         for _, expression in self.stages:
-            for node in self._invariants(expression):
-                if self._channelled(node) and node not in values:
+            for node in self._depends.invariants(expression):
+                if self._depends.channelled(node) and node not in values:
                     values[node] = self.text.let("spread", value(node))
         return Known("", known.values | values)
 
@@ -163,30 +165,6 @@ class Elementwise:
         """Whether a value takes a line: a number and a parameter have their names already."""
         return node.fn != "const" and not (node.fn == "leaf" and node.args[0] in self._parameters)
 
-    def _invariants(self, node: Scalar) -> Iterator[Scalar]:
-        """The largest parts that are the same for all positions of a channel."""
-        if not self._varies(node):
-            yield node
-            return
-        for child in _children(node):
-            yield from self._invariants(child)
-
-    def _varies(self, node: Scalar) -> bool:
-        """Whether the value differs between positions of one channel."""
-        if node.fn == "leaf":
-            name = str(node.args[0])
-            return name == "x" or (
-                name in self._operands and self._operands[name].per in ("element", "activation")
-            )
-        return any(self._varies(child) for child in _children(node))
-
-    def _channelled(self, node: Scalar) -> bool:
-        """Whether the value differs between channels."""
-        if node.fn == "leaf":
-            name = str(node.args[0])
-            return name in self._operands and self._operands[name].per == "channel"
-        return any(self._channelled(child) for child in _children(node))
-
     def _value(
         self,
         node: Scalar,
@@ -197,14 +175,14 @@ class Elementwise:
         held: Mapping[str, str],
     ) -> str:
         """The value of a tree: parts that vary are shared within this stage, the others within `known`."""
-        scope = local if self._varies(node) else known
+        scope = local if self._depends.varies(node) else known
         if node not in scope:
             if node.fn == "leaf":
                 scope[node] = self._leaf(str(node.args[0]), x, place, held)
             elif node.fn == "const":
                 scope[node] = self._table["const"](node.args[0])
             else:
-                values = [self._value(child, x, place, known, local, held) for child in _children(node)]
+                values = [self._value(child, x, place, known, local, held) for child in children(node)]
                 scope[node] = self._table[node.fn](*values)
         return scope[node]
 
@@ -232,12 +210,8 @@ class Elementwise:
         return f"{self.namespace}.load({pointer} + {at}{masked})"
 
 
-def _children(node: Scalar) -> tuple[Scalar, ...]:
-    return tuple(child for child in node.args if isinstance(child, Scalar))
-
-
 def _leaves(node: Scalar) -> Iterator[Scalar]:
     if node.fn == "leaf":
         yield node
-    for child in _children(node):
+    for child in children(node):
         yield from _leaves(child)

@@ -5,12 +5,9 @@ Only ratios between templates and knobs matter for a choice; `explain` shows the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import Traffic
 
@@ -59,33 +56,6 @@ RATES = {
 def rates(target: Target) -> Rates:
     """The rates of the target's GPU: by its name where that is known, else by its kind, else an H100's."""
     return RATES.get(target.cpu) or RATES.get(target.name) or RATES["sm_90"]
-
-
-def unit_roundoff(kernel: Kernel) -> float:
-    """Half the distance from 1 to the next number of the compute type."""
-    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
-
-
-def summation_bound(kernel: Kernel) -> float:
-    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
-
-    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
-    """
-    return kernel.contraction.depth * unit_roundoff(kernel)
-
-
-def layout_claims(kernel: Kernel) -> Iterator[Claim]:
-    """Operands of the prologue that lie as src does need a src without gaps."""
-    inner = {
-        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
-    }
-    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
-    yield claim(
-        not inner or kernel.src.layout is not None,
-        Reason.STRIDED_PROLOGUE,
-        got=str(kernel.src),
-        operator=next(readers, None),
-    )
 
 
 def traffic(kernel: Kernel, *, workspace: int = 0) -> Traffic:

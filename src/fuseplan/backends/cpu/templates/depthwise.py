@@ -16,7 +16,15 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    layout_claims,
+    summation_bound,
+)
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
 
@@ -56,8 +64,8 @@ class Depthwise(Template):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -76,7 +84,7 @@ class Depthwise(Template):
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0, phases=phases)
 
     def error_bound(self, kernel: Kernel) -> float:
-        return model.summation_bound(kernel)
+        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()

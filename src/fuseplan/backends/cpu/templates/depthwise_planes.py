@@ -17,7 +17,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class DepthwisePlanes(Template):
         yield from depthwise_claims(kernel)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -68,7 +68,7 @@ class DepthwisePlanes(Template):
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0)
 
     def error_bound(self, kernel: Kernel) -> float:
-        return model.summation_bound(kernel)
+        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()

@@ -18,7 +18,15 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    layout_claims,
+    summation_bound,
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,8 @@ class Direct(Template):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -82,7 +90,7 @@ class Direct(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        return model.summation_bound(kernel)
+        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return direct_writer.write(self, as_rows(kernel), target)

@@ -11,7 +11,7 @@ from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, accuracy_claim, lanes
+from fuseplan.template import Accuracy, accuracy_claim, lanes, layout_claims, summation_bound
 
 _WIDEST = 16  # channels of a group: the products of each have code of their own
 
@@ -41,5 +41,5 @@ class Grouped(Depthwise):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)

@@ -16,7 +16,15 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    layout_claims,
+    summation_bound,
+)
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
 _ROWS = 16  # most features in a tile: larger ones leave more of the last tile unused
@@ -57,8 +65,8 @@ class Planes(Template):
         )
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -81,7 +89,7 @@ class Planes(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        return model.summation_bound(kernel)
+        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return planes_writer.write(self, kernel, target)

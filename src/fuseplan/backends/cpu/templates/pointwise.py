@@ -19,7 +19,7 @@ from fuseplan.kernel import Kernel, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import Scalar
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
 
 _TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
@@ -78,7 +78,7 @@ class Pointwise(Template):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """One rounding a function, relative to the function's result: there is no sum of products."""
-        return sum(functions(stage.expression) for stage in kernel.epilogue) * model.unit_roundoff(kernel)
+        return sum(functions(stage.expression) for stage in kernel.epilogue) * unit_roundoff(kernel)
 
     def error_bound(self, kernel: Kernel) -> float:
         return self.bound(kernel)

@@ -17,7 +17,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, layout_claims
 
 # Outputs along one side of a tile, by the kernel's size.
 TILES = {3: (4, 2), 5: (2,)}
@@ -71,7 +71,7 @@ class Winograd(Template):
                 operator=kernel.contraction_step,
             )
             yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
-            yield from model.layout_claims(kernel)
+            yield from layout_claims(kernel)
             tiles = TILES[conv.kernel[0]]
             yield claim(
                 accuracy != "strict" or any(_is_strict(conv, tile) for tile in tiles),

@@ -17,7 +17,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GpuConvolution(Knobs, GpuTemplate):
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         per_batch = kernel.contraction.weight_per_batch
         yield claim(not per_batch, Reason.WEIGHT_PER_BATCH, operator=kernel.contraction_step)
-        yield from model.layout_claims(kernel)
+        yield from layout_claims(kernel)
         least = min(bound(kernel, each) for each in arithmetics(kernel, target, "strict"))
         yield accuracy_claim(least, accuracy)
 

@@ -13,7 +13,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 
 _TAPS = 128  # each has code of its own
 _MEASURED = 1.5  # measured over estimated seconds, geometric mean over the tuned suite on one H100
@@ -51,8 +51,8 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         )
         few = conv.taps <= _TAPS
         yield claim(few, Reason.MANY_TAPS, got=conv.taps, want=f"at most {_TAPS}", operator=step)
-        yield from model.layout_claims(kernel)
-        yield accuracy_claim(model.summation_bound(kernel), accuracy)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -93,7 +93,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         return _MEASURED * max(moving, model.LAUNCH_SECONDS + cached / used)
 
     def error_bound(self, kernel: Kernel) -> float:
-        return model.summation_bound(kernel)
+        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return DepthwiseWriter(self, kernel, self.text).source()

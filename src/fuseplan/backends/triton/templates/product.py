@@ -15,7 +15,7 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Product(Knobs, GpuTemplate):
         conv, step = kernel.contraction, kernel.contraction_step
         is_product = conv.is_matrix_product and conv.groups == 1
         yield claim(is_product, Reason.NOT_POINT_CONVOLUTION, got=conv.text, operator=step)
-        yield from model.layout_claims(kernel)
+        yield from layout_claims(kernel)
         least = min(
             product_cost.bound(kernel, each) for each in product_tiles.arithmetics(kernel, target, "strict")
         )
