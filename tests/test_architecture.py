@@ -27,7 +27,7 @@ PYTHON_FILES = sorted(
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
     ("errors", "reasons", "settings", "syntax"),
-    ("tensor", "scalar", "formula"),
+    ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op",),
     ("ops",),
     ("text", "plan"),
@@ -43,7 +43,7 @@ LAYERS = (
     ("stages",),
     ("tune",),
     ("compile", "explain"),
-    ("bench", "report", "demo", "cli"),
+    ("bench", "report", "demo", "driver", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it

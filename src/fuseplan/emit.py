@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SLOT_KINDS = ("src", "dst", "operand", "parameters", "parameter", "workspace")
+SLOT_KINDS = ("src", "dst", "operand", "result", "parameters", "parameter", "workspace")
 COUNTER_BYTES = 4096  # at the front of a GPU's workspace: 1024 counters of 32 bits
 FIRST_SLOT = 16  # words before the pointers: task and finished counters of eight phases
 
@@ -37,10 +37,10 @@ class TensorMap:
 class Slot:
     """One argument of the kernel: a pointer unless said otherwise.
 
-    `src` and `dst` have no key; `operand` has the operand's; `parameters` points to the kernel's parameters,
-    in order, in the compute dtype; `parameter` is one of them by value, in the compute dtype; `workspace`
-    points to the shared part and after it each thread's own. With a `map`, the argument is that tensor map
-    of the memory instead of its pointer.
+    `src` and `dst` have no key; `operand` and `result` have their own; `parameters` points to the kernel's
+    parameters, in order, in the compute dtype; `parameter` is one of them by value, in the compute dtype;
+    `workspace` points to the shared part and after it each thread's own. With a `map`, the argument is that
+    tensor map of the memory instead of its pointer.
     """
 
     kind: str

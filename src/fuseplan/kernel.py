@@ -1,7 +1,7 @@
 """The kernel record: what one launch computes, with nothing about how.
 
-A kernel is `prologue -> convolution -> epilogue`: expressions of one element before and after at most one
-contraction. A pointwise plan has no convolution, and all its stages are the epilogue. Parameter values are
+A kernel is `prologue -> convolution or reductions -> epilogue`: expressions of one element before and after
+at most one of them. A pointwise plan has neither, and all its stages are the epilogue. Parameter values are
 not in the record: they are given at run time, and two plans that differ only there are one kernel.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fuseplan.reduction import Reduction
 from fuseplan.scalar import Scalar, fold, text
 from fuseplan.tensor import TensorSpec, dtype_of
 
@@ -154,6 +155,34 @@ class KernelOperand:
 
 
 @dataclass(frozen=True)
+class KernelResult:
+    """A tensor the kernel writes besides `dst`, one element a channel or an activation.
+
+    `expression` is over names of reductions, operands that have no more elements, parameters and, where the
+    result is `updated`, its own key: the value from before. It lies dense in logical order.
+    """
+
+    key: str
+    per: str
+    shape: tuple[int, ...]
+    dtype: str
+    expression: Scalar
+    updated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * dtype_of(self.dtype).itemsize
+
+    @property
+    def text(self) -> str:
+        """All fields in one line."""
+        sign = "updated to" if self.updated else "="
+        shape = "x".join(map(str, self.shape))
+        return f"{self.key} {sign} {text(self.expression)}: per {self.per} {self.dtype}[{shape}]"
+
+
+@dataclass(frozen=True)
 class Kernel:
     """Everything a template may know of a plan."""
 
@@ -164,6 +193,9 @@ class Kernel:
     epilogue: tuple[Stage, ...]
     operands: tuple[KernelOperand, ...]
     parameters: tuple[str, ...]
+    reductions: tuple[Reduction, ...] = ()
+    results: tuple[KernelResult, ...] = ()
+    reduced_per: str = "channel"
 
     @cached_property
     def text(self) -> str:
@@ -176,10 +208,13 @@ class Kernel:
             yield f"prologue {stage.op_text}: x = {text(stage.expression)}"
         if self.convolution:
             yield self.convolution.text
+        for reduction in self.reductions:
+            yield f"per {self.reduced_per}: {reduction.text}"
         for stage in self.epilogue:
             yield f"epilogue {stage.op_text}: x = {text(stage.expression)}"
         yield f"dst: {self.dst}"
         yield from (operand.text for operand in self.operands)
+        yield from (f"result {result.text}" for result in self.results)
         if self.parameters:
             yield f"parameters: {', '.join(self.parameters)}"
 
@@ -194,7 +229,20 @@ class Kernel:
         contraction = self.convolution.flops if self.convolution else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         after = sum(functions(stage.expression) for stage in self.epilogue) * self.dst.size
-        return contraction + before + after
+        reduced = sum(functions(each) + 1 for part in self.reductions for each in part.expressions)
+        return contraction + before + after + reduced * self.src.size
+
+    @property
+    def reduced_count(self) -> int:
+        """Elements that one number of a reduction is made of; 1 without reductions."""
+        if not self.reductions:
+            return 1
+        return self.src.batch * (prod(self.src.spatial) if self.reduced_per == "channel" else 1)
+
+    @property
+    def passes(self) -> int:
+        """How often every element has to be seen: a reduction needs all of them before the next step."""
+        return len(self.reductions) + 1
 
     @property
     def contraction_step(self) -> int | None:
@@ -203,8 +251,10 @@ class Kernel:
 
     @property
     def minimum_bytes(self) -> int:
-        """What has to move: src and every operand read once, dst written once."""
-        return self.src.nbytes + self.dst.nbytes + sum(operand.nbytes for operand in self.operands)
+        """What has to move: src and every operand read once, dst and every result written once."""
+        read = self.src.nbytes + sum(operand.nbytes for operand in self.operands)
+        old = sum(result.nbytes for result in self.results if result.updated)
+        return read + old + self.dst.nbytes + sum(result.nbytes for result in self.results)
 
     def operand(self, key: str) -> KernelOperand:
         """The operand of that key; KeyError when the kernel reads none."""
