@@ -34,9 +34,10 @@ format: $(VENV)/ready-dev ## rewrite the code as `make check` wants it
 bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE=quick)
 	@$(BIN)/fuseplan bench $(SUITE)
 
-docs: $(VENV)/ready-run ## write docs/reference from the code, docs/measured.md from recorded results
+docs: $(VENV)/ready-run ## write docs/reference from the code, the pages of figures from recorded results
 	@$(BIN)/python -m fuseplan.report.reference docs/reference
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
+	@$(BIN)/python -m fuseplan.report.published benchmarks/results docs/published.md
 	@$(BIN)/python -m fuseplan.report.readme benchmarks/results README.md
 
 clean: ## remove the environment and what tools left behind

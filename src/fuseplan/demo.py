@@ -23,17 +23,16 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import Protocol, interleave
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
+from fuseplan.measure.published import COMBINATIONS, published
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
-from fuseplan.report.chart import Bar, Panel, speedups
+from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
 from fuseplan.tune.unfused import OneAtATime
 
 WIDE = 128  # columns of a terminal on which an outcome fits one line
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
 PROTOCOL = Protocol(rounds=7, block_seconds=0.05)
-CONVOLUTION_BATCH = 8
-NORMALIZATION_BATCH = 16
-CONVOLUTIONS, NORMALIZATIONS = "Convolution, bias, relu", "Batch normalization, relu"
+SERIES = (Series("fuseplan, this machine's CPU", OURS), Series("MIOpen, published, GPU", THEIRS))
 
 
 @dataclass(frozen=True)
@@ -46,43 +45,15 @@ class Shape:
     published: float
 
 
-def _convolution(channels: int, size: int, features: int, kernel: int, published: float) -> Shape:
-    label = f"{channels}-{size}-{size}-{features}-{kernel}x{kernel}"
-    src = f"f32[{CONVOLUTION_BATCH}x{channels}x{size}x{size}, nhwc]"
-    padding = ", padding=1" if kernel == 3 else ""
-    plan = f"{src} -> conv2d({features}, kernel={kernel}{padding}) -> bias -> relu"
-    return Shape(label, CONVOLUTIONS, plan, published)
-
-
-def _normalization(channels: int, size: int, published: float) -> Shape:
-    src = f"f32[{NORMALIZATION_BATCH}x{channels}x{size}x{size}, nhwc]"
-    return Shape(f"{channels}-{size}-{size}", NORMALIZATIONS, f"{src} -> batch_norm -> relu", published)
-
-
-# Kernel-time speedups: of the convolutions from the table of MIOpen's Fusion API page of 2018, of the
-# normalizations read off its graph na.png, to 0.03.
-SHAPES = (
-    _convolution(1024, 14, 256, 1, 1.218),
-    _convolution(128, 28, 128, 3, 1.287),
-    _convolution(128, 28, 512, 1, 1.991),
-    _convolution(2048, 7, 512, 1, 1.010),
-    _convolution(256, 14, 1024, 1, 1.371),
-    _convolution(256, 14, 256, 3, 1.173),
-    _convolution(256, 55, 64, 1, 1.653),
-    _convolution(512, 28, 128, 1, 1.276),
-    _convolution(512, 7, 2048, 1, 1.152),
-    _convolution(512, 7, 512, 3, 1.089),
-    _convolution(64, 55, 256, 1, 2.698),
-    _convolution(64, 55, 64, 1, 2.683),
-    _convolution(64, 55, 64, 3, 1.550),
-    _normalization(512, 7, 1.18),
-    _normalization(2048, 7, 1.34),
-    _normalization(256, 14, 1.18),
-    _normalization(1024, 14, 1.94),
-    _normalization(128, 28, 2.65),
-    _normalization(512, 28, 3.0),
-    _normalization(64, 55, 2.04),
-    _normalization(256, 55, 1.97),
+BATCHES = {"CBA": 8, "NA": 16}
+SHAPES = tuple(
+    Shape(
+        each.name,
+        COMBINATIONS[each.combination],
+        each.plan("f32", "nhwc", BATCHES[each.combination]),
+        each.kernel_speedup,
+    )
+    for each in published()
 )
 
 
@@ -97,7 +68,7 @@ class Outcome:
         fused, unfused: seconds a run, medians of interleaved blocks.
         bytes_saved: bytes that the operators one at a time move and the fused kernel does not.
         error: the fused result's largest deviation from float64, over the largest output.
-        published: the speedup that MIOpen published for the shape.
+        published: the kernel-time speedup of MIOpen's table for the shape.
     """
 
     label: str
@@ -152,10 +123,10 @@ def draw(found: Sequence[Outcome], threads: int, place: Path) -> Path:
     """Writes the bar chart of what was found."""
     bars: dict[str, list[Bar]] = {}
     for each in found:
-        bars.setdefault(each.group, []).append(Bar(each.label, each.speedup, each.published))
+        bars.setdefault(each.group, []).append(Bar(each.label, (each.speedup, each.published)))
     panels = [Panel(group, tuple(listed)) for group, listed in bars.items()]
     note = f"{machine().cpu}, {threads} threads, {time.strftime('%Y-%m-%d')}; medians"
-    return speedups(panels, "One fused kernel beside the operators one at a time", note, place)
+    return speedups(panels, SERIES, "One fused kernel beside the operators one at a time", note, place)
 
 
 def line(outcome: Outcome) -> str:

@@ -38,6 +38,9 @@ class Clock:
             call()
         return {name: summarize([[SECONDS]]) for name in variants}
 
+    def latency(self, variants: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: summarize([[5e-5]]) for name in variants}
+
     def wall(self, variants: Mapping[str, Any]) -> dict[str, Any]:
         return {name: summarize([[4e-6]]) for name in variants}
 
@@ -120,8 +123,11 @@ def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
 
 
 def test_what_is_right_is_timed_and_stamped() -> None:
-    found = rows("torch", "torch:steps", run="2026-01-01", commit="abc")
-    assert list(found) == ["torch", "torch:steps"]
+    names = ("torch", "torch:steps", "unfused:first", "unfused:last")
+    found = rows(*names, run="2026-01-01", commit="abc")
+    assert tuple(found) == names
+    assert all(row.error is not None and row.error < 1e-6 for row in found.values())
+    assert all(row.latency == 5e-5 for row in found.values())
     row = found["torch"]
     assert (row.median, row.run, row.commit, row.case) == (SECONDS, "2026-01-01", "abc", "a")
     assert row.error is not None

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, REPLAYED, GpuClock, GpuProtocol, rate_of
+from fuseplan.measure.gpu_clock import (
+    AHEAD,
+    FLUSH_BYTES,
+    LATENCY_CALLS,
+    REPLAYED,
+    GpuClock,
+    GpuProtocol,
+    rate_of,
+)
 
 FLUSH = 1e-4  # seconds
 
@@ -87,6 +95,14 @@ def test_samples_fill_a_block_within_limits(queue: Queue) -> None:
 
 def test_wall_is_the_hosts(queue: Queue) -> None:
     assert 0 < GpuClock(0).wall({"a": queue.work("a", 5.0)})["a"].median < 1e-3
+
+
+def test_latency_is_the_hosts_wait_for_one_call(queue: Queue) -> None:
+    clock = GpuClock(0, GpuProtocol(rounds=2))
+    waited = clock.latency({"a": queue.work("a", 1e-5)})["a"]
+    assert (waited.blocks, waited.n) == (2, 2 * LATENCY_CALLS)
+    assert queue.done == ["a", *["flush", "a"] * LATENCY_CALLS] * 2
+    assert clock.latency({}) == {}
 
 
 def test_a_rate_is_that_of_the_best_call(queue: Queue) -> None:

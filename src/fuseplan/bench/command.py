@@ -19,7 +19,7 @@ from fuseplan.bench import results, runner, table
 from fuseplan.bench.compile_time import compile_times
 from fuseplan.bench.footprint import footprint
 from fuseplan.bench.gpu_command import SPECIAL as GPU_SPECIAL
-from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
+from fuseplan.bench.gpu_command import GpuOptions, bench_gpu, draw_published
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite, chosen, load
@@ -29,6 +29,7 @@ from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
 
 WIDE = 220  # columns: all peers and all figures
 LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"
+PUBLISHED_LIBRARIES = "unfused,onnxruntime,torch.compile,openvino"
 OURS, AGAIN, UNFUSED, STRICT = "fuseplan", "fuseplan:again", "fuseplan:unfused", "fuseplan:strict"
 
 
@@ -83,6 +84,13 @@ def bench(name: str, options: Options) -> list[Row]:
         rows += done
     if options.as_json:
         print(json.dumps([row.to_json() for row in rows], indent=1))
+    return rows
+
+
+def bench_published(options: Options) -> list[Row]:
+    """MIOpen's published shapes on the CPU; with results, also the charts of all that was recorded."""
+    rows = bench("published_cpu", options)
+    draw_published(options.folder, _console(options).print)
     return rows
 
 

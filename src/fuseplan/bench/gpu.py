@@ -116,8 +116,7 @@ class _Bench:
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")
         calls = {name: prepared.call for name, prepared in live.items()}
-        timed = self._clock.interleave(calls)
-        host = self._host(calls) if self._setting.is_host else {}
+        timed, host = self._clock.interleave(calls), self._host(calls)
         listed = [
             self._row(case, plan, name, each, timed.get(name), host.get(name, {}))
             for name, each in found.items()
@@ -144,8 +143,12 @@ class _Bench:
         return _Found(prepared, setup, error)
 
     def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-        walls = self._clock.wall(calls)
-        found: dict[str, dict[str, float]] = {name: {"wall": wall.median} for name, wall in walls.items()}
+        waited = self._clock.latency(calls)
+        found: dict[str, dict[str, float]] = {name: {"latency": each.median} for name, each in waited.items()}
+        if not self._setting.is_host:
+            return found
+        for name, wall in self._clock.wall(calls).items():
+            found[name]["wall"] = wall.median
         for name, call in calls.items():
             try:
                 found[name]["replay"] = self._clock.replay([call])

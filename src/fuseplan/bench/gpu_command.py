@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,16 @@ from fuseplan.bench.gpu_host import host_costs
 from fuseplan.bench.peers.gpu import USUAL, gpu_peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import chosen, load
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.gpu_peaks import measure_gpu_peaks
 from fuseplan.measure.machine import commit
+from fuseplan.report.published import charts
 
 LIBRARIES = ",".join(USUAL)
+PUBLISHED_LIBRARIES = "fuseplan,unfused,cudnn,cublaslt,torch.compile"
+CHARTS = Path("docs/charts")
 HOST, PEAKS = "gpu_overhead", "gpu_peaks"  # files of results of one line a run
 
 
@@ -87,6 +90,26 @@ def bench_gpu(
     else:
         show(f"{suite.title}: {gpu_machine(options.device).gpu}\n\n{table.markdown(suite, rows)}")
     return rows
+
+
+def bench_gpu_published(options: GpuOptions, show: Callable[[str], object]) -> list[Row]:
+    """MIOpen's published shapes; with results, also the charts of all that was recorded."""
+    if options.libraries == LIBRARIES:
+        options = replace(options, libraries=PUBLISHED_LIBRARIES)
+    rows = bench_gpu("published_cuda", options, show, lambda what: None)
+    draw_published(options.folder, show)
+    return rows
+
+
+def draw_published(folder: Path | None, show: Callable[[str], object]) -> None:
+    """Draws the charts from a folder of results, or says what it takes: no result is lost for a chart."""
+    if folder is None:
+        return
+    try:
+        for place in charts(folder, CHARTS):
+            show(f"chart: {place}")
+    except ArgumentError as error:
+        show(f"no chart: {error}")
 
 
 def bench_gpu_host(options: GpuOptions, show: Callable[[str], object]) -> dict[str, Any]:
@@ -169,6 +192,7 @@ def main(words: Sequence[str] | None = None) -> int:
 SPECIAL: Mapping[str, Callable[[GpuOptions, Callable[[str], object]], object]] = {
     "overhead": bench_gpu_host,
     "peaks": bench_gpu_peaks,
+    "published": bench_gpu_published,
 }
 
 if __name__ == "__main__":

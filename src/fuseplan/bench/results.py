@@ -35,6 +35,8 @@ class Row:
         nbytes, flops: what the kernel moves and computes; a peer's are the least the plan needs.
         floor, bound: the least time this machine could take for them, and what sets it.
         wall: seconds that the host takes to enqueue a call on a GPU.
+        latency: seconds of the host's clock from a call until its result is there, on a GPU. On a CPU a call
+            returns when it is there: that is the median.
         replay: seconds a call takes in a CUDA graph of many, its tensors in the cache where they fit.
         added: seconds that the bytes take which a plainer plan does not move; comparisons add them.
         error: the largest deviation from float64, over the largest output.
@@ -67,6 +69,7 @@ class Row:
     floor: float | None = None
     bound: str | None = None
     wall: float | None = None
+    latency: float | None = None
     replay: float | None = None
     added: float | None = None
     error: float | None = None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
+from fuseplan.measure.published import published
 from fuseplan.plan import FusionPlan
 
 FOLDERS = (Path("benchmarks/suites"), Path(__file__).resolve().parents[3] / "benchmarks" / "suites")
+UNFUSED = "unfused"  # peers that compute one operator at a time
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,12 @@ class Case:
         plan: its text.
         group: the row of targets it belongs to.
         model: where it comes from.
-        published: a speedup of fused over unfused that its source reports, where it does.
     """
 
     name: str
     plan: str
     group: str
     model: str
-    published: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def load(name: str) -> Suite:
     Raises:
         ArgumentError: there is no such suite, or its file is not one: the message says where and why.
     """
+    if name in MADE:
+        return MADE[name]()
     place = _find(name)
     try:
         return _read(place)
@@ -91,7 +95,7 @@ def chosen(suite: Suite, only: str) -> Suite:
 
 def names() -> list[str]:
     """Every suite that `load` finds by name."""
-    return sorted({path.stem for folder in FOLDERS for path in folder.glob("*.toml")})
+    return sorted({*MADE, *(path.stem for folder in FOLDERS for path in folder.glob("*.toml"))})
 
 
 def _find(name: str) -> Path:
@@ -117,3 +121,33 @@ def _case(entry: dict[str, Any]) -> Case:
     case = Case(**entry)
     FusionPlan.parse(case.plan)
     return case
+
+
+# What the published shapes are measured in, and how many times faster than unfused they should be on average.
+PUBLISHED_ON = {"cpu": (("f32", "nchw"), ("f32", "nhwc")), "cuda": (("f32", "nchw"), ("f16", "nhwc"))}
+PUBLISHED_AIMS: Mapping[str, Mapping[str, float]] = {"cpu": {}, "cuda": {"CBA": 1.55, "NA": 2.38}}
+
+
+def _published(kind: str) -> Suite:
+    """MIOpen's published shapes, on `cpu` or `cuda`."""
+    forms = PUBLISHED_ON[kind]
+    cases = tuple(
+        Case(
+            each.name,
+            str(FusionPlan.parse(each.plan(*form))),
+            f"{each.combination}, {' '.join(form)}",
+            f"MIOpen {each.combination}",
+        )
+        for form in forms
+        for each in published()
+    )
+    aims = tuple(
+        Aim(f"{combination}, {' '.join(form)}", UNFUSED, least_mean)
+        for form in forms
+        for combination, least_mean in PUBLISHED_AIMS[kind].items()
+    )
+    return Suite(f"published_{kind}", "MIOpen's published fusions, batch 64", cases, aims)
+
+
+# Suites that no file lists: their shapes stand in one already.
+MADE = {f"published_{kind}": partial(_published, kind) for kind in PUBLISHED_ON}

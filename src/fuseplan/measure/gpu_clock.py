@@ -21,6 +21,7 @@ FLUSH_BYTES = 256 << 20  # five times the L2 of an H100 or H200; writing it take
 AHEAD = 5  # flushes before the first sample: half a millisecond
 WALL_CALLS = 100  # fewer than a stream's queue holds: enqueuing them never waits for the GPU
 WALL_BATCHES = 9
+LATENCY_CALLS = 10  # of a block
 REPLAYED = 20  # launches in a CUDA graph
 
 
@@ -119,6 +120,23 @@ class GpuClock:
             blocks[name].append([(time.perf_counter() - begin) / WALL_CALLS])
             self._torch.cuda.synchronize(self.device)
         return {name: summarize(taken) for name, taken in blocks.items()}
+
+    def latency(self, variants: Mapping[str, Call]) -> dict[str, Timing]:
+        """Seconds of the host's clock from a call until its result is there, the second cache cold."""
+        blocks: dict[str, list[list[float]]] = {name: [] for name in variants}
+        for _, name in turns(list(variants), self.protocol.rounds) if variants else ():
+            call = variants[name]
+            call()
+            blocks[name].append([self._waited(call) for _ in range(LATENCY_CALLS)])
+        return {name: summarize(taken) for name, taken in blocks.items()}
+
+    def _waited(self, call: Call) -> float:
+        self._flushed.zero_()
+        self._torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        call()
+        self._torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begin
 
     def replay(self, calls: Sequence[Call]) -> float:
         """Seconds a launch of a CUDA graph of many calls takes, over the number of calls.

@@ -53,6 +53,24 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     return makers[layer.name](functional, layer)
 
 
+def stages_in_place(layers: Sequence[Layer]) -> list[Stage]:
+    """What torch calls for each operator; all but the first overwrite what they are given, where they can.
+
+    Raises:
+        CannotRunError: torch is not taught an operator here.
+    """
+    return [_in_place(layer) if place else stage_of(layer) for place, layer in enumerate(layers)]
+
+
+def _in_place(layer: Layer) -> Stage:
+    if layer.name == "relu":
+        return lambda x, stored, given: x.relu_()
+    if layer.name == "bias":
+        (key,) = layer.keys.values()
+        return lambda x, stored, given: x.add_(_spread(stored[key], x.dim()))
+    return stage_of(layer)
+
+
 def module_of(stages: Sequence[Stage], constant: Mapping[str, Any], keys: Sequence[str]) -> Any:
     """A module that applies the stages in order.
 

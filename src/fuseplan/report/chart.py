@@ -10,22 +10,26 @@ from typing import Any
 from fuseplan.errors import ArgumentError
 
 FORMATS = (".svg", ".png")
-OURS, THEIRS, LINE = (
-    "#2a6f97",
-    "#c9c4bb",
-    "#444444",
-)  # apart in brightness too, for print and for the colour-blind
-ROW_INCHES = 0.34
+# Apart in brightness too, for print and for the colour-blind: ours dark, others light.
+OURS, OURS_TOO, THEIRS, THEIRS_TOO, LINE = "#2a6f97", "#7fb2cf", "#a39b8b", "#d8d3ca", "#444444"
+BAR_INCHES, GAP_INCHES = 0.14, 0.06
 WIDTH_INCHES = 8.0
 
 
 @dataclass(frozen=True)
+class Series:
+    """What one of the bars of every row is."""
+
+    name: str
+    color: str
+
+
+@dataclass(frozen=True)
 class Bar:
-    """One row: our speedup, and the published one where there is one."""
+    """One row: a length for each series, None where there is none."""
 
     label: str
-    ours: float
-    published: float | None = None
+    lengths: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class Panel:
     bars: tuple[Bar, ...]
 
 
-def speedups(panels: Sequence[Panel], title: str, note: str, place: Path) -> Path:
+def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str, place: Path) -> Path:
     """Draws how many times faster fused is than the operators one at a time, beside published figures.
 
     Args:
         panels: what to draw, one above the other.
+        series: the bars of a row.
         title: what the chart shows.
         note: how it was measured.
         place: the file; its suffix says the format, .svg or .png.
@@ -62,7 +67,7 @@ def speedups(panels: Sequence[Panel], title: str, note: str, place: Path) -> Pat
     # Neither a date nor random names: the same measurements give the same file. Text stays text.
     metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
-        figure = _figure(panels, title, note)
+        figure = _figure(panels, series, title, note)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(place, metadata=metadata, bbox_inches="tight", dpi=144)
@@ -71,38 +76,36 @@ def speedups(panels: Sequence[Panel], title: str, note: str, place: Path) -> Pat
     return place
 
 
-def _figure(panels: Sequence[Panel], title: str, note: str) -> Any:
+def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str) -> Any:
     from matplotlib.figure import Figure
 
     rows = [len(panel.bars) for panel in panels]
-    size = WIDTH_INCHES, ROW_INCHES * (sum(rows) + 3 * len(rows) + 2)
+    row_inches = GAP_INCHES + BAR_INCHES * len(series)
+    size = WIDTH_INCHES, row_inches * sum(rows) + 0.7 * len(rows) + 1.0
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontweight="bold")
     figure.supxlabel(note, fontsize=8, color=LINE, x=0.01, ha="left")
     made = figure.subplots(len(panels), 1, height_ratios=rows, squeeze=False, sharex=True)
     for axes, panel in zip(made[:, 0], panels, strict=True):
-        _draw(axes, panel)
+        _draw(axes, panel, series)
     made[-1, 0].set_xlabel("times faster than the operators one at a time")
-    keys = {bar.get_label(): bar for bar in made[0, 0].containers}
+    keys = {bar.get_label(): bar for axes in made[:, 0] for bar in axes.containers}
     figure.legend(list(keys.values()), list(keys), loc="outside lower right", fontsize=8, frameon=False)
     return figure
 
 
-def _draw(axes: Any, panel: Panel) -> None:
-    rows = range(len(panel.bars))
-    height = 0.4
+def _draw(axes: Any, panel: Panel, series: Sequence[Series]) -> None:
+    height = BAR_INCHES / (GAP_INCHES + BAR_INCHES * len(series))
     axes.set_title(panel.title, loc="left")
-    places, lengths = [row - height / 2 for row in rows], [bar.ours for bar in panel.bars]
-    ours = axes.barh(places, lengths, height, color=OURS, label="fuseplan, this machine's CPU")
-    axes.bar_label(ours, fmt="%.2f", padding=2, fontsize=7)
-    told = [
-        (row + height / 2, bar.published) for row, bar in zip(rows, panel.bars, strict=True) if bar.published
-    ]
-    if told:
-        where, published = zip(*told, strict=True)
-        theirs = axes.barh(where, published, height, color=THEIRS, label="MIOpen, published, GPU")
-        axes.bar_label(theirs, fmt="%.2f", padding=2, fontsize=7, color=LINE)
+    for place, each in enumerate(series):
+        apart = (place - (len(series) - 1) / 2) * height
+        told = [(row + apart, bar.lengths[place]) for row, bar in enumerate(panel.bars)]
+        there = [(at, length) for at, length in told if length is not None]
+        if there:
+            where, lengths = zip(*there, strict=True)
+            drawn = axes.barh(where, lengths, height, color=each.color, label=each.name)
+            axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=7, color=LINE)
     axes.axvline(1.0, color=LINE, linewidth=0.8)
-    axes.set_yticks(list(rows), [bar.label for bar in panel.bars])
+    axes.set_yticks(list(range(len(panel.bars))), [bar.label for bar in panel.bars])
     axes.set_ylim(len(panel.bars) - 0.4, -0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -28,6 +28,7 @@ WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, d
 # Records of one line a run; those of compile times are named apart.
 SINGLE = ("peaks", "footprint", "accuracy", *RECORDS)
 COMPILE = "compile-"
+PUBLISHED = "published_"  # have a page of their own
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
@@ -38,6 +39,8 @@ def page(folder: Path) -> str:
     rows: list[Row] = []
     records: list[Record] = []
     for place in sorted(folder.glob("*.jsonl")):
+        if place.stem.startswith(PUBLISHED):
+            continue
         if place.stem in SINGLE or place.stem.startswith(COMPILE):
             records += [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
         else:
@@ -63,6 +66,7 @@ PROTOCOL = """\
   `--twice` measures fuseplan twice, which shows the noise.
 - Plans that take channels last are compared with all libraries, each in the layout it likes
   best; plans that take channels first, with those that take channels first.
+- MIOpen's published shapes have [a page of their own](published.md).
 - The floor is the least time that this machine's measured peaks allow for the arithmetic and
   the bytes. The error is the largest deviation from float64 over the largest output.
 

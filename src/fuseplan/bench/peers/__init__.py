@@ -5,6 +5,8 @@
 - `runtimes`: onnxruntime and openvino, on `onnx_model`.
 - `torch_peer`: PyTorch, eager and compiled, in both layouts.
 - `ncnn_peer`: ncnn.
+
+`unfused` is what torch and onnxruntime do at their best without fusing.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 from fuseplan.bench.peers.ncnn_peer import Ncnn
 from fuseplan.bench.peers.ours import Fuseplan, FuseplanAgain, FuseplanStrict, FuseplanUnfused
 from fuseplan.bench.peers.peer import Peer
-from fuseplan.bench.peers.runtimes import OnnxRuntime, OpenVino
+from fuseplan.bench.peers.runtimes import OnnxRuntime, OpenVino, UnfusedOnnxRuntime
 from fuseplan.bench.peers.torch_peer import (
     Torch,
     TorchChannelsLast,
     TorchCompile,
     TorchCompileChannelsLast,
+    UnfusedFirst,
+    UnfusedLast,
 )
 from fuseplan.errors import ArgumentError, did_you_mean
 
@@ -33,6 +37,9 @@ PEERS: tuple[type[Peer], ...] = (
     TorchCompileChannelsLast,
     Ncnn,
     OpenVino,
+    UnfusedFirst,
+    UnfusedLast,
+    UnfusedOnnxRuntime,
 )
 BY_NAME = {peer.name: peer for peer in PEERS}
 LIBRARIES = tuple(dict.fromkeys(name.split(":")[0] for name in BY_NAME if not name.startswith("fuseplan")))

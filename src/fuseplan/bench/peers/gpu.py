@@ -16,6 +16,8 @@ from fuseplan.bench.peers.gpu_torch import (
     GpuTorchCompile,
     GpuTorchCompileChannelsLast,
     GpuTorchSteps,
+    GpuUnfusedFirst,
+    GpuUnfusedLast,
 )
 from fuseplan.errors import ArgumentError, did_you_mean
 
@@ -31,6 +33,8 @@ GPU_PEERS: tuple[type[GpuPeer], ...] = (
     GpuTorch,
     GpuTorchChannelsLast,
     GpuTorchSteps,
+    GpuUnfusedFirst,
+    GpuUnfusedLast,
     GpuTorchCompile,
     GpuTorchCompileChannelsLast,
 )
@@ -46,9 +50,9 @@ def gpu_peers_of(names: str) -> list[str]:
     """
     found: list[str] = []
     for name in (word.strip() for word in names.split(",") if word.strip()):
-        if name not in BY_NAME:
-            raise ArgumentError(f"no peer is named {name!r} on a GPU. {did_you_mean(name, BY_NAME)}")
-        is_ours = name.startswith("fuseplan")
+        is_ours = name.startswith("fuseplan") and name in BY_NAME
         forms = [name] if is_ours else [each for each in BY_NAME if name in (each, each.split(":")[0])]
+        if not forms:
+            raise ArgumentError(f"no peer is named {name!r} on a GPU. {did_you_mean(name, BY_NAME)}")
         found += [each for each in forms if each not in found]
     return found

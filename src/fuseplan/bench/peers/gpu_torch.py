@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.measure.layers import Layer, layers, plain_layers, running
-from fuseplan.measure.torch_stages import module_of, stage_of
+from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
 from fuseplan.plan import FusionPlan
 
 Tensor = Any
@@ -21,10 +21,12 @@ class GpuPeer:
     Attributes:
         name: what rows call it.
         is_channels_last: it is given channels last where the plan has channels first.
+        is_channels_first: it is given channels first where the plan has channels last.
     """
 
     name: ClassVar[str]
     is_channels_last: ClassVar[bool] = False
+    is_channels_first: ClassVar[bool] = False
 
     def takes(self, plan: FusionPlan) -> bool:
         """Whether it is measured for the plan at all: one in another layout only where there is another."""
@@ -50,6 +52,8 @@ class GpuPeer:
         is_last = self.is_channels_last or plan.src.is_channels_last
         moved = tensors.keys() if self.is_channels_last else tensors.keys() - set(running(plan))
         made = {key: tensor.to(tensors["src"].dtype) for key, tensor in tensors.items()}
+        if self.is_channels_first:
+            return {key: tensor.contiguous() for key, tensor in made.items()}
         for key in moved if is_last and form is not None else ():
             if made[key].dim() == plan.src.rank:
                 made[key] = made[key].contiguous(memory_format=form)
@@ -84,9 +88,14 @@ class GpuTorch(GpuPeer):
         set_precision(plan)
         held, keys = self.held(plan, tensors), running(plan)
         constant = {key: tensor for key, tensor in held.items() if key not in keys}
-        stages = [stage_of(layer, self.name) for layer in self.layers(plan)]
-        call = partial(self.made(module_of(stages, constant, keys).eval()), *[held[key] for key in keys])
+        call = partial(
+            self.made(module_of(self.stages(plan), constant, keys).eval()), *[held[key] for key in keys]
+        )
         return Prepared(call, call)
+
+    def stages(self, plan: FusionPlan) -> list[Stage]:
+        """What is called one after the other."""
+        return [stage_of(layer, self.name) for layer in self.layers(plan)]
 
     def made(self, module: Any) -> Any:
         """The module in the form that is measured."""
@@ -112,6 +121,29 @@ class GpuTorchSteps(GpuTorch):
     def takes(self, plan: FusionPlan) -> bool:
         """Where that differs from eager as it is at its best."""
         return len(layers(plan)) != len(plain_layers(plan))
+
+
+class GpuUnfusedFirst(GpuTorch):
+    """Eager at its best without fusing: every operator a kernel, in place where it can be; channels first."""
+
+    name = "unfused:first"
+    is_channels_first = True
+
+    def stages(self, plan: FusionPlan) -> list[Stage]:
+        """In place, which spares the cache a second tensor."""
+        return stages_in_place(plain_layers(plan))
+
+
+class GpuUnfusedLast(GpuUnfusedFirst):
+    """The same in channels last."""
+
+    name = "unfused:last"
+    is_channels_first = False
+    is_channels_last = True
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Every plan: the layout is its own choice."""
+        return True
 
 
 class GpuTorchCompile(GpuTorch):

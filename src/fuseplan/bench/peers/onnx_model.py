@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, layers, running
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, running
 from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
 
@@ -27,14 +27,19 @@ NODES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-def onnx_model(plan: FusionPlan, arrays: Arrays) -> tuple[bytes, list[str]]:
+def onnx_model(plan: FusionPlan, arrays: Arrays, layers: Sequence[Layer]) -> tuple[bytes, list[str]]:
     """The model's bytes and its inputs in order; what does not come anew with every call is stored in it.
+
+    Args:
+        plan: what it computes.
+        arrays: `src` and operands by key.
+        layers: the plan's, a node or more each.
 
     Raises:
         CannotRunError: an operator has no node here.
     """
     writer = _Writer(plan, arrays)
-    for layer in layers(plan):
+    for layer in layers:
         writer.add(layer)
     return writer.finish(), running(plan)
 

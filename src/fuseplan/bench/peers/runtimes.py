@@ -10,6 +10,7 @@ import numpy as np
 from fuseplan.bench.peers.onnx_model import onnx_model
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared, aligned, only_f32
 from fuseplan.measure.clock import rotating
+from fuseplan.measure.layers import layers, plain_layers
 from fuseplan.plan import FusionPlan
 
 
@@ -33,7 +34,7 @@ class OnnxRuntime:
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Opens a session, and binds each copy's tensors once."""
         only_f32(plan, self.name)
-        model, inputs = onnx_model(plan, copies[0])
+        model, inputs = self._model(plan, copies[0])
         session = self._runtime.InferenceSession(model, self._options, providers=["CPUExecutionProvider"])
         bindings = []
         for arrays in copies:
@@ -55,6 +56,23 @@ class OnnxRuntime:
 
         calls = [lambda binding=binding: run(binding) for binding, _ in bindings]
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+
+    def _model(self, plan: FusionPlan, arrays: Arrays) -> tuple[bytes, list[str]]:
+        """The model's bytes, and its inputs in order."""
+        return onnx_model(plan, arrays, layers(plan))
+
+
+class UnfusedOnnxRuntime(OnnxRuntime):
+    """onnxruntime without graph optimizations: every operator of the plan a node, the bias too."""
+
+    name = "unfused:onnxruntime"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def _model(self, plan: FusionPlan, arrays: Arrays) -> tuple[bytes, list[str]]:
+        return onnx_model(plan, arrays, plain_layers(plan))
 
 
 class OpenVino:
@@ -80,7 +98,7 @@ class OpenVino:
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Compiles the model, and makes a request with its own tensors for each copy."""
         only_f32(plan, self.name)
-        model, inputs = onnx_model(plan, copies[0])
+        model, inputs = onnx_model(plan, copies[0], layers(plan))
         compiled = self._core.compile_model(self._core.read_model(model), "CPU", self._configuration)
         requests, kept = [], []
         for arrays in copies:

@@ -9,8 +9,8 @@ import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
 from fuseplan.measure.clock import rotating
-from fuseplan.measure.layers import layers, running
-from fuseplan.measure.torch_stages import module_of, stage_of
+from fuseplan.measure.layers import layers, plain_layers, running
+from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
 from fuseplan.plan import FusionPlan
 
 
@@ -41,7 +41,7 @@ class Torch:
         torch = self._torch
         keys = running(plan)
         constant = {key: self._tensor(array) for key, array in copies[0].items() if key not in keys}
-        module = module_of([stage_of(layer, self.name) for layer in layers(plan)], constant, keys).eval()
+        module = module_of(self.stages(plan), constant, keys).eval()
         if self.is_compiled:
             torch._dynamo.reset()
             module = torch.compile(module)
@@ -54,6 +54,10 @@ class Torch:
 
         calls = [lambda given=given: module(*given) for given in inputs]
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+
+    def stages(self, plan: FusionPlan) -> list[Stage]:
+        """What is called one after the other: the fewest of torch's own operators."""
+        return [stage_of(layer, self.name) for layer in layers(plan)]
 
     def _tensor(self, array: Array) -> Any:
         tensor = self._torch.from_numpy(np.ascontiguousarray(array))
@@ -81,3 +85,20 @@ class TorchCompileChannelsLast(Torch):
     name = "torch.compile:nhwc"
     is_channels_last = True
     is_compiled = True
+
+
+class UnfusedFirst(Torch):
+    """Eager at its best without fusing: every operator a kernel, in place where it can be; channels first."""
+
+    name = "unfused:first"
+
+    def stages(self, plan: FusionPlan) -> list[Stage]:
+        """Every operator of the plan by itself, the bias too."""
+        return stages_in_place(plain_layers(plan))
+
+
+class UnfusedLast(UnfusedFirst):
+    """The same in channels last."""
+
+    name = "unfused:last"
+    is_channels_last = True
