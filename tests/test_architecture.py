@@ -28,9 +28,9 @@ PYTHON_FILES = sorted(
 LAYERS = (
     ("errors", "reasons", "settings", "syntax"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
-    ("op",),
+    ("op", "fields"),
     ("ops",),
-    ("text", "plan"),
+    ("text", "driver", "dot", "plan"),
     ("kernel", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),
@@ -43,7 +43,7 @@ LAYERS = (
     ("stages",),
     ("tune",),
     ("compile", "explain"),
-    ("bench", "report", "demo", "driver", "miopen", "cli"),
+    ("bench", "report", "demo", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it

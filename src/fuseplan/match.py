@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuseplan.dot import dot_text
 from fuseplan.errors import Unsupported
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.reasons import Refusal, first_refusal
@@ -34,6 +35,10 @@ class Match:
             "steps": [step.op.name for step in self.steps],
             "passed_over": [refusal.to_json() for refusal in self.refusals],
         }
+
+    def to_dot(self) -> str:
+        """The plan in Graphviz's language, its operators framed as the one kernel that they are."""
+        return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
 
 
 def match(plan: FusionPlan) -> Match:

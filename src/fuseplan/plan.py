@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fuseplan.dot import dot_text
+from fuseplan.driver.command import command_text
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, did_you_mean
-from fuseplan.op import Array, Elementwise, Op, Operand, Parameter
+from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
+from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
 from fuseplan.scalar import Scalar
 from fuseplan.tensor import TensorSpec
@@ -40,8 +43,20 @@ class PlanParameter:
 
 
 @dataclass(frozen=True)
+class PlanResult:
+    """A result in its plan; keys are made as operands' are, and nothing else has the same."""
+
+    key: str
+    step: int
+    result: Result
+
+
+@dataclass(frozen=True)
 class Step:
-    """An operator at its place in a plan: the handle that arguments are set by."""
+    """An operator at its place in a plan: the handle that arguments are set by.
+
+    `statistics` are the numbers that it makes of many elements: the operator's own names and the plan's keys.
+    """
 
     index: int
     op: Op
@@ -49,20 +64,30 @@ class Step:
     dst: TensorSpec
     operands: tuple[PlanOperand, ...]
     parameters: tuple[PlanParameter, ...]
+    results: tuple[PlanResult, ...] = ()
+    statistics: tuple[tuple[str, str], ...] = ()
 
     @property
     def keys(self) -> dict[str, str]:
-        """What the plan calls each operand and parameter, by the operator's own name of it."""
+        """What the plan calls each operand, parameter and result, by the operator's own name of it."""
         named = {each.operand.name: each.key for each in self.operands}
-        return named | {each.parameter.name: each.key for each in self.parameters}
+        named |= {each.parameter.name: each.key for each in self.parameters}
+        return named | {each.result.name: each.key for each in self.results}
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """`keys`, and what the plan calls the statistics."""
+        return self.keys | dict(self.statistics)
 
     @property
     def formula(self) -> Scalar:
         """The formula of one element over `x` and the plan's keys.
 
         Raises:
-            TypeError: the operator is not elementwise.
+            TypeError: the operator is a contraction.
         """
+        if isinstance(self.op, Normalization):
+            return self.op.formula(self.leaves, self.src)
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")
         return self.op.formula(self.keys)
@@ -111,10 +136,11 @@ class FusionPlan:
             raise PlanError("this is not an operator", got=repr(op), text=str(self), remedy=remedy)
         src, index = self.output, len(self)
         try:
-            dst, operands = op.output(src), op.operands(src)
+            dst, operands, results = op.output(src), op.operands(src), op.results(src)
         except PlanError as error:
             raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
-        taken = {"x"} | {key for step in self._steps for key in step.keys.values()}
+        taken = {"x"} | {key for step in self._steps for key in step.leaves.values()}
+        statistics = op.reduced_names(src) if isinstance(op, Normalization) else ()
         self._steps.append(
             Step(
                 index,
@@ -123,6 +149,8 @@ class FusionPlan:
                 dst,
                 tuple(PlanOperand(_key(each.name, taken), index, each) for each in operands),
                 tuple(PlanParameter(_key(each.name, taken), index, each) for each in op.parameters()),
+                tuple(PlanResult(_key(each.name, taken), index, each) for each in results),
+                tuple((name, _key(name, taken)) for name in statistics),
             )
         )
         return self._steps[-1]
@@ -156,6 +184,11 @@ class FusionPlan:
     def parameters(self) -> tuple[PlanParameter, ...]:
         """All numbers given at run time, in the plan's order."""
         return tuple(parameter for step in self._steps for parameter in step.parameters)
+
+    @property
+    def results(self) -> tuple[PlanResult, ...]:
+        """All tensors that the plan gives besides its output, in the plan's order."""
+        return tuple(result for step in self._steps for result in step.results)
 
     @property
     def is_frozen(self) -> bool:
@@ -212,6 +245,18 @@ class FusionPlan:
         """The plan as JSON: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
         return plan_json(self._src, self.ops)
 
+    def to_command(self) -> str:
+        """The line that reproduces the plan on random data, ready for a shell.
+
+        `fuseplan driver` with MIOpenDriver's letters where they say all of the plan; else `fuseplan run` with
+        its text.
+        """
+        return command_text(self._src, self.ops)
+
+    def to_dot(self) -> str:
+        """The plan as a graph in Graphviz's language; `Match.to_dot` frames what is one kernel."""
+        return dot_text(self._src, self._steps)
+
     @classmethod
     def from_json(cls, text: str) -> FusionPlan:
         """The plan that `to_json` wrote.
@@ -225,32 +270,42 @@ class FusionPlan:
     def reference(
         self, src: ArrayLike, operands: Mapping[str, ArrayLike], parameters: Mapping[str, float] | None = None
     ) -> Array:
+        """The first of what `evaluate` gives: float64, of `plan.output.shape`."""
+        return self.evaluate(src, operands, parameters)[0]
+
+    def evaluate(
+        self, src: ArrayLike, operands: Mapping[str, ArrayLike], parameters: Mapping[str, float] | None = None
+    ) -> tuple[Array, dict[str, Array]]:
         """The meaning of the plan in float64, operator by operator, nothing rounded between them.
 
         Args:
             src: an array of `plan.src.shape`, logical order; any dtype.
-            operands: the arrays, by the keys of `plan.operands`.
+            operands: the arrays, by the keys of `plan.operands`; and the old values of the results that are
+                updated, by theirs.
             parameters: numbers in the place of the plan's own, by the keys of `plan.parameters`.
 
         Returns:
-            float64, of `plan.output.shape`.
+            The output, float64, of `plan.output.shape`; and the results by key, float64.
 
         Raises:
             ArgumentError: an array is missing, unknown or of another shape.
         """
         given = parameters or {}
         shapes = {each.key: each.operand.shape for each in self.operands}
+        shapes |= {each.key: each.result.shape for each in self.results if each.result.updated}
         _check_keys("operand", operands, shapes, required=True)
         _check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
         arrays = {key: _wide(key, operands[key], shape) for key, shape in shapes.items()}
-        result = _wide("src", src, self._src.shape)
+        out = _wide("src", src, self._src.shape)
+        results: dict[str, Array] = {}
         for step in self._steps:
-            result = step.op.reference(
-                result,
-                {each.operand.name: arrays[each.key] for each in step.operands},
-                {each.parameter.name: given.get(each.key, each.parameter.value) for each in step.parameters},
-            )
-        return result
+            mine = {name: arrays[key] for name, key in step.keys.items() if key in arrays}
+            numbers = {
+                each.parameter.name: given.get(each.key, each.parameter.value) for each in step.parameters
+            }
+            out, made = step.op.evaluate(out, mine, numbers)
+            results |= {step.keys[name]: array for name, array in made.items()}
+        return out, results
 
 
 def _check_direction(direction: str, text: str) -> None:

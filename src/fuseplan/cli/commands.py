@@ -20,6 +20,7 @@ from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.crossbuild import crossbuild_command
+from fuseplan.cli.driver import driver_command
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
@@ -37,7 +38,7 @@ from fuseplan.target import Target, parse_target
 RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3  # exit statuses
 STATUSES = {Unsupported: REFUSED, BuildError: WRONG}
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
-SPECIAL = ("overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
+SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 class _Commands(click.Group):
@@ -76,6 +77,7 @@ def fuseplan() -> None:
 
 
 fuseplan.add_command(crossbuild_command)
+fuseplan.add_command(driver_command)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)
 
@@ -246,7 +248,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 @click.option(
     "--patience", default=0.0, show_default=True, help="Seconds to wait for other programs to rest."
 )
-@click.option("--only", default="", help="Cases whose name or group contains it.")
+@click.option("--only", default="", help="Cases whose name or group contains it; of `a & b`, both.")
 @click.option("--run", "stamp", default="", help="Runs on a GPU with the same word count as one.")
 @click.option("--host", is_flag=True, help="On a GPU, also time the host, and CUDA graphs.")
 @click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
@@ -256,9 +258,10 @@ def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> No
     if given["target"] != "cpu":
         benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
         return
+    usual = benchmarks.PUBLISHED_LIBRARIES if suite == "published" else benchmarks.LIBRARIES
     options = benchmarks.Options(
         threads=given["threads"],
-        libraries=given["peers"] or benchmarks.Options.libraries,
+        libraries=given["peers"] or usual,
         rounds=given["rounds"],
         block_ms=given["block_ms"] or benchmarks.Options.block_ms,
         is_cold=given["cold"],
@@ -274,6 +277,7 @@ def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> No
         "footprint": benchmarks.bench_footprint,
         "accuracy": benchmarks.bench_accuracy,
         "peaks": benchmarks.bench_peaks,
+        "published": benchmarks.bench_published,
     }
     if suite in special:
         special[suite](options)

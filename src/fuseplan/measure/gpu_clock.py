@@ -127,10 +127,11 @@ class GpuClock:
         for _, name in turns(list(variants), self.protocol.rounds) if variants else ():
             call = variants[name]
             call()
-            blocks[name].append([self._waited(call) for _ in range(LATENCY_CALLS)])
+            blocks[name].append([self.waited(call) for _ in range(LATENCY_CALLS)])
         return {name: summarize(taken) for name, taken in blocks.items()}
 
-    def _waited(self, call: Call) -> float:
+    def waited(self, call: Call) -> float:
+        """Seconds of the host's clock that one call takes, from an idle GPU to an idle GPU."""
         self._flushed.zero_()
         self._torch.cuda.synchronize(self.device)
         begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -44,6 +45,12 @@ class Ground(Protocol):
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """The variants, timed in turns."""
 
+    def kernel_seconds(self, call: Call, count: int) -> list[float]:
+        """Each of `count` calls by the machine's own clock; what runs before them is dropped."""
+
+    def wall_seconds(self, call: Call, count: int) -> list[float]:
+        """Each of `count` calls by the host's clock, until its result is there; one before is dropped."""
+
 
 class HostGround:
     """In this machine's own memory."""
@@ -68,6 +75,14 @@ class HostGround:
         """Seconds of the host."""
         return interleave(variants, HostProtocol(rounds, HOST_BLOCK))
 
+    def kernel_seconds(self, call: Call, count: int) -> list[float]:
+        """The host's clock: it has no other."""
+        return [_seconds(call) for _ in range(1 + count)][1:]
+
+    def wall_seconds(self, call: Call, count: int) -> list[float]:
+        """As the kernel's: a call returns when its kernel has ended."""
+        return self.kernel_seconds(call, count)
+
 
 class GpuGround:
     """In a GPU's memory."""
@@ -90,6 +105,20 @@ class GpuGround:
         """Seconds of the GPU, its second cache cold."""
         self._clock.protocol = GpuProtocol(rounds, GPU_BLOCK)
         return self._clock.interleave(variants)
+
+    def kernel_seconds(self, call: Call, count: int) -> list[float]:
+        """CUDA events, the second cache cold."""
+        return self._clock.block(call, count)
+
+    def wall_seconds(self, call: Call, count: int) -> list[float]:
+        """From a call, the GPU idle and its second cache cold, until it is idle again."""
+        return [self._clock.waited(call) for _ in range(1 + count)][1:]
+
+
+def _seconds(call: Call) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def ground_of(plan: FusionPlan, target: Target, seed: int = 0, inputs: str = "normal") -> Ground:

@@ -1,0 +1,257 @@
+"""The command `fuseplan driver`: MIOpenDriver's letters, one line or a file of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from fuseplan.cli.driving import Driven, How, Seconds, drive
+from fuseplan.cli.options import AS_JSON, TARGET, THREADS
+from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
+from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
+from fuseplan.driver.problem import Problem
+from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+
+SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+OF_ALL_LINES = ("problem", "sweep")  # what a sweep's own command line does not hand on
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a line: how its plan did, or the error."""
+
+    line: str
+    driven: Driven | None = None
+    error: Exception | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status of the line by itself."""
+        if self.error is not None:
+            return status_of(self.error)
+        return RIGHT if self.driven is not None and self.driven.is_right else WRONG
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, and what it gave or the error, as JSON values."""
+        told = self.driven.to_json() if self.driven else {}
+        return {"line": self.line, **told, **(error_json(self.error) if self.error else {})}
+
+
+def _letter_option(letter: Letter) -> click.Option:
+    told = f"{letter.meaning} {letter.wanted[0].upper()}{letter.wanted[1:]}."
+    kind = "WORD" if letter.words else "NUMBER"
+    default = None if letter.default == "" else letter.written(letter.default)
+    return click.Option(
+        [*letter.flags, letter.word], help=told, metavar=kind, default=default, show_default=True
+    )
+
+
+@click.command("driver")
+@click.argument("problem", metavar="[PROBLEM]", required=False)
+@TARGET
+@THREADS
+@click.option(
+    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True, help="Against float64."
+)
+@click.option(
+    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the kernel's time."
+)
+@click.option(
+    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the host's time."
+)
+@click.option(
+    "-i", "--iter", type=click.IntRange(1), default=1, show_default=True,
+    help="Calls that are timed; the one before them is dropped.",
+)  # fmt: skip
+@click.option(
+    "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside it."
+)
+@click.option(
+    "-D", "--dot_graph", type=click.Path(path_type=Path), help="Write the plan and its match for Graphviz."
+)
+@click.option(
+    "--sweep", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A file of such lines."
+)
+@AS_JSON
+@click.pass_context
+def driver_command(ctx: click.Context, /, sweep: Path | None, as_json: bool, **_: Any) -> None:
+    """Run a fusion problem as MIOpenDriver's letters say it, on random data.
+
+    PROBLEM is CBAInfer, CBAInferfp16, CBAInferbfp16, CAInfer, CAInferfp16, CAInferbfp16, or a plan's text.
+    With --sweep, each line of the file is run; the options beside it are for all of them.
+
+    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of a sweep 1 where any line fails.
+    """
+    if sweep is None:
+        outcome = _outcome(ctx, "")
+        if outcome.error is not None and not as_json:
+            raise outcome.error
+        click.echo(json.dumps(outcome.to_json()) if as_json else _told(outcome))
+        ctx.exit(outcome.status)
+    failed = 0
+    outcomes = 0
+    for outcome in _swept(ctx, sweep.read_text().splitlines()):
+        outcomes, failed = outcomes + 1, failed + (outcome.status != RIGHT)
+        click.echo(json.dumps(outcome.to_json()) if as_json else _told_shortly(outcome))
+    if not as_json:
+        click.echo(f"{outcomes} lines, {failed} failed")
+    ctx.exit(WRONG if failed else RIGHT)
+
+
+driver_command.params[1:1] = map(_letter_option, LETTERS)
+
+
+def _swept(ctx: click.Context, lines: Iterable[str]) -> Iterator[Outcome]:
+    """Each line run, comments and empty lines left out."""
+    handed = {name: ctx.params[name] for name in _said(ctx) if name not in OF_ALL_LINES}
+    for line in map(str.strip, lines):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            inner = driver_command.make_context("driver", _words(line), default_map=handed)
+        except (click.ClickException, FuseplanError) as error:
+            message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            yield Outcome(line, error=ArgumentError(message))
+            continue
+        with inner:
+            yield _outcome(inner, line)
+
+
+def _said(ctx: click.Context) -> list[str]:
+    """The parameters that the command line says, or that of the sweep which it is in."""
+    return [name for name in ctx.params if ctx.get_parameter_source(name) in SAID]
+
+
+def _words(line: str) -> list[str]:
+    """The line's words from the problem on; what stands before it is the program's name.
+
+    Raises:
+        ArgumentError: it names no problem.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ArgumentError(f"the line cannot be read: {error}") from None
+    for place, word in enumerate(words):
+        if word in PROBLEMS or _is_plan(word):
+            return words[place:]
+    raise ArgumentError(f"the line names no problem; want {', '.join(PROBLEMS)}, or a plan's text in quotes")
+
+
+def _is_plan(word: str) -> bool:
+    return "[" in word
+
+
+def _outcome(ctx: click.Context, line: str) -> Outcome:
+    try:
+        return Outcome(line, driven=_driven(ctx))
+    except (FuseplanError, MemoryError) as error:
+        return Outcome(line, error=known_error(error))
+
+
+def _driven(ctx: click.Context) -> Driven:
+    given, plan = ctx.params, plan_of(ctx)
+    if given["dot_graph"] is not None:
+        _draw(plan, given["dot_graph"])
+    how = How(
+        target=given["target"],
+        threads=given["threads"],
+        is_verified=bool(given["verify"]),
+        is_timed=bool(given["time"]),
+        is_walled=bool(given["wall"]),
+        iterations=given["iter"],
+        is_compared=given["unfused"],
+    )
+    return drive(plan, how)
+
+
+def plan_of(ctx: click.Context) -> FusionPlan:
+    """The plan of a parsed line: of a problem's letters, or of a plan's text.
+
+    Raises:
+        PlanError: it is none.
+        ArgumentError: no problem is named, or letters are given beside a plan's text.
+    """
+    problem = ctx.params["problem"]
+    said = {name: ctx.params[name] for name in _said(ctx) if name in BY_WORD}
+    if problem is None:
+        raise ArgumentError(
+            f"no problem is named; want {', '.join(PROBLEMS)}, a plan's text, or --sweep FILE"
+        )
+    if not _is_plan(problem):
+        src, ops = Problem(problem, said).plan()
+        return FusionPlan(src, *ops)
+    if said:
+        flags = ", ".join(BY_WORD[word].flag for word in said)
+        raise ArgumentError(f"a plan's text says all of the plan; got {flags} beside it")
+    return FusionPlan.parse(problem)
+
+
+def _draw(plan: FusionPlan, place: Path) -> None:
+    """Writes the plan's graph, with its match where it has one.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    try:
+        graph = match(plan).to_dot()
+    except Unsupported:
+        graph = plan.to_dot()
+    try:
+        place.write_text(graph)
+    except OSError as error:
+        raise ArgumentError(f"--dot_graph {place} cannot be written: {error}") from None
+
+
+def _told(outcome: Outcome) -> str:
+    driven = outcome.driven
+    assert driven is not None
+    compiled = driven.compiled
+    lines = [
+        f"plan       {compiled.plan}",
+        f"command    {compiled.plan.to_command()}",
+        f"target     {compiled.target}, {compiled.target.shape}",
+        f"template   {compiled.choice}",
+        f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
+        f"error      {_judged(driven)}",
+    ]
+    lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]
+    return "\n".join([*lines, *([f"unfused    {driven.verdict}"] if driven.verdict else [])])
+
+
+def _judged(driven: Driven) -> str:
+    if driven.error is None:
+        return "not compared with float64"
+    verdict = "right" if driven.is_right else "WRONG"
+    return f"{driven.error:.1e} of the largest output, at most {driven.allowed:.1e}: {verdict}"
+
+
+def _times(driven: Driven) -> list[tuple[str, Seconds]]:
+    return [(name, taken) for name, taken in (("kernel", driven.kernel), ("wall", driven.wall)) if taken]
+
+
+def _ms(taken: Seconds) -> str:
+    return f"{taken.least * 1e3:.4f} ms at least, {taken.mean * 1e3:.4f} ms on average of {taken.calls}"
+
+
+def _told_shortly(outcome: Outcome) -> str:
+    """One line; an error's message below it."""
+    driven = outcome.driven
+    if driven is None:
+        message = "\n".join(f"    {each}" for each in str(outcome.error).splitlines())
+        return f"FAILED  {outcome.line}\n{message}"
+    times = "".join(f"  {name} {taken.mean * 1e3:.4f} ms" for name, taken in _times(driven))
+    if driven.verdict is not None and driven.verdict.speedup is not None:
+        times += f"  {driven.verdict.speedup:.2f} times {driven.verdict.best_other}"
+    verdict = "right " if driven.is_right else "WRONG "
+    error = "" if driven.error is None else f"  {driven.error:.1e}"
+    return f"{verdict}{error}{times}  {outcome.line}"

@@ -1,0 +1,109 @@
+"""The line that reproduces a plan.
+
+In the driver's letters where they say all of the plan, else `fuseplan run` with the plan's text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from fuseplan.driver import letters
+from fuseplan.driver.letters import Letter, Value
+from fuseplan.driver.problem import Problem
+from fuseplan.errors import PlanError
+from fuseplan.op import Op
+from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.conv import Conv
+from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.text import plan_text
+
+ENDINGS = {dtype: ending for ending, dtype in letters.DTYPES.items()}
+NAMES = {operators: name for name, operators in letters.MODES.items()}
+WORDS = {kind: word for word, (kind, _) in letters.ACTIVATIONS.items()}
+
+Said = Iterator[tuple[Letter, Value]]
+
+
+def command_text(src: TensorSpec, ops: Sequence[Op]) -> str:
+    """The line, ready for a shell; what it leaves out has its default."""
+    problem = _problem(src, ops)
+    if problem is None:
+        return shlex.join(["fuseplan", "run", plan_text(src, ops)])
+    words = [word for letter in letters.LETTERS for word in _written(problem, letter)]
+    return shlex.join(["fuseplan", "driver", problem.name, *words])
+
+
+def _written(problem: Problem, letter: Letter) -> Iterator[str]:
+    if letter.word in problem.given:
+        yield from (letter.flag, problem.given[letter.word])
+
+
+def _problem(src: TensorSpec, ops: Sequence[Op]) -> Problem | None:
+    """The plan in the driver's letters; None where they say another plan or none."""
+    if src.dtype not in ENDINGS or not src.spatial or src.layout is None:
+        return None
+    said = dict(_of_src(src))
+    mode = ""
+    for op in ops:
+        word, values = _of_operator(op)
+        mode += word
+        said |= values
+    if mode not in NAMES:
+        return None
+    said[letters.MODE] = NAMES[mode]
+    given = {letter.word: letter.written(value) for letter, value in said.items() if value != letter.default}
+    problem = Problem(letters.FAMILIES[0] + ENDINGS[src.dtype], given)
+    try:
+        return problem if problem.plan() == (src, list(ops)) else None
+    except PlanError:  # a value that a plan may have and a line may not
+        return None
+
+
+def _of_src(src: TensorSpec) -> Said:
+    yield letters.BATCH, src.batch
+    yield letters.CHANNELS, src.channels
+    yield letters.SPATIAL, len(src.spatial)
+    yield from _of_axes(letters.IN, src.spatial)
+    if src.layout is not None and src.layout != LAYOUTS[src.rank][0]:
+        yield letters.IN_LAYOUT, src.layout.upper()
+
+
+def _of_axes(each: tuple[Letter, ...], values: Sequence[int]) -> Said:
+    return zip(each[-len(values) :], values, strict=True)
+
+
+def _of_operator(op: Op) -> tuple[str, dict[Letter, Value]]:
+    """Its letter in a mode, and what a line says of it; a letter that no mode has for any other."""
+    if isinstance(op, Conv):
+        return "c", dict(_of_convolution(op))
+    if isinstance(op, Bias):
+        return "b", {}
+    if isinstance(op, BatchNorm):
+        return "n", {letters.BATCH_NORM: op.mode, letters.EPSILON: op.epsilon}
+    if type(op) in WORDS:
+        return "a", dict(_of_activation(op))
+    return "?", {}
+
+
+def _of_convolution(op: Conv) -> Said:
+    yield letters.FEATURES, op.features
+    yield letters.GROUPS, op.groups
+    yield from _of_axes(letters.FILTER, op.per_axis(op.kernel))
+    yield from _of_axes(letters.STRIDE, op.per_axis(op.stride))
+    yield from _of_axes(letters.DILATION, op.per_axis(op.dilation))
+    if isinstance(op.padding, str):
+        yield letters.PAD_MODE, op.padding
+    elif isinstance(op.padding, int):
+        yield from _of_axes(letters.PAD, op.per_axis(op.padding))
+    else:  # pairs end up as another plan, which is found out
+        yield from _of_axes(letters.PAD, [low if isinstance(low, int) else low[0] for low in op.padding])
+
+
+def _of_activation(op: Op) -> Said:
+    word = WORDS[type(op)]
+    yield letters.ACTIVATION, word
+    values = {each.name: each.value for each in op.parameters()}
+    names = letters.ACTIVATIONS[word][1]
+    for letter, name in zip((letters.ALPHA, letters.BETA, letters.GAMMA), names, strict=False):
+        yield letter, values[name]

@@ -1,0 +1,181 @@
+"""MIOpenDriver's letters for fusion problems, as tables: letter, long name, default, what is taken.
+
+Where MIOpen takes a number for a word, the word is taken too; the number is the word's place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.op import Op
+from fuseplan.ops.activation import (
+    Abs,
+    Clamp,
+    ClippedRelu,
+    Elu,
+    Identity,
+    LeakyRelu,
+    Power,
+    Relu,
+    Sigmoid,
+    Softplus,
+    Tanh,
+)
+from fuseplan.scalar import number
+from fuseplan.tensor import LAYOUTS
+
+Value = int | float | str
+
+DTYPES = {"": "f32", "fp16": "f16", "bfp16": "bf16"}  # by the ending of a problem's name
+FAMILIES = ("CBAInfer", "CAInfer")
+PROBLEMS = tuple(family + ending for family in FAMILIES for ending in DTYPES)
+
+# By name, the operators in order: c convolution, b bias, n batch normalization, a activation.
+MODES = {name: name for name in ("cbna", "cna", "na", "cn", "cba", "ca", "cb")}
+BATCH_NORM_MODES = ("per_activation", "spatial")
+PAD_MODES = ("conv", "default", "same", "valid")
+LAYOUT_WORDS = tuple(name.upper() for names in LAYOUTS.values() for name in names if len(name) > 2)
+AXES = "dhw"
+
+# MIOpen's activations in the order of its numbers, and which of our parameters its a, b and g are.
+ACTIVATIONS: dict[str, tuple[type[Op], tuple[str, ...]]] = {
+    "pasthru": (Identity, ()),
+    "logistic": (Sigmoid, ()),
+    "tanh": (Tanh, ("alpha", "beta")),
+    "relu": (Relu, ()),
+    "softrelu": (Softplus, ()),
+    "abs": (Abs, ()),
+    "power": (Power, ("alpha", "beta", "gamma")),
+    "clippedrelu": (ClippedRelu, ("alpha",)),
+    "leakyrelu": (LeakyRelu, ("negative_slope",)),
+    "elu": (Elu, ("alpha",)),
+    "clamp": (Clamp, ("min", "max")),
+}
+POWER_THRESHOLD = {"f16": 1e-4}  # where MIOpen's is not our default
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What a line may say.
+
+    Attributes:
+        letters: what stands behind one dash; none for what MIOpen has no letter for.
+        word: what stands behind two.
+        default: its value where the line does not say it; its type is what the line takes.
+        meaning: for the help.
+        least: of a whole number.
+        words: the words that it takes; any unless given.
+        is_numbered: whether MIOpen writes the words' numbers.
+    """
+
+    letters: str
+    word: str
+    default: Value
+    meaning: str
+    least: int = 0
+    words: tuple[str, ...] = ()
+    is_numbered: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All that a line may write for it."""
+        return (*(f"-{letter}" for letter in self.letters), f"--{self.word}")
+
+    @property
+    def flag(self) -> str:
+        """The shortest one that a shell reads without quotes."""
+        return self.flags[0] if self.letters[:1].isalnum() else f"--{self.word}"
+
+    @property
+    def wanted(self) -> str:
+        """What it takes."""
+        if self.is_numbered:
+            return ", ".join(f"{place} or {word}" for place, word in enumerate(self.words))
+        if self.words:
+            return " or ".join(self.words)
+        return "a number" if isinstance(self.default, float) else f"a whole number, {self.least} or more"
+
+    def read(self, given: str) -> Value:
+        """The value that a line gives.
+
+        Raises:
+            PlanError: it is none for this letter.
+        """
+        if self.words:
+            return self._word(given)
+        try:
+            value = float(given) if isinstance(self.default, float) else int(given)
+        except ValueError:
+            raise self.refused(given) from None
+        if math.isnan(value) or (isinstance(value, int) and value < self.least):
+            raise self.refused(given)
+        return value
+
+    def _word(self, given: str) -> str:
+        named = {word.lower(): word for word in self.words}
+        numbered = {str(place): word for place, word in enumerate(self.words)} if self.is_numbered else {}
+        found = named.get(given.lower()) or numbered.get(given)
+        if found is None:
+            near = did_you_mean(given.lower(), named) if given.isalpha() else None
+            raise self.refused(given, remedy=near)
+        return found
+
+    def written(self, value: Value) -> str:
+        """The value on a line, as MIOpen writes it."""
+        if self.is_numbered:
+            return str(self.words.index(str(value)))
+        return number(value) if isinstance(value, float) else str(value)
+
+    def refused(self, got: object, want: str | None = None, remedy: str | None = None) -> PlanError:
+        """The error about its value; `want` is what it takes unless given."""
+        what = f"{', '.join(self.flags)} has no such value"
+        return PlanError(what, got=repr(got), want=want or self.wanted, remedy=remedy)
+
+
+def _each_axis(letters: str, word: str, default: int, meaning: str, least: int = 1) -> tuple[Letter, ...]:
+    """A letter for each spatial axis, as `AXES` names them."""
+    named = zip(letters, AXES, strict=True)
+    return tuple(Letter(letter, f"{word}_{axis}", default, meaning, least) for letter, axis in named)
+
+
+IN = _each_axis("!HW", "in", 32, "The input's extent.")
+FILTER = _each_axis("@yx", "fil", 3, "The filter's extent.")
+STRIDE = _each_axis("#uv", "conv_stride", 1, "The filter's stride.")
+PAD = _each_axis("$pq", "pad", 0, "Zeros at either end of the input.", 0)
+DILATION = _each_axis("^lj", "dilation", 1, "The distance between the filter's taps.")
+
+BATCH = Letter("n", "batchsize", 32, "Images.", 1)
+CHANNELS = Letter("c", "in_channels", 3, "The input's channels.", 1)
+FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels.", 1)
+GROUPS = Letter("g", "group_count", 1, "The convolution's groups.", 1)
+PAD_MODE = Letter("z", "pad_mode", "conv", "conv and default: as padded by -p and -q.", words=PAD_MODES)
+PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with: 0 alone.")
+ACTIVATION = Letter("m", "activMode", "relu", "The activation.", words=tuple(ACTIVATIONS), is_numbered=True)
+ALPHA = Letter("A", "alpha", 1.0, "The activation's a.")
+BETA = Letter("B", "beta", 0.0, "The activation's b.")
+GAMMA = Letter("G", "gamma", 1.0, "The activation's g.")
+BATCH_NORM = Letter(
+    "M", "bnMode", "per_activation", "What statistics are per.", words=BATCH_NORM_MODES, is_numbered=True
+)
+EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's.")
+MODE = Letter("FJ", "fusion_mode", "cbna", "The operators.", words=tuple(MODES), is_numbered=True)
+SPATIAL = Letter("_", "spatial_dim", 2, "Spatial axes: 1, 2 or 3.", 1)
+IN_LAYOUT = Letter(
+    "I", "in_layout", "", "The input's layout; channels first unless given.", words=LAYOUT_WORDS
+)
+OUT_LAYOUT = Letter("O", "out_layout", "", "The output's: the input's.", words=LAYOUT_WORDS)
+FILTER_LAYOUT = Letter(
+    "f",
+    "fil_layout",
+    "",
+    "The filter's: any, since filters are packed when they are bound.",
+    words=LAYOUT_WORDS,
+)
+
+LETTERS: tuple[Letter, ...] = (
+    MODE, BATCH, CHANNELS, *IN, FEATURES, GROUPS, *FILTER, *STRIDE, *PAD, PAD_MODE, PAD_VALUE, *DILATION,
+    ACTIVATION, ALPHA, BETA, GAMMA, BATCH_NORM, EPSILON, SPATIAL, IN_LAYOUT, OUT_LAYOUT, FILTER_LAYOUT,
+)  # fmt: skip
+BY_WORD: dict[str, Letter] = {letter.word: letter for letter in LETTERS}
