@@ -250,6 +250,11 @@ class Kernel:
         return len(self.prologue) if self.convolution else None
 
     @property
+    def reduction_step(self) -> int | None:
+        """The plan's index of the operator with statistics, for refusals; None where there is none."""
+        return len(self.prologue) if self.reductions else None
+
+    @property
     def minimum_bytes(self) -> int:
         """What has to move: src and every operand read once, dst and every result written once."""
         read = self.src.nbytes + sum(operand.nbytes for operand in self.operands)

@@ -3,32 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from fuseplan.kernel import Convolution, Kernel, KernelOperand, Stage
+from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
-from fuseplan.plan import Step
+from fuseplan.ops.normalization import Normalization
+from fuseplan.plan import PlanResult, Step
+from fuseplan.scalar import Scalar
 from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
 
 
 def lower(match: Match) -> Kernel:
-    """The kernel of a match: its contraction, if it has one, and the elementwise stages before and after."""
+    """The kernel of a match: what is at its centre, and the elementwise stages before and after."""
     steps = match.steps
-    centre = next((step.index for step in steps if step.op.kind == "contraction"), None)
-    before, after = ((), steps) if centre is None else (steps[:centre], steps[centre + 1 :])
-    middle = () if centre is None else (steps[centre],)
-    roles = (("prologue", before), ("weight", middle), ("epilogue", after))
+    centre = next((step for step in steps if step.op.kind != "elementwise"), None)
+    if centre is None:
+        return _kernel(steps, (), steps)
+    before, after = steps[: centre.index], steps[centre.index + 1 :]
+    if isinstance(centre.op, Normalization):
+        return _normalization(steps, before, centre, after)
+    return replace(
+        _kernel(steps, before, after),
+        convolution=_convolution(centre),
+        operands=(
+            *_operands(before, "prologue"),
+            *_operands((centre,), "weight"),
+            *_operands(after, "epilogue"),
+        ),
+    )
+
+
+def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]) -> Kernel:
+    """Stages with nothing between them; all tensors lie as dst does, but for src."""
     return Kernel(
         src=steps[0].src,
         dst=steps[-1].dst,
         prologue=tuple(map(_stage, before)),
-        convolution=None if centre is None else _convolution(steps[centre]),
+        convolution=None,
         epilogue=tuple(map(_stage, after)),
-        operands=tuple(operand for role, part in roles for operand in _operands(part, role)),
+        operands=tuple(_operands(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
     )
+
+
+def _normalization(
+    steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
+) -> Kernel:
+    """Reductions of what the prologue gives; the element's formula is the first stage behind them."""
+    op = centre.op
+    assert isinstance(op, Normalization)  # by its kind
+    formulas = op.result_formulas(centre.leaves, centre.src)
+    return replace(
+        _kernel(steps, before, (centre, *after)),
+        reductions=op.reductions(centre.leaves, centre.src),
+        results=tuple(_result(each, formulas[each.result.name]) for each in centre.results),
+        reduced_per=op.per,
+    )
+
+
+def _result(given: PlanResult, formula: Scalar) -> KernelResult:
+    made = given.result
+    return KernelResult(given.key, made.per, made.shape, made.dtype, formula, made.updated)
 
 
 def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:

@@ -1,18 +1,19 @@
 """What an operator is: one class body that says its arithmetic and everything given to it.
 
-The fields of an operator's class are of three kinds. An operand is a tensor given at run time; a parameter is
-a number given at run time, with a default that the plan writes down; anything else is an attribute, fixed in
-the plan. Parser, printer, checks, arguments and documentation all read this one declaration.
+The fields of an operator's class are of four kinds. An operand is a tensor given at run time; a result is one
+that it gives besides its output; a parameter is a number given at run time, with a default that the plan
+writes down; anything else is an attribute, fixed in the plan. An attribute may be an operator: an activation,
+whose parameters are then the outer operator's. Parser, printer, checks, arguments and documentation all read
+this one declaration.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
@@ -20,9 +21,10 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.errors import PlanError
+from fuseplan.fields import real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
-from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of, is_integer
+from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -57,6 +59,25 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Result:
+    """A tensor that an operator gives besides its output, for a known src, in the compute dtype.
+
+    Attributes:
+        name: what arguments and the call's results call it.
+        shape: logical extents.
+        dtype: the compute dtype.
+        per: `channel` or `activation`.
+        updated: the caller gives the tensor, and its new value depends on the old one.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    per: str
+    updated: bool
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A number that an operator is given at run time, and the value the plan has for it."""
 
@@ -70,6 +91,15 @@ class OperandField:
 
     per: Per
     when: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class ResultField:
+    """The declaration of a result: what it is per, which operators of the class have it, if it is updated."""
+
+    per: Per
+    when: Callable[[Any], bool]
+    updated: bool
 
 
 def _always(_: object) -> bool:
@@ -87,6 +117,23 @@ def operand(per: Per, *, when: Callable[[Any], bool] = _always) -> Any:
     return OperandField(per, when)
 
 
+def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = False) -> Any:
+    """Declares a tensor that the operator gives besides its output.
+
+    Args:
+        per: `channel`, `activation`, or a function of (op, src) that gives one of these words.
+        when: whether the operator has it.
+        updated: the caller gives the tensor; its old value is a leaf of that name.
+    """
+    return ResultField(per, when, updated)
+
+
+def inner(*, default: Op | None = None) -> Any:
+    """Declares an attribute that is an activation: an elementwise operator without operands."""
+    marks = {"inner": True}
+    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+
+
 def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _always) -> Any:
     """Declares a number given at run time; without a default, the plan has to say it."""
     marks = {"parameter": when}
@@ -98,7 +145,7 @@ class Op(ABC):
 
     Attributes:
         name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
-        kind: `contraction` or `elementwise`.
+        kind: `contraction`, `normalization` or `elementwise`.
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
     """
@@ -108,12 +155,38 @@ class Op(ABC):
     onnx: ClassVar[str | None] = None
     torch: ClassVar[str | None] = None
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
+    result_fields: ClassVar[Mapping[str, ResultField]] = {}
 
     def __post_init__(self) -> None:
         for declared in dataclasses.fields(cast(Any, self)):
             when = declared.metadata.get("parameter")
             if when is not None:
                 self._check_parameter(declared, applies=when(self))
+        for name in self.inner_names():
+            self._check_inner(name)
+
+    def _check_inner(self, name: str) -> None:
+        """Checks that the value of the field is an activation whose parameters have names of their own."""
+        value: Any = getattr(self, name)
+        got = repr(value)
+        if isinstance(value, Op):
+            listed = [key for key, made in value.operand_fields.items() if made.when(value)]
+            got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
+            if isinstance(value, Elementwise) and not listed:
+                self._check_apart(name, value)
+                return
+        raise refused(
+            self.name, name, "is an activation: an elementwise operator without operands", got=got,
+            want="such as relu or leaky_relu(0.1); in Python Relu() or LeakyRelu(0.1)",
+        )  # fmt: skip
+
+    def _check_apart(self, name: str, activation: Op) -> None:
+        own = {*self.operand_fields, *self.result_fields, "x"}
+        own |= {each.name for each in dataclasses.fields(cast(Any, self))}
+        for each in activation.parameters():
+            if each.name in own:
+                problem = f"has a parameter {each.name!r}, a name that {self.name} has already"
+                raise refused(self.name, name, problem, remedy="Give it another name")
 
     def _check_parameter(self, declared: dataclasses.Field[Any], applies: bool) -> None:
         value = getattr(self, declared.name)
@@ -142,13 +215,30 @@ class Op(ABC):
             )
         return Operand(name, shape, dtype, word)
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The numbers it takes at run time, with the plan's values."""
+    def results(self, src: TensorSpec) -> tuple[Result, ...]:
+        """The tensors it gives besides its output, in the order of their declaration."""
         return tuple(
-            Parameter(declared.name, getattr(self, declared.name))
-            for declared in dataclasses.fields(cast(Any, self))
-            if declared.metadata.get("parameter", lambda _: False)(self)
+            self._result(name, made, src) for name, made in self.result_fields.items() if made.when(self)
         )
+
+    def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
+        per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
+        return Result(name, PER[per](src), src.compute_dtype, per, declared.updated)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The numbers it takes at run time, with the plan's values: its own, then its activation's."""
+        declared = dataclasses.fields(cast(Any, self))
+        own = [each.name for each in declared if each.metadata.get("parameter", lambda _: False)(self)]
+        activations = [getattr(self, name) for name in self.inner_names()]
+        return (
+            *(Parameter(name, getattr(self, name)) for name in own),
+            *(each for activation in activations for each in activation.parameters()),
+        )
+
+    @classmethod
+    def inner_names(cls) -> tuple[str, ...]:
+        """The attributes that are activations."""
+        return tuple(each.name for each in dataclasses.fields(cast(Any, cls)) if "inner" in each.metadata)
 
     def attributes(self) -> dict[str, object]:
         """What is fixed in the plan, in the order of declaration."""
@@ -181,6 +271,12 @@ class Op(ABC):
             operands: by the operand's name, of the operand's shape.
             parameters: by name; the plan's values stand for those left out.
         """
+
+    def evaluate(
+        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]
+    ) -> tuple[Array, dict[str, Array]]:
+        """The meaning with all results, by name; old values of updated ones are among `operands`."""
+        return self.reference(src, operands, parameters), {}
 
     @classmethod
     @abstractmethod
@@ -230,65 +326,10 @@ def broadcast(value: Array, rank: int) -> Array:
     return wide.reshape(wide.shape + (1,) * (rank - 2)) if wide.ndim == 1 else wide
 
 
-def refused(operator: str, field: str, problem: str, **details: Any) -> PlanError:
-    """The error about one field of an operator; `details` are PlanError's own."""
-    return PlanError(f"{operator}: {field} {problem}", field=field, **details)
-
-
-def real(operator: str, field: str, value: object) -> float:
-    """The value of an operator's field as a float.
-
-    Raises:
-        PlanError: it is no number, or NaN, or too large for a float.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise refused(operator, field, "is a number", got=repr(value))
-    try:
-        number = float(value) + 0.0  # negative zero prints as zero, so it is zero
-    except OverflowError:
-        raise refused(operator, field, "is a number that fits in a float", want="at most 1.8e308") from None
-    if math.isnan(number):
-        raise refused(operator, field, "is a number", got="nan", want="a number or an infinity")
-    return number
-
-
-def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> None:
-    """Checks that the value of an operator's field is one of the known words.
-
-    Raises:
-        PlanError: it is not.
-    """
-    names = list(known)
-    if value not in names:
-        near = did_you_mean(str(value), names)
-        raise refused(operator, field, f"is not {value!r}", want=" or ".join(names), remedy=near)
-
-
-def positive(operator: str, field: str, value: Any) -> int:
-    """The value of an operator's field as an int.
-
-    Raises:
-        PlanError: it is no integer from 1 to 2^31 - 1.
-    """
-    if not is_integer(value) or not 1 <= value < 2**31:
-        raise refused(operator, field, "is a positive integer", got=repr(value))
-    return int(value)
-
-
-def true_or_false(operator: str, field: str, value: object) -> None:
-    """Checks that the value of an operator's field is True or False.
-
-    Raises:
-        PlanError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise refused(operator, field, "is True or False", got=repr(value))
-
-
 OpClass = TypeVar("OpClass", bound=type[Op])
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(parameter,))
+@dataclass_transform(frozen_default=True, field_specifiers=(parameter, inner))
 def operator(cls: OpClass) -> OpClass:
     """Makes an operator of a class: frozen, compared by value, named after the class, its operands gathered.
 
@@ -300,10 +341,11 @@ def operator(cls: OpClass) -> OpClass:
         raise TypeError(f"{cls.__name__} has no docstring: its first line is the operator's formula")
     if "name" not in vars(cls):
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
-    inherited = dict(cls.operand_fields)
-    own = {name: value for name, value in vars(cls).items() if isinstance(value, OperandField)}
-    cls.operand_fields = inherited | own
-    for name in own:
+    operands = {name: value for name, value in vars(cls).items() if isinstance(value, OperandField)}
+    results = {name: value for name, value in vars(cls).items() if isinstance(value, ResultField)}
+    cls.operand_fields = dict(cls.operand_fields) | operands
+    cls.result_fields = dict(cls.result_fields) | results
+    for name in (*operands, *results):
         delattr(cls, name)
     made = cast(OpClass, dataclass(frozen=True)(cls))
     kinds = ["parameter" in each.metadata for each in dataclasses.fields(cast(Any, made))]

@@ -40,6 +40,27 @@ class Reason(Enum):
         "this takes elementwise operators alone",
         "The rule `contraction`, and its templates such as `direct`, take plans with one contraction",
     )
+    NORMALIZATION_IN_POINTWISE = (
+        "normalization-in-pointwise",
+        "this takes elementwise operators alone",
+        "The rule `normalization`, and the template of that name, take plans with one operator that has "
+        "statistics",
+    )
+    NO_NORMALIZATION = (
+        "no-normalization",
+        "this takes plans with an operator that has statistics, such as batch_norm_training",
+        "Elementwise operators alone are taken by the rule and the template `pointwise`",
+    )
+    SEVERAL_NORMALIZATIONS = (
+        "several-normalizations",
+        "one kernel holds one operator that has statistics",
+        "Split the plan in front of the second one",
+    )
+    CONTRACTION_AND_NORMALIZATION = (
+        "contraction-and-normalization",
+        "no element can be normalised before the last product is summed",
+        "Split the plan in front of the operator with statistics",
+    )
 
     # What no template of a backend computes.
     STRIDED_PROLOGUE = (

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fuseplan.scalar import Scalar, text
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.scalar import NUMPY, Scalar, fold, text
 
 KINDS = ("moments", "sums")
 
@@ -31,3 +36,23 @@ class Reduction:
     def text(self) -> str:
         """All fields in one line."""
         return f"{', '.join(self.names)} = {self.kind} of {'; '.join(map(text, self.expressions))}"
+
+
+def reduce(
+    reduction: Reduction, leaves: Mapping[str, Any], shape: tuple[int, ...], axes: tuple[int, ...]
+) -> dict[str, NDArray[np.float64]]:
+    """The numbers of a reduction in float64, by name; the reduced axes stay, with extent 1.
+
+    Args:
+        reduction: what is reduced.
+        leaves: what its expressions are over: float64 arrays that broadcast over `shape`.
+        shape: extents of all elements.
+        axes: over which is summed.
+    """
+    parts = [np.broadcast_to(fold(each, leaves, NUMPY), shape) for each in reduction.expressions]
+    if reduction.kind == "sums":
+        sums = [part.sum(axis=axes, keepdims=True) for part in parts]
+        return dict(zip(reduction.names, sums, strict=True))
+    mean = parts[0].mean(axis=axes, keepdims=True)
+    variance = np.square(parts[0] - mean).mean(axis=axes, keepdims=True)
+    return dict(zip(reduction.names, (mean, variance), strict=True))

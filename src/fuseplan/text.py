@@ -38,12 +38,15 @@ def operator_text(op: Op, *, parameters: bool = True) -> str:
         if is_default or (name in given and not parameters):
             continue
         bare = position == 0 and not isinstance(value, bool)
-        fields.append(value_text(value) if bare else f"{name}={value_text(value)}")
+        shown = value_text(value, parameters=parameters)
+        fields.append(shown if bare else f"{name}={shown}")
     return f"{op.name}({', '.join(fields)})" if fields else op.name
 
 
-def value_text(value: object) -> str:
-    """The text of a field's value."""
+def value_text(value: object, *, parameters: bool = True) -> str:
+    """The text of a field's value; of an operator without `parameters`, of what is fixed in it."""
+    if isinstance(value, Op):
+        return operator_text(value, parameters=parameters)
     if isinstance(value, str):
         is_word = value.isidentifier() and not keyword.iskeyword(value) and value != "inf"
         return value if is_word else json.dumps(value, ensure_ascii=False)
@@ -83,13 +86,18 @@ def parse_operator(text: str) -> Op:
     """
     if not text:
         raise PlanError("an operator is missing here", want=CALL, text=text, span=(0, 0))
-    tree = python_expression(text, "an operator", CALL)
+    return _operator(text, python_expression(text, "an operator", CALL))
+
+
+def _operator(text: str, tree: ast.expr) -> Op:
+    """The operator that a node of the text's tree names."""
     call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
     if not isinstance(call.func, ast.Name):
         raise PlanError("this is not an operator", want=CALL, text=text, span=span_of(text, tree))
     kind = _kind(text, call.func)
     nodes = _fields(text, call, kind)
-    values = {name: _value(text, node) for name, node in nodes.items()}
+    inner = kind.inner_names()
+    values = {name: (_operator if name in inner else _value)(text, node) for name, node in nodes.items()}
     try:
         return kind(**values)
     except PlanError as error:
@@ -181,16 +189,20 @@ def plan_json(src: TensorSpec, ops: Iterable[Op]) -> str:
     """The JSON of a plan: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
     tensor: dict[str, object] = {"shape": src.shape, "dtype": src.dtype}
     tensor |= {"strides": src.strides} if src.strides else {"layout": src.layout}
-    operators = [{"name": op.name, "fields": _written_fields(op)} for op in ops]
-    return json.dumps({"src": tensor, "operators": operators}, allow_nan=False)
+    return json.dumps({"src": tensor, "operators": list(map(_written, ops))}, allow_nan=False)
 
 
-def _written_fields(op: Op) -> dict[str, object]:
-    """The fields that are not at their default; JSON has no infinities, so they are words there."""
-    written = {name: value for name, value, is_default in op.written() if not is_default}
-    return {
-        name: number(value) if value in (math.inf, -math.inf) else value for name, value in written.items()
-    }
+def _written(op: Op) -> dict[str, object]:
+    """An operator, with the fields that are not at their default."""
+    fields = {name: _written_value(value) for name, value, is_default in op.written() if not is_default}
+    return {"name": op.name, "fields": fields}
+
+
+def _written_value(value: object) -> object:
+    """A field's value; JSON has no infinities, so they are words there."""
+    if isinstance(value, Op):
+        return _written(value)
+    return number(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def parse_json(text: str) -> tuple[TensorSpec, list[Op]]:
@@ -266,7 +278,11 @@ def _json_operator(where: str, member: Any) -> Op:
         remedy = did_you_mean(member["name"], BY_NAME)
         raise PlanError(f"{where}: there is no operator {member['name']!r}", remedy=remedy)
     names, required, is_open = fields_of(kind)
-    fields = {name: _json_value(value) for name, value in member["fields"].items()}
+    inner = kind.inner_names()
+    fields = {
+        name: _json_operator(f"{where}.fields.{name}", value) if name in inner else _json_value(value)
+        for name, value in member["fields"].items()
+    }
     for name in fields:
         if name not in names and not is_open:
             raise PlanError(f"{where}: {kind.name} has no field {name!r}", remedy=did_you_mean(name, names))

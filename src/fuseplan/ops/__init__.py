@@ -11,6 +11,7 @@ from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.training import TRAINING
 
-OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, Matmul, *AFFINE, *ACTIVATIONS, Expression)
+OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, Matmul, *AFFINE, *ACTIVATIONS, *TRAINING, Expression)
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, one_of, operator, parameter
+from fuseplan.fields import one_of
+from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, operator, parameter
 from fuseplan.scalar import (
     Scalar,
     erf,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.op import Elementwise, Op, one_of, operand, operator, parameter, true_or_false
+from fuseplan.fields import one_of, true_or_false
+from fuseplan.op import Elementwise, Op, operand, operator, parameter
 from fuseplan.scalar import Scalar, sqrt, where
 from fuseplan.tensor import TensorSpec
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.op import Array, Op, Shape, one_of, operand, operator, positive, refused
+from fuseplan.fields import one_of, positive, refused
+from fuseplan.op import Array, Op, Shape, operand, operator
 from fuseplan.tensor import TensorSpec, is_integer
 
 Pair = tuple[int, int]

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from fuseplan.errors import PlanError
+from fuseplan.fields import real, refused
 from fuseplan.formula import parse_expression
-from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, Parameter, operator, real, refused
+from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, Parameter, operator
 from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
 from fuseplan.syntax import python_expression
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fuseplan.op import Array, Op, Shape, one_of, operand, operator, positive, true_or_false
+from fuseplan.fields import one_of, positive, true_or_false
+from fuseplan.op import Array, Op, Shape, operand, operator
 from fuseplan.ops.conv import PRECISIONS, check_precision
 from fuseplan.tensor import TensorSpec
 

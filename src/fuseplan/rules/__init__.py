@@ -2,6 +2,7 @@
 
     contraction    one convolution or matrix product and the elementwise operators on both sides
     pointwise      elementwise operators alone
+    normalization  one operator with statistics and the elementwise operators on both sides
 
 To add one: a module with a class that has `name` and `conditions`, and its line in RULES.
 """
@@ -9,7 +10,8 @@ To add one: a module with a class that has `name` and `conditions`, and its line
 from __future__ import annotations
 
 from fuseplan.rules.contraction import ContractionRule
+from fuseplan.rules.normalization import NormalizationRule
 from fuseplan.rules.pointwise import PointwiseRule
 from fuseplan.rules.rule import Rule
 
-RULES: tuple[Rule, ...] = (ContractionRule(), PointwiseRule())
+RULES: tuple[Rule, ...] = (ContractionRule(), PointwiseRule(), NormalizationRule())

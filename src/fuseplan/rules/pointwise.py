@@ -1,4 +1,4 @@
-"""The rule of plans without a contraction."""
+"""The rule of plans of elementwise operators alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ class PointwiseRule:
     name: ClassVar[str] = "pointwise"
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
-        """No operator is a contraction."""
-        found = [step.index for step in plan.steps if step.op.kind != "elementwise"]
+        """All operators are elementwise."""
         yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
-        first = found[0] if found else None
-        met = None if first is None else plan[first].op.name
-        yield claim(first is None, Reason.CONTRACTION_IN_POINTWISE, got=met, operator=first)
+        yield _none("contraction", plan, Reason.CONTRACTION_IN_POINTWISE)
+        yield _none("normalization", plan, Reason.NORMALIZATION_IN_POINTWISE)
+
+
+def _none(kind: str, plan: FusionPlan, reason: Reason) -> Claim:
+    """That no operator is of the kind."""
+    first = next((step for step in plan.steps if step.op.kind == kind), None)
+    if first is None:
+        return claim(True, reason)
+    return claim(False, reason, got=first.op.name, operator=first.index)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, narrow
 from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand, Stage
+from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.op import broadcast
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
+from fuseplan.ops.normalization import reduced_axes
+from fuseplan.reduction import reduce
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensor import TensorSpec
 
@@ -37,6 +39,13 @@ class Interpreter:
         x = apply(kernel.prologue, _read(kernel.src, places["src"]), leaves)
         if kernel.convolution is not None:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+        for reduction in kernel.reductions:
+            with np.errstate(all="ignore"):
+                leaves |= reduce(
+                    reduction, {**leaves, "x": x}, x.shape, reduced_axes(kernel.reduced_per, x.ndim)
+                )
+        for result in kernel.results:
+            self._write(result, places[f"result:{result.key}"], leaves)
         x = apply(kernel.epilogue, x, leaves)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
@@ -54,6 +63,14 @@ class Interpreter:
         dense = _dense(operand.shape)
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
         return broadcast(packed.astype(np.float64), self.kernel.src.rank)
+
+    def _write(self, result: KernelResult, address: int, leaves: Mapping[str, Any]) -> None:
+        """A result from the statistics and, where it is updated, its old value."""
+        lying = Buffer(address, result.shape, result.dtype, _dense(result.shape), False, None).numpy()
+        old = {result.key: broadcast(lying, self.kernel.src.rank)} if result.updated else {}
+        with np.errstate(all="ignore"):
+            made = fold(result.expression, {**leaves, **old}, NUMPY)
+        lying[...] = narrow(made, result.dtype).reshape(result.shape)
 
 
 def apply(stages: Sequence[Stage], x: Array, leaves: Mapping[str, Any]) -> Array:

@@ -40,7 +40,8 @@ class Interpreted(Template):
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """What has to move, and one float64 array a stage."""
         between = 8 * (len(kernel.prologue) * kernel.src.size + len(kernel.epilogue) * kernel.dst.size)
-        return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, between)
+        written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+        return Traffic(kernel.minimum_bytes - written, written, between)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         """By a rate that NumPy reaches nearly everywhere; there is nothing to rank it against."""
@@ -49,7 +50,7 @@ class Interpreted(Template):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """That of a float64 sum in any order: one rounding a product."""
-        depth = kernel.convolution.depth if kernel.convolution else 1
+        depth = kernel.convolution.depth if kernel.convolution else kernel.reduced_count
         return float(depth * 2.0**-53)
 
     def error_bound(self, kernel: Kernel) -> float:
@@ -59,7 +60,8 @@ class Interpreted(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's own text: the interpreter reads the record."""
         operands = tuple(Slot("operand", operand.key) for operand in kernel.operands)
-        slots = (Slot("src"), Slot("dst"), *operands, Slot("parameters"))
+        results = tuple(Slot("result", result.key) for result in kernel.results)
+        slots = (Slot("src"), Slot("dst"), *operands, *results, Slot("parameters"))
         return Source(kernel.text, "interpret", slots, language="kernel")
 
     def pack(

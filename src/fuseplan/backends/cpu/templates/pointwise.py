@@ -55,6 +55,7 @@ class Pointwise(Template):
         yield claim(
             kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
         )
+        yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

@@ -1,0 +1,276 @@
+"""Training: batch normalisation by the statistics of the batch, and the backward passes.
+
+A backward pass multiplies by the derivative of the forward formula, which `derivative.py` makes: no operator
+here has a gradient of an activation of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fuseplan.derivative import derivative
+from fuseplan.errors import PlanError
+from fuseplan.fields import one_of, true_or_false
+from fuseplan.op import Elementwise, Op, inner, operand, operator, parameter, result
+from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
+from fuseplan.ops.affine import MODES
+from fuseplan.ops.normalization import Keys, Normalization
+from fuseplan.reduction import Reduction
+from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, sqrt
+from fuseplan.tensor import TensorSpec
+
+STATISTICS = ("saved", "recomputed")
+
+
+def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar]) -> Scalar:
+    """The derivative of an activation at `at`; `leaves` are its parameters, by its own names."""
+    return fold(derivative(activation.formula()), {**leaves, "x": at}, REBUILD)
+
+
+@operator
+class ActivationBackward(Elementwise):
+    """x * derivative(of)(input)
+
+    The gradient of src of an activation: x is the gradient of its output, `input` what it was applied to.
+    Its parameters are the activation's.
+
+    input: the shape of src.
+
+    MIOpen: miopenCreateOpActivationBackward. MIOpen's POWER forgets to multiply by the gradient; here,
+    `activation_backward(power)` is x * gamma*beta*(alpha + beta*input)**(gamma - 1) above the threshold.
+    """
+
+    input = operand("element")
+    of: Elementwise = inner()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        derivative(self.of.formula())  # which may be too large
+
+    def apply(self, x: Scalar, input: Scalar, **parameters: Scalar) -> Scalar:
+        """The formula."""
+        return _product(x, slope(self.of, input, parameters))
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Of an activation without parameters, and of some with."""
+        yield "f32[3x5]", cls(Relu())
+        yield "f32[2x5x3x7, nhwc]", cls(LeakyRelu(0.1))
+        yield "f32[2x3x7]", cls(Elu())
+        yield "f32[1x3x3x2x5]", cls(Power(alpha=0.5, beta=0.25, gamma=1.75))
+
+
+def _product(gradient: Scalar, by: Scalar) -> Scalar:
+    return gradient if by == const(1) else gradient * by
+
+
+def _per(op: BatchNormTraining | BatchNormBackward, src: TensorSpec) -> str:
+    return MODES[op.mode]
+
+
+def _is_saved(op: BatchNormTraining) -> bool:
+    return op.saved
+
+
+def _is_running(op: BatchNormTraining) -> bool:
+    return op.running
+
+
+@operator
+class BatchNormTraining(Normalization):
+    """(x - mean) * (scale/sqrt(variance + epsilon)) + shift
+
+    Normalises by the statistics of the batch: mean and variance of all elements of a channel (`spatial`), or
+    of the batch at each place (`per_activation`). The variance is the mean of the squared deviations.
+
+    scale, shift: (c,) with mode `spatial`; (c, *spatial) with `per_activation`.
+
+    Results, shaped like scale. With `saved`, what the backward pass needs: saved_mean = mean and
+    saved_inverse_variance = 1/sqrt(variance + epsilon). With `running`, statistics for inference, given by
+    the caller and updated: running_mean + momentum * (mean - running_mean), and running_variance likewise
+    with variance * count/(count - 1), where count is the number of elements that share a mean.
+
+    MIOpen: miopenCreateOpBatchNormForward, momentum is expAvgFactor.
+    """
+
+    torch: ClassVar[str | None] = "batch_norm"
+
+    scale = operand(_per)
+    shift = operand(_per)
+    saved_mean = result(_per, when=_is_saved)
+    saved_inverse_variance = result(_per, when=_is_saved)
+    running_mean = result(_per, when=_is_running, updated=True)
+    running_variance = result(_per, when=_is_running, updated=True)
+    mode: str = "spatial"
+    running: bool = False
+    saved: bool = True
+    epsilon: float = parameter(default=1e-5)
+    momentum: float = parameter(default=0.1, when=_is_running)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "mode", self.mode, MODES)
+        true_or_false(self.name, "running", self.running)
+        true_or_false(self.name, "saved", self.saved)
+
+    @property
+    def per(self) -> str:
+        """The mode's."""
+        return MODES[self.mode]
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape of src.
+
+        Raises:
+            PlanError: the running variance is of one element, which has none.
+        """
+        if self.running and self.count(src) < 2:
+            raise PlanError(
+                f"{self.name}: the running variance needs more than one element a mean",
+                field="running",
+                got=str(src),
+                want="a larger batch, or mode=spatial and more than one place",
+            )
+        return super().output(src)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+        """Mean and variance of src."""
+        return (Reduction("moments", (keys["batch_mean"], keys["batch_variance"]), (leaf("x"),)),)
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """What is saved, and what is updated."""
+        mean, variance = leaf(keys["batch_mean"]), leaf(keys["batch_variance"])
+        found: dict[str, Scalar] = {}
+        if self.saved:
+            found["saved_mean"] = mean
+            found["saved_inverse_variance"] = 1 / sqrt(variance + leaf(keys["epsilon"]))
+        if self.running:
+            count = self.count(src)
+            unbiased = variance * (count / (count - 1))
+            for name, new in (("running_mean", mean), ("running_variance", unbiased)):
+                old = leaf(keys[name])
+                found[name] = old + leaf(keys["momentum"]) * (new - old)
+        return found
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; what depends on the channel alone is bracketed, so that it can be computed once."""
+        names = ("batch_mean", "batch_variance", "scale", "shift", "epsilon")
+        mean, variance, scale, shift, epsilon = (leaf(keys[name]) for name in names)
+        return (leaf("x") - mean) * (scale / sqrt(variance + epsilon)) + shift
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each mode, with and without results."""
+        yield "f32[3x5]", cls()
+        yield "f32[2x3x7]", cls(saved=False)
+        yield "f32[2x5x3x7, nhwc]", cls(running=True, momentum=0.3)
+        yield "f32[3x5x3x7]", cls("per_activation", running=True)
+        yield "f32[2x3x3x2x5]", cls(epsilon=1e-3)
+
+
+def _takes_saved(op: BatchNormBackward) -> bool:
+    return op.statistics == "saved"
+
+
+def _recomputes(op: BatchNormBackward) -> bool:
+    return op.statistics == "recomputed"
+
+
+def _has_activation(op: BatchNormBackward) -> bool:
+    return op.activation != Identity()
+
+
+@operator
+class BatchNormBackward(Normalization):
+    """scale*inverse_variance * (g - sum(g)/count - n*sum(g*n)/count)
+
+    The gradient of src of `batch_norm_training -> activation`: x is the gradient of what these gave; n =
+    (input - mean) * inverse_variance is the normalised input, and g = x * derivative(activation)(n*scale +
+    shift) the gradient behind the normalisation. Sums are over the `count` elements that share a mean.
+
+    input: the shape of src, what batch_norm_training was applied to. scale; shift where there is an
+    activation; mean and inverse_variance with statistics `saved`: (c,) with mode `spatial`, (c, *spatial)
+    with `per_activation`. With statistics `recomputed`, mean and inverse_variance are those of input.
+
+    Results, shaped like scale: scale_gradient = sum(g*n), shift_gradient = sum(g).
+
+    MIOpen: miopenCreateOpBatchNormBackward and miopenCreateOpActivationBackward after it.
+    """
+
+    input = operand("element")
+    scale = operand(_per)
+    shift = operand(_per, when=_has_activation)
+    mean = operand(_per, when=_takes_saved)
+    inverse_variance = operand(_per, when=_takes_saved)
+    scale_gradient = result(_per)
+    shift_gradient = result(_per)
+    activation: Elementwise = inner(default=Identity())
+    mode: str = "spatial"
+    statistics: str = "saved"
+    epsilon: float = parameter(default=1e-5, when=_recomputes)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "mode", self.mode, MODES)
+        one_of(self.name, "statistics", self.statistics, STATISTICS)
+        derivative(self.activation.formula())  # which may be too large
+
+    @property
+    def per(self) -> str:
+        """The mode's."""
+        return MODES[self.mode]
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+        """Mean and variance of input, unless they are given; then the two sums of the gradient."""
+        normalised, gradient = self._parts(keys)
+        sums = Reduction(
+            "sums", (keys["gradient_sum"], keys["product_sum"]), (gradient, gradient * normalised)
+        )
+        if self.statistics == "saved":
+            return (sums,)
+        names = keys["batch_mean"], keys["batch_variance"]
+        return Reduction("moments", names, (leaf(keys["input"]),)), sums
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """The two sums."""
+        return {
+            "scale_gradient": leaf(keys["product_sum"]),
+            "shift_gradient": leaf(keys["gradient_sum"]),
+        }
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; what depends on the channel alone is bracketed, so that it can be computed once."""
+        count = self.count(src)
+        normalised, gradient = self._parts(keys)
+        _, inverse = self._moments(keys)
+        means = [leaf(keys[name]) / count for name in ("gradient_sum", "product_sum")]
+        return leaf(keys["scale"]) * inverse * (gradient - means[0] - normalised * means[1])
+
+    def _moments(self, keys: Keys) -> tuple[Scalar, Scalar]:
+        """Mean and inverse variance of input."""
+        if self.statistics == "saved":
+            return leaf(keys["mean"]), leaf(keys["inverse_variance"])
+        return leaf(keys["batch_mean"]), 1 / sqrt(leaf(keys["batch_variance"]) + leaf(keys["epsilon"]))
+
+    def _parts(self, keys: Keys) -> tuple[Scalar, Scalar]:
+        """The normalised input, and the gradient behind the normalisation."""
+        mean, inverse = self._moments(keys)
+        normalised = (leaf(keys["input"]) - mean) * inverse
+        if not _has_activation(self):
+            return normalised, leaf("x")
+        given = {each.name: leaf(keys[each.name]) for each in self.activation.parameters()}
+        before = normalised * leaf(keys["scale"]) + leaf(keys["shift"])
+        return normalised, _product(leaf("x"), slope(self.activation, before, given))
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Statistics saved and recomputed, each mode, with and without an activation."""
+        yield "f32[3x5]", cls()
+        yield "f32[2x3x7]", cls(statistics="recomputed")
+        yield "f32[2x5x3x7, nhwc]", cls(Relu())
+        yield "f32[3x5x3x7]", cls(LeakyRelu(0.1), mode="per_activation")
+        yield "f32[2x3x3x2x5]", cls(Elu(), statistics="recomputed", epsilon=1e-3)
+
+
+TRAINING = (BatchNormTraining, BatchNormBackward, ActivationBackward)
