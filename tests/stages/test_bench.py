@@ -163,3 +163,15 @@ def test_suites_are_toml_with_a_comment_that_says_what_they_are() -> None:
         for place in folder.glob("*.toml"):
             assert place.read_text().startswith("# "), place
             assert tomllib.loads(place.read_text())["title"]
+
+
+def test_cases_are_chosen_by_name_and_group() -> None:
+    found = suite.load("published_cuda")
+    assert len(suite.chosen(found, "CBA, f16 nhwc").cases) == 13
+    both = suite.chosen(found, "NA, f32 & 7-7").cases
+    assert [(case.name, case.group) for case in both] == [
+        ("512-7-7", "NA, f32 nchw"),
+        ("2048-7-7", "NA, f32 nchw"),
+    ]
+    with pytest.raises(ArgumentError, match="no case"):
+        suite.chosen(found, "NA & 3x3")

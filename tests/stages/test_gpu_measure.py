@@ -87,7 +87,7 @@ def test_which_peers_are_measured_for_which_plan() -> None:
         return {name for name, peer in BY_NAME.items() if peer().takes(FusionPlan.parse(text))}
 
     usual = {"fuseplan", "fuseplan:again", "fuseplan:unfused", "torch", "torch.compile"}
-    usual |= {"unfused:first", "unfused:last"}
+    usual |= {"unfused:first", "unfused:last", "torch.compile:default"}
     other_layout = {"torch:nhwc", "torch.compile:nhwc", "cudnn:nhwc"}
     assert taking(CONV) == usual | {"torch:steps", "cudnn", "cublaslt"}
     assert taking(CONV.replace(", nhwc", "")) == usual | other_layout | {"torch:steps", "cudnn"}

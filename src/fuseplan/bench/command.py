@@ -47,7 +47,7 @@ class Options:
         patience: seconds to wait, in all, for other programs to rest.
         folder: where results are appended; None appends none.
         as_json: print JSON in place of tables.
-        only: cases whose name or group contains it.
+        only: cases whose name or group contains it; of `a & b`, both.
     """
 
     threads: Sequence[int] = (1,)

@@ -39,7 +39,7 @@ class GpuOptions:
     Attributes:
         libraries: peers, comma-separated, each in all its forms; `fuseplan` is ours.
         rounds, block_ms: blocks a variant gets, and how long one lasts.
-        only: cases whose name or group contains it.
+        only: cases whose name or group contains it; of `a & b`, both.
         run: the stamp of the run, so that several commands count as one.
         is_host: also time the host, and CUDA graphs.
         folder: where results are appended; None appends none.
@@ -166,7 +166,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", default=LIBRARIES, help="comma-separated; fuseplan is ours")
     parser.add_argument("--rounds", type=int, default=GpuOptions.rounds)
     parser.add_argument("--block-ms", type=float, default=GpuOptions.block_ms)
-    parser.add_argument("--only", default="", help="cases whose name or group contains it")
+    parser.add_argument("--only", default="", help="cases whose name or group contains it; of `a & b`, both")
     parser.add_argument("--run", default="", help="stamp of the run: commands with the same count as one")
     parser.add_argument("--host", action="store_true", help="also time the host, and CUDA graphs")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder to append to")

@@ -82,12 +82,15 @@ def load(name: str) -> Suite:
 
 
 def chosen(suite: Suite, only: str) -> Suite:
-    """The suite with the cases whose name or group contains `only`.
+    """The suite with the cases whose name or group contains `only`; of `a & b`, both.
 
     Raises:
         ArgumentError: there is none.
     """
-    cases = tuple(case for case in suite.cases if only in case.name or only in case.group)
+    words = [word.strip() for word in only.split("&")]
+    cases = tuple(
+        case for case in suite.cases if all(word in case.name or word in case.group for word in words)
+    )
     if not cases:
         raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
     return Suite(suite.name, suite.title, cases, suite.aims)

@@ -22,12 +22,13 @@ from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
+from fuseplan.cli.statuses import REFUSED, RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
+from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
@@ -35,8 +36,6 @@ from fuseplan.measure.peaks import peaks
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
-RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3  # exit statuses
-STATUSES = {Unsupported: REFUSED, BuildError: WRONG}
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
 SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
@@ -47,24 +46,18 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except FuseplanError as error:
-            _print_error(error, ctx)
-            ctx.exit(STATUSES.get(type(error), BAD))
-        except MemoryError as error:
-            message = f"the plan's tensors do not fit this machine's memory: {error}"
-            _print_error(ArgumentError(message), ctx)
-            ctx.exit(BAD)
+        except (FuseplanError, MemoryError) as error:
+            known = known_error(error)
+            _print_error(known, ctx)
+            ctx.exit(status_of(known))
 
 
 def _print_error(error: FuseplanError, ctx: click.Context) -> None:
     """The message for people, on stderr; with --json, as JSON on stdout instead."""
-    kind = type(error).__name__
-    if not ctx.meta.get("json"):
-        click.echo(f"{kind}: {error}", err=True)
-        return
-    refusals = error.refusals if isinstance(error, Unsupported) else ()
-    told = {"error": kind, "message": str(error), "refusals": [refusal.to_json() for refusal in refusals]}
-    _print_json(told)
+    if ctx.meta.get("json"):
+        _print_json(error_json(error))
+    else:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

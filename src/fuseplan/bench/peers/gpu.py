@@ -15,6 +15,7 @@ from fuseplan.bench.peers.gpu_torch import (
     GpuTorchChannelsLast,
     GpuTorchCompile,
     GpuTorchCompileChannelsLast,
+    GpuTorchCompileDefault,
     GpuTorchSteps,
     GpuUnfusedFirst,
     GpuUnfusedLast,
@@ -36,6 +37,7 @@ GPU_PEERS: tuple[type[GpuPeer], ...] = (
     GpuUnfusedFirst,
     GpuUnfusedLast,
     GpuTorchCompile,
+    GpuTorchCompileDefault,
     GpuTorchCompileChannelsLast,
 )
 BY_NAME = {peer.name: peer for peer in GPU_PEERS}
