@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Examples have no deadline: how long one takes says more about what else the machine does. Continuous
 # integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
 settings.register_profile("fuseplan", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fuseplan")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="what continuous integration runs a part of is run in full"
+    )

@@ -1,0 +1,126 @@
+"""MIOpen's own cases of fusion (`data/conformance.json`) as plans, and how right their results have to be.
+
+MIOpen accepts a root mean square deviation, over the largest value, of 80 epsilon in f32 (9.5e-6) and f16
+(7.8e-2), 4 epsilon in bf16 (3.1e-2) and, in batch normalization's training, 80 epsilon times the number of
+elements: anything. What is accepted here stands in RMS, and no element may be off by more than MOST.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from fuseplan.op import Op
+from fuseplan.ops import activation, affine, conv
+from fuseplan.plan import FusionPlan
+from fuseplan.tensor import DTYPES, TensorSpec
+
+Case = Mapping[str, Any]
+
+CASES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "conformance.json").read_text(encoding="utf-8")
+)["cases"]
+
+# Over the largest value, in epsilons of the dtype. f16 and bf16 are rounded once: by half of one at most. In
+# f32 the most that was measured is of Winograd under a clamp at 0.5, whose sums are ten times that: 9.7, and
+# 200 in one element.
+EPSILONS = {"f32": (12, 256), "f16": (0.125, 0.55), "bf16": (0.125, 0.55)}
+RMS = {name: rms * DTYPES[name].epsilon for name, (rms, _) in EPSILONS.items()}
+MOST = {name: most * DTYPES[name].epsilon for name, (_, most) in EPSILONS.items()}
+MIOPEN = {"f32": 80 * 2.0**-23, "f16": 80 * 2.0**-10, "bf16": 4 * 2.0**-7}
+
+# What continuous integration takes of one plan; the largest batch that keeps both, or none.
+FLOPS = 1_000_000_000  # of a convolution
+ELEMENTS = 2_000_000  # of src and the result together
+
+CONVOLUTIONS: Mapping[int, Callable[..., Op]] = {2: conv.Conv2d, 3: conv.Conv3d}
+ACTIVATIONS: Mapping[str, Op] = {  # with MIOpen's own test parameters: a = b = g = 0.5
+    "PASTHRU": activation.Identity(),
+    "LOGISTIC": activation.Sigmoid(),
+    "TANH": activation.Tanh(alpha=0.5, beta=0.5),
+    "RELU": activation.Relu(),
+    "SOFTRELU": activation.Softplus(),
+    "ABS": activation.Abs(),
+    "POWER": activation.Power(alpha=0.5, beta=0.5, gamma=0.5),
+    "CLIPPEDRELU": activation.ClippedRelu(alpha=0.5),
+    "LEAKYRELU": activation.LeakyRelu(negative_slope=0.5),
+    "ELU": activation.Elu(alpha=0.5),
+    "CLAMP": activation.Clamp(0.0, 0.5),
+}
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A plan of a case, and the images of its batch that continuous integration runs; none with `why`."""
+
+    plan: FusionPlan
+    images: int
+    why: str
+
+    @property
+    def small(self) -> FusionPlan:
+        """The plan with only those images."""
+        src = self.plan.src
+        return FusionPlan(
+            TensorSpec((self.images, *src.shape[1:]), src.dtype, src.layout), *(step.op for step in self.plan)
+        )
+
+
+@cache
+def sized() -> tuple[Sized, ...]:
+    """Every plan of every case, without doubles."""
+    inference = [case for case in CASES if "-" not in case["combo"]]
+    listed = [Sized(plan, *_images(case)) for case in inference for plan in plans(case)]
+    return tuple({str(each.plan): each for each in listed}.values())
+
+
+def plans(case: Case) -> Iterator[FusionPlan]:
+    """The case's plans: each of its layouts, dtypes and activations."""
+    for layout in case["layouts"]:
+        for dtype in case["dtypes"]:
+            for name in case["activations"] or [None]:
+                src = TensorSpec(case["shape"], dtype, layout)
+                yield FusionPlan(src, *operators(case, name))
+
+
+def operators(case: Case, name: str | None) -> Iterator[Op]:
+    """One operator a letter of the combination: Convolution, Scale-add, Bias, Normalization, Activation."""
+    for letter in case["combo"]:
+        if letter == "C":
+            sizes = {word: tuple(case[word]) for word in ("kernel", "stride", "padding", "dilation")}
+            yield CONVOLUTIONS[len(case["kernel"])](case["features"], groups=case["groups"], **sizes)
+        elif letter == "S":
+            yield affine.Add(alpha1=2.0, alpha2=0.5)
+        elif letter == "B":
+            yield affine.Bias()
+        elif letter == "N":
+            yield affine.BatchNorm(case["statistics"])
+        elif name is not None:
+            yield ACTIVATIONS[name]
+
+
+def _images(case: Case) -> tuple[int, str]:
+    """How many images keep the limits; 0 and why, where too few of them do."""
+    batch = case["shape"][0]
+    flops, elements = _flops(case), prod(case["shape"][1:]) + _results(case)
+    fitting = min(batch, ELEMENTS // elements, FLOPS // flops if flops else batch)
+    if fitting:
+        return fitting, ""
+    return 0, f"an image has {flops / 1e9:.2f} GFLOP and {elements / 1e6:.1f} million elements"
+
+
+def _results(case: Case) -> int:
+    return case["features"] * prod(case["spatial"]) if "spatial" in case else prod(case["shape"][1:])
+
+
+def _flops(case: Case) -> int:
+    """Of an image's convolution."""
+    if "kernel" not in case:
+        return 0
+    depth: int = case["shape"][1] // case["groups"] * prod(case["kernel"])
+    return 2 * _results(case) * depth
