@@ -1,0 +1,120 @@
+"""Activations: which operator each mode is, and what activAlpha, activBeta and activGamma are of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from fuseplan.miopen.call import Object, Ref, StatusError, api
+from fuseplan.miopen.enums import miopenActivationMode_t, miopenStatus_t
+from fuseplan.op import Op
+from fuseplan.ops.activation import (
+    Abs,
+    Clamp,
+    ClippedRelu,
+    Elu,
+    Identity,
+    LeakyRelu,
+    Power,
+    Relu,
+    Sigmoid,
+    Softplus,
+    Tanh,
+)
+
+Mode = miopenActivationMode_t
+HALF_THRESHOLD = 1e-4  # below it MIOpen's POWER is 0 in f16; in other types the operator's own 1e-6
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An operator, and its parameters in the order of activAlpha, activBeta, activGamma."""
+
+    op: Op
+    parameters: tuple[str, ...] = ()
+
+    def values(self, alpha: float, beta: float, gamma: float) -> dict[str, float]:
+        """The parameters' values; of the three numbers, those that the formula has."""
+        return dict(zip(self.parameters, (alpha, beta, gamma), strict=False))
+
+
+ACTIVATIONS: dict[Mode, Activation] = {
+    Mode.miopenActivationPASTHRU: Activation(Identity()),
+    Mode.miopenActivationLOGISTIC: Activation(Sigmoid()),
+    Mode.miopenActivationTANH: Activation(Tanh(), ("alpha", "beta")),
+    Mode.miopenActivationRELU: Activation(Relu()),
+    Mode.miopenActivationSOFTRELU: Activation(Softplus()),
+    Mode.miopenActivationABS: Activation(Abs()),
+    Mode.miopenActivationPOWER: Activation(Power(), ("alpha", "beta", "gamma")),
+    Mode.miopenActivationCLIPPEDRELU: Activation(ClippedRelu(), ("alpha",)),
+    Mode.miopenActivationLEAKYRELU: Activation(LeakyRelu(), ("negative_slope",)),
+    Mode.miopenActivationELU: Activation(Elu(), ("alpha",)),
+    Mode.miopenActivationCLAMP: Activation(Clamp(-inf, inf), ("min", "max")),
+}
+
+
+def activation(mode: Mode, dtype: str) -> Activation:
+    """The operator of a mode for tensors of that dtype."""
+    known = ACTIVATIONS[mode]
+    if mode is Mode.miopenActivationPOWER and dtype == "f16":
+        return Activation(Power(threshold=HALF_THRESHOLD), known.parameters)
+    return known
+
+
+class miopenActivationDescriptor_t(Object):
+    """A mode and its three numbers; nothing until it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: tuple[Mode, float, float, float] | None = None
+
+    @property
+    def told(self) -> tuple[Mode, float, float, float]:
+        """Mode, alpha, beta and gamma.
+
+        Raises:
+            StatusError: nothing was set yet.
+        """
+        if self._told is None:
+            raise StatusError(
+                miopenStatus_t.miopenStatusNotInitialized,
+                "the activation descriptor was never set: miopenSetActivationDescriptor says its mode",
+            )
+        return self._told
+
+    def set(self, mode: Mode, alpha: float, beta: float, gamma: float) -> None:
+        """Sets it."""
+        self._told = (mode, alpha, beta, gamma)
+
+
+@api
+def miopenCreateActivationDescriptor(activDesc: Ref) -> None:
+    """Makes an activation descriptor; miopenSetActivationDescriptor says its mode."""
+    activDesc.value = miopenActivationDescriptor_t()
+
+
+@api
+def miopenSetActivationDescriptor(
+    activDesc: miopenActivationDescriptor_t,
+    mode: miopenActivationMode_t,
+    activAlpha: float,
+    activBeta: float,
+    activGamma: float,
+) -> None:
+    """Sets an activation and its numbers."""
+    activDesc.set(mode, activAlpha, activBeta, activGamma)
+
+
+@api
+def miopenGetActivationDescriptor(
+    activDesc: miopenActivationDescriptor_t, mode: Ref, activAlpha: Ref, activBeta: Ref, activGamma: Ref
+) -> None:
+    """Reads an activation and its numbers."""
+    for cell, value in zip((mode, activAlpha, activBeta, activGamma), activDesc.told, strict=True):
+        cell.value = value
+
+
+@api
+def miopenDestroyActivationDescriptor(activDesc: miopenActivationDescriptor_t) -> None:
+    """Ends an activation descriptor."""
+    activDesc.destroy()

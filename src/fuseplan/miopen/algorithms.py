@@ -1,0 +1,81 @@
+"""What MIOpen's words for algorithms are here: the templates of each, asked for and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.compile import CompiledPlan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import Unsupported
+from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
+from fuseplan.plan import FusionPlan
+from fuseplan.select import Choice
+from fuseplan.stages import decide
+from fuseplan.target import Target
+from fuseplan.template import Template
+
+GEMM = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoGEMM
+DIRECT = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoDirect
+WINOGRAD = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoWinograd
+IMPLICIT_GEMM = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoImplicitGEMM
+
+# Of every template that takes a convolution, by its name; tests hold that none is missing.
+ALGORITHMS = {
+    "direct": DIRECT,
+    "planes": DIRECT,
+    "depthwise": DIRECT,
+    "depthwise_planes": DIRECT,
+    "grouped": DIRECT,
+    "grouped_planes": DIRECT,
+    "winograd": WINOGRAD,
+    "product": GEMM,
+    "convolution": IMPLICIT_GEMM,
+    "hopper": IMPLICIT_GEMM,
+    "interpreted": DIRECT,
+}
+
+
+def preferred(choice: Choice) -> Iterator[Template]:
+    """All candidates of a plan, the one that would be chosen first, then by estimate."""
+    yield choice.template
+    yield from (each for each in choice.candidates if each != choice.template)
+
+
+def algorithms(plan: FusionPlan, target: Target) -> list[miopenConvFwdAlgorithm_t]:
+    """The algorithms of the templates that take a plan with a convolution, the preferred one first.
+
+    Raises:
+        Unsupported: nothing computes the plan on the target.
+    """
+    choice = decide(plan, target).choice
+    return list(dict.fromkeys(ALGORITHMS[each.name] for each in preferred(choice)))
+
+
+def template_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgorithm_t) -> Template:
+    """The preferred candidate of an algorithm.
+
+    Raises:
+        Unsupported: no template of the algorithm takes the plan; it carries their refusals.
+    """
+    choice = decide(plan, target).choice
+    for each in preferred(choice):
+        if ALGORITHMS.get(each.name) is algorithm:
+            return each
+    refusals = [each.refusal for each in choice.considered if each.refusal is not None]
+    others = ", ".join(each.name for each in algorithms(plan, target))
+    raise Unsupported(
+        f"no kernel of {algorithm.name} on {target} computes this plan; it is computed by {others}",
+        text=str(plan),
+        refusals=[each for each in refusals if ALGORITHMS.get(each.tried) is algorithm],
+    )
+
+
+def compile_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgorithm_t | None) -> CompiledPlan:
+    """The plan compiled, by templates of that algorithm alone where one is given.
+
+    Raises:
+        Unsupported: nothing computes the plan on the target, or nothing of that algorithm does.
+        BuildError: the toolchain failed.
+    """
+    wanted = None if algorithm is None else template_by(plan, target, algorithm).text
+    return compile_plan(plan, target, template=wanted)

@@ -1,0 +1,216 @@
+"""Handles: where plans run, on which stream, how long the last one took, and the kernels made so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fuseplan.compile import CompiledPlan
+from fuseplan.miopen.algorithms import compile_by
+from fuseplan.miopen.call import (
+    Object,
+    Pointer,
+    Ref,
+    StatusError,
+    api,
+    bad_parameter,
+    last_message,
+    not_implemented,
+)
+from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
+from fuseplan.plan import FusionPlan
+from fuseplan.target import Target, parse_target
+
+Algorithm = miopenConvFwdAlgorithm_t
+
+
+def _target(name: str, value: Any) -> Target:
+    if not isinstance(value, str | Target):
+        raise bad_parameter(f"`{name}` is a Target or its name, such as cpu or cuda; got {value!r}")
+    return parse_target(value)
+
+
+Where = Annotated[Any, _target]
+
+
+class miopenHandle_t(Object):
+    """A target, a stream of it, and the kernels that were compiled for it.
+
+    Attributes:
+        target: where plans run.
+        stream: where launches go: a torch stream; None is torch's current one, and all a CPU has.
+        is_profiling: whether launches are timed.
+        milliseconds: of the last launch that was timed.
+    """
+
+    def __init__(self, target: Target, stream: Any = None) -> None:
+        super().__init__()
+        self.target = target
+        self.stream: Any = None
+        self.is_profiling = False
+        self.milliseconds: float | None = None
+        self._kernels: dict[tuple[FusionPlan, Algorithm | None], CompiledPlan] = {}
+        self.set_stream(stream)
+
+    def set_stream(self, stream: Any) -> None:
+        """Sets the stream: one of torch's, or the address of one.
+
+        Raises:
+            StatusError: the target is a CPU, or this is no stream.
+        """
+        if stream is None:
+            self.stream = None
+            return
+        if not self.target.processors:
+            raise bad_parameter(f"{self.target} has no streams: want None; got {stream!r}")
+        self.stream = _torch_stream(stream, self.target)
+
+    def kernel(self, plan: FusionPlan, algorithm: Algorithm | None) -> CompiledPlan:
+        """The plan compiled for the target, by templates of that algorithm alone where one is given.
+
+        Raises:
+            Unsupported: nothing computes the plan there, or nothing of that algorithm does.
+            BuildError: the toolchain failed.
+        """
+        known = self._kernels.get((plan, algorithm))
+        if known is None:
+            known = compile_by(plan, self.target, algorithm)
+            self._kernels[plan, algorithm] = known
+        return known
+
+    def run(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:
+        """Launches a kernel on the stream; with profiling, waits for it and keeps its time.
+
+        Raises:
+            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
+        """
+        with self._on_stream():
+            if not self.is_profiling:
+                compiled(src, out, **values)
+                return
+            bound = compiled.bind(**values)
+            clock = _gpu_milliseconds if self.target.processors else _milliseconds
+            self.milliseconds = clock(lambda: bound(src, out))
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            yield
+
+
+def _torch_stream(stream: Any, target: Target) -> Any:
+    """The torch stream that is given, or whose address is."""
+    import torch
+
+    if isinstance(stream, torch.cuda.Stream):
+        return stream
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return torch.cuda.ExternalStream(stream, device=target.device)
+    raise bad_parameter(f"want a torch.cuda.Stream or the address of a stream; got {stream!r}")
+
+
+def _milliseconds(launch: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    launch()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def _gpu_milliseconds(launch: Callable[[], object]) -> float:
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    launch()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+@api
+def miopenCreate(handle: Ref, target: Where = "cpu") -> None:
+    """Makes a handle. `target`, which MIOpen has not, is as for `fuseplan.compile`: `cpu`, `cuda`, ..."""
+    handle.value = miopenHandle_t(target)
+
+
+@api
+def miopenCreateWithStream(handle: Ref, stream: Pointer | None, target: Where = "cuda") -> None:
+    """Makes a handle that launches on a stream, torch's or its address; null is torch's current one."""
+    handle.value = miopenHandle_t(target, stream)
+
+
+@api
+def miopenSetStream(handle: miopenHandle_t, streamID: Pointer | None) -> None:
+    """Sets the stream of later launches."""
+    handle.set_stream(streamID)
+
+
+@api
+def miopenGetStream(handle: miopenHandle_t, streamID: Ref) -> None:
+    """Reads the stream; None is torch's current one, and a CPU's."""
+    streamID.value = handle.stream
+
+
+@api
+def miopenSetAllocator(
+    handle: miopenHandle_t,
+    allocator: Pointer | None,
+    deallocator: Pointer | None,
+    allocatorContext: Pointer | None,
+) -> None:
+    """Takes null alone, which is the usual allocator: torch's on a GPU, the system's on a CPU."""
+    if any(each is not None for each in (allocator, deallocator, allocatorContext)):
+        raise not_implemented("memory comes from torch's allocator on a GPU and from the system on a CPU")
+
+
+@api
+def miopenEnableProfiling(handle: miopenHandle_t, enable: bool) -> None:
+    """Says whether later launches are waited for and timed."""
+    handle.is_profiling = enable
+
+
+@api
+def miopenGetKernelTime(handle: miopenHandle_t, time: Ref) -> None:
+    """Reads how long the last launch took, in milliseconds, without packing operands."""
+    if handle.milliseconds is None:
+        raise StatusError(
+            miopenStatus_t.miopenStatusNotInitialized,
+            "nothing was timed: call miopenEnableProfiling(handle, True) before the launch",
+        )
+    time.value = handle.milliseconds
+
+
+@api
+def miopenDestroy(handle: miopenHandle_t) -> None:
+    """Ends a handle; what was compiled for it must be compiled again for another."""
+    handle.destroy()
+
+
+@api
+def miopenGetVersion(major: Ref | None, minor: Ref | None, patch: Ref | None) -> None:
+    """Reads the version of MIOpen whose interface this is."""
+    for cell, number in zip((major, minor, patch), VERSION, strict=True):
+        if cell is not None:
+            cell.value = number
+
+
+VERSION = (3, 5, 0)
+
+
+def miopenGetErrorString(error: miopenStatus_t | int) -> str:
+    """The name of a status; `Unknown error status` for a number that is none."""
+    try:
+        return miopenStatus_t(error).name
+    except ValueError:
+        return "Unknown error status"
+
+
+def miopenGetLastErrorMessage() -> str:
+    """Why this thread's last call that failed did: the refusal's or error's whole text. MIOpen has none."""
+    return last_message()
