@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from fuseplan.template import Accuracy
 from fuseplan.tune.verdict import recorded
 from fuseplan.tuned import processor_of
 
+NEAREST = 3  # candidates of each template that the text shows besides the chosen one
 MEASURE = "not measured on this machine: `fuseplan explain --measure` does, in about a second"
 
 
@@ -210,12 +212,20 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _considered_lines(choice: Mapping[str, Any]) -> Iterator[str]:
+    """The refusals, and of each template the candidates that are nearest by the model."""
     slower = "" if choice["tuned"] else "slower, "  # what was measured may be another than the model's first
+    met: Counter[str] = Counter()
     for each in choice["considered"][1:]:
         if each["refusal"]:
             yield f"            not {each['template']}: {_reason(each['refusal'])}"
-        else:
+            continue
+        name = each["template"].partition("(")[0]
+        met[name] += 1
+        if met[name] <= NEAREST:
             yield f"            not {each['template']}: {slower}{_seconds(each['seconds'])} by the model"
+    more = [f"{count - NEAREST} more of {name}" for name, count in met.items() if count > NEAREST]
+    if more:
+        yield f"            ... and {', '.join(more)}: as JSON the explanation has them all"
 
 
 def _floor_text(told: Mapping[str, Any]) -> str:

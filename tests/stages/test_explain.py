@@ -7,6 +7,7 @@ import pytest
 
 import fuseplan
 from fuseplan.errors import PlanError
+from fuseplan.explain import NEAREST
 from fuseplan.measure.peaks import Peaks
 
 TEXT = "f32[1x16x28x28, nhwc] -> conv2d(32, kernel=3, padding=1) -> bias -> relu"
@@ -40,6 +41,17 @@ def test_every_template_is_accounted_for() -> None:
         assert f"not {each['template']}: " in text
         if each["refusal"]:
             assert f"[{each['refusal']['code']}]" in text
+
+
+def test_the_text_is_cut_off_where_a_template_has_many_candidates() -> None:
+    explained = fuseplan.explain("f16[8x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1)", "triton:sm_90")
+    listed = [each["template"] for each in explained.to_json()["choice"]["considered"][1:]]
+    shown = [line for line in str(explained).splitlines() if line.startswith("            not hopper(")]
+    of_hopper = [text for text in listed if text.startswith("hopper(")]
+    assert len(of_hopper) > 20
+    assert [line.split("not ")[1].split("): ")[0] + ")" for line in shown] == of_hopper[: len(shown)]
+    assert len(shown) == NEAREST
+    assert f"... and {len(of_hopper) - NEAREST} more of hopper" in str(explained)
 
 
 def test_the_text_says_what_the_json_says() -> None:
