@@ -23,24 +23,21 @@ from fuseplan.measure.gpu_data import reference
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
-LARGE = 1 << 30  # bytes; plans beyond it take turns, so that test processes may share a GPU
-ELEMENTS = 1 << 26  # of a piece's src and result in float64
+LARGE = 1 << 29  # bytes; plans beyond it take turns, so that test processes may share a GPU
+ELEMENTS = 1 << 25  # of a piece's src and result in float64
 
 Tensors = Mapping[str, Any]
 
 
 @contextmanager
 def turn(plan: FusionPlan) -> Iterator[None]:
-    """Waits until no other process has a large plan's tensors, if this plan is large; then frees them."""
-    if plan.src.nbytes + plan.output.nbytes < LARGE:
-        yield
-        return
+    """Waits until no other process has a large plan's tensors, if this plan is large; frees all afterwards."""
+    is_large = plan.src.nbytes + plan.output.nbytes > LARGE
     with (Path(tempfile.gettempdir()) / "fuseplan-large-plan").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            torch.cuda.empty_cache()
+        if is_large:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
 
 
 def pieces(plan: FusionPlan, tensors: Tensors) -> Iterator[tuple[slice, Any]]:
