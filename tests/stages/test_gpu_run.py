@@ -134,6 +134,17 @@ def test_the_counters_of_a_workspace_are_zero() -> None:
     assert not any(room.tensor[:COUNTER_BYTES].any() for room in recorded)
 
 
+def test_the_default_stream_is_not_asked_whether_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = PretendQueue(0)
+    asked: list[bool] = []
+    monkeypatch.setattr(queue, "is_capturing", lambda: asked.append(True))
+    room = queue.workspace(0, COUNTER_BYTES)
+    assert queue.workspace(0, COUNTER_BYTES) is room
+    assert not asked
+    queue.workspace(7, COUNTER_BYTES)
+    assert asked
+
+
 def test_nothing_is_waited_for_while_a_graph_is_recorded(gpu: Machine, tensors: Tensors) -> None:
     src, given = split(tensors)
     compiled = fuseplan.compile(PLAN, "cuda")

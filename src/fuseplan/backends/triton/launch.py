@@ -205,7 +205,10 @@ class GpuBlock:
         parameters, places = self._parameters, self._workspaces()
         room, nbytes = kernel.queue.workspace, kernel.source.workspace(1)
 
+        seen: int | None = None  # the stream that the configuration names
+
         def launch() -> None:
+            nonlocal seen
             stream = stream_of()
             if places:
                 held = room(stream, nbytes)  # kept until the launch was made
@@ -216,7 +219,8 @@ class GpuBlock:
                 if word != each.seen:
                     parameters[place] = each.held(word) or self._encoded(each, word)
                     each.seen = word
-            config.stream = stream
+            if stream != seen:
+                config.stream = seen = stream
             status = go(reference, function, parameters, None)
             if status:
                 self._again(status, reference, function)

@@ -20,7 +20,7 @@ from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.template import Template
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
 UNALIGNED = ALIGNMENT - 1  # bits that no address has
@@ -82,7 +82,7 @@ class Queue:
         its own, whose counters the graph sets to zero. It is held until the launch was made; torch may give a
         recorded launch's to what follows it.
         """
-        if self.is_capturing():
+        if stream and self.is_capturing():  # the default stream, whose handle is 0, cannot be recorded
             return self._room(nbytes)
         held = self._rooms.get(stream)
         if held is None or held[0] < nbytes:
@@ -254,7 +254,7 @@ class GpuMemory:
         """The form of two accepted torch tensors."""
         return pair_form(src, out) if type(src) is type(out) is torch.Tensor else None
 
-    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[torch.Tensor, int]]:
+    def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[torch.Tensor, int]]:
         """A torch tensor, whatever the source is."""
         dtype, device = DTYPES[spec.dtype], self._device
         make = functools.partial(
