@@ -31,7 +31,7 @@ Tensors = Mapping[str, Any]
 
 @contextmanager
 def turn(plan: FusionPlan) -> Iterator[None]:
-    """Waits until no other process has a large plan's tensors, if this plan is large; frees all afterwards."""
+    """Waits until no other process has a large plan's tensors, if this plan is large; frees all at last."""
     is_large = plan.src.nbytes + plan.output.nbytes > LARGE
     with (Path(tempfile.gettempdir()) / "fuseplan-large-plan").open("w") as held:
         if is_large:
