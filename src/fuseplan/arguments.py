@@ -11,15 +11,16 @@ import numpy as np
 from fuseplan.arrays import Buffer, described, overlap
 from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlined
 from fuseplan.op import Operand
-from fuseplan.plan import FusionPlan, PlanOperand, Step
+from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step
+from fuseplan.tensor import Dense
 
 
 class Arguments:
-    """Operands and parameters of a plan, for any number of calls; what is set again is overwritten.
+    """Operands, parameters and results of a plan, for any number of calls; what is set again is overwritten.
 
     Args:
         plan: the plan; its equals take the arguments too.
-        **values: operands and parameters by the plan's keys.
+        **values: operands, parameters and tensors for results by the plan's keys.
 
     Raises:
         ArgumentError: as `set` does.
@@ -31,14 +32,14 @@ class Arguments:
         self.set(**values)
 
     def set(self, step: Step | None = None, /, **values: Any) -> Arguments:
-        """Sets operands and parameters: a step's by the operator's names; without a step by the plan's keys.
+        """Sets a step's arguments by the operator's names, or without a step the plan's by its keys.
 
         Tensors are kept, not copied: a kernel reads what they hold when it is launched or bound.
 
         Args:
             step: what `plan.add` or `plan[i]` returned.
-            **values: for operands NumPy arrays, or tensors with DLPack or `__cuda_array_interface__`; for
-                parameters numbers.
+            **values: for operands NumPy arrays, or tensors with DLPack or `__cuda_array_interface__`, for
+                results such tensors to write into; for parameters numbers.
 
         Returns:
             The arguments themselves.
@@ -73,7 +74,9 @@ class Arguments:
 
     def _unknown(self, step: Step | None, name: str, keys: Mapping[str, str]) -> str:
         whose = "the plan" if step is None else f"operator {step.index} ({step.op.name})"
-        return f"{whose} has no operand or parameter `{name}`. {did_you_mean(name, keys)}\n  {self.plan}"
+        return (
+            f"{whose} has no operand, parameter or result `{name}`. {did_you_mean(name, keys)}\n  {self.plan}"
+        )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -85,8 +88,9 @@ class Arguments:
 
 
 def keys_of(plan: FusionPlan) -> tuple[str, ...]:
-    """All names by which a plan's operands and parameters are given."""
-    return (*(each.key for each in plan.operands), *(each.key for each in plan.parameters))
+    """All names by which a plan's operands, parameters and results are given."""
+    named = (plan.operands, plan.parameters, plan.results)
+    return tuple(each.key for kind in named for each in kind)
 
 
 def check_keys(plan: FusionPlan, given: Mapping[str, Any]) -> None:
@@ -99,12 +103,13 @@ def check_keys(plan: FusionPlan, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in known:
             raise ArgumentError(
-                f"the plan has no operand or parameter `{name}`. {did_you_mean(name, known)}\n  {plan}"
+                f"the plan has no operand, parameter or result `{name}`. {did_you_mean(name, known)}\n"
+                f"  {plan}"
             )
 
 
 def check_value(plan: FusionPlan, key: str, value: Any) -> None:
-    """Refuses a value that the operand or parameter of that key cannot have.
+    """Refuses a value that the operand, parameter or result of that key cannot have.
 
     Raises:
         ArgumentError: it cannot.
@@ -112,6 +117,10 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
     for each in plan.operands:
         if each.key == key:
             operand_buffer(plan, each, value)
+            return
+    for result in plan.results:
+        if result.key == key:
+            result_buffer(plan, result, value)
             return
     parameter_value(plan, key, value)
 
@@ -127,13 +136,43 @@ def operand_buffer(
     wanted = operand.operand
     buffer = view(value, f"operand `{operand.key}`", in_place=wanted.per == "element")
     src, place = plan[operand.step].src, plan[operand.step].dst
+    name = f"operand `{operand.key}`"
     if buffer.shape != wanted.shape:
-        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))
+        raise _refused(plan, operand.step, name, "has the wrong shape", buffer, want_text(wanted))
     if buffer.dtype not in dtypes_taken(wanted, src.dtype):
-        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
+        raise _refused(plan, operand.step, name, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
     if wanted.per == "element" and not place.same_layout(buffer.strides):
         remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
-        raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
+        raise _refused(plan, operand.step, name, "has the wrong layout", buffer, str(place), remedy)
+    return buffer
+
+
+def dense(result: PlanResult) -> Dense:
+    """How the tensor of a result lies."""
+    return Dense(result.result.shape, result.result.dtype)
+
+
+def result_buffer(
+    plan: FusionPlan, result: PlanResult, value: Any, view: Callable[..., Buffer] = described
+) -> Buffer:
+    """The tensor given for a result, as `view` sees it: it is written where it lies.
+
+    Raises:
+        ArgumentError: it has another shape, dtype or layout, or is read-only.
+    """
+    name, wanted = f"result `{result.key}`", dense(result)
+    buffer = view(value, name)
+    for is_right, what in (
+        (buffer.shape == wanted.shape, "the wrong shape"),
+        (buffer.dtype == wanted.dtype, "the wrong dtype"),
+        (wanted.same_layout(buffer.strides), "gaps, or its axes in another order,"),
+    ):
+        if not is_right:
+            remedy = "It is written in place: pass a dense one"
+            remedy += "" if result.result.updated else ", or leave it out, and a new one is made"
+            raise _refused(plan, result.step, name, f"has {what}", buffer, str(wanted), remedy)
+    if buffer.readonly:
+        raise ArgumentError(f"{name} is read-only: pass a tensor that may be written")
     return buffer
 
 
@@ -163,27 +202,32 @@ def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
     return float(value)
 
 
-def check_apart(out: Buffer, others: Mapping[str, Buffer]) -> None:
-    """Refuses an output that shares memory with anything the kernel reads.
+def check_apart(written: Mapping[str, Buffer], read: Mapping[str, Buffer]) -> None:
+    """Refuses a tensor to write into that shares memory with another one, or with one that the kernel reads.
 
     Raises:
-        ArgumentError: it does.
+        ArgumentError: one does.
     """
-    for name, other in others.items():
-        if overlap(out, other):
-            raise ArgumentError(
-                f"`out` overlaps {name}, which the kernel still reads while it writes: pass another array"
-            )
+    for place, (name, out) in enumerate(written.items()):
+        for other, buffer in read.items():
+            if overlap(out, buffer):
+                raise ArgumentError(
+                    f"{name} overlaps {other}, which the kernel still reads while it writes: "
+                    "pass another array"
+                )
+        for other, buffer in list(written.items())[:place]:
+            if overlap(out, buffer):
+                raise ArgumentError(f"{name} overlaps {other}, and both are written: pass another array")
 
 
 def _refused(
-    plan: FusionPlan, operand: PlanOperand, what: str, got: Buffer, want: str, remedy: str | None = None
+    plan: FusionPlan, step: int, name: str, what: str, got: Buffer, want: str, remedy: str | None = None
 ) -> ArgumentError:
     text = str(plan)
     lines = [
-        f"operand `{operand.key}` of operator {operand.step} ({plan[operand.step].op.name}) {what}",
+        f"{name} of operator {step} ({plan[step].op.name}) {what}",
         "",
-        *(f"  {line}" for line in underlined(text, operator_span(text, operand.step))),
+        *(f"  {line}" for line in underlined(text, operator_span(text, step))),
         f"  got {got.text}; want {want}",
     ]
     return ArgumentError("\n".join(lines + ([f"  {remedy}"] if remedy else [])))

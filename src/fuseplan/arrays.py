@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fuseplan.dlpack import view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError, PlanError
-from fuseplan.tensor import TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec, dtype_of
 
 Array = NDArray[Any]
 
@@ -74,7 +74,7 @@ class Buffer:
                 pass
         return f"{plain}, strides={':'.join(map(str, self.strides))}]"
 
-    def matches(self, spec: TensorSpec) -> bool:
+    def matches(self, spec: TensorSpec | Dense) -> bool:
         """Whether every element lies where the spec has it."""
         return self.shape == spec.shape and self.dtype == spec.dtype and spec.same_layout(self.strides)
 
@@ -175,7 +175,7 @@ def _view_numpy(array: Array, what: str) -> Buffer:
     return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 
 
-def empty(spec: TensorSpec) -> Array:
+def empty(spec: TensorSpec | Dense) -> Array:
     """A new NumPy array with the spec's shape and strides, aligned to 64 bytes, its elements arbitrary."""
     dtype = _numpy_dtype(spec.dtype)
     raw = aligned_bytes(spec.span * spec.itemsize)
@@ -190,7 +190,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     return BITS if package is None else np.dtype(package.bfloat16)
 
 
-def _byte_strides(spec: TensorSpec) -> tuple[int, ...]:
+def _byte_strides(spec: TensorSpec | Dense) -> tuple[int, ...]:
     return tuple(stride * spec.itemsize for stride in spec.element_strides)
 
 
@@ -231,7 +231,7 @@ def aligned_copy(array: Array) -> Array:
     return copied
 
 
-def empty_like(source: Any, spec: TensorSpec) -> Any:
+def empty_like(source: Any, spec: TensorSpec | Dense) -> Any:
     """A new tensor of the spec, of the source's kind: torch's for torch's, else NumPy's."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(source, torch.Tensor):

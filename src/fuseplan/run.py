@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fuseplan.arguments import check_apart, check_keys, operand_buffer, parameter_value, want_text
+from fuseplan.arguments import (
+    check_apart,
+    check_keys,
+    dense,
+    operand_buffer,
+    parameter_value,
+    result_buffer,
+    want_text,
+)
 from fuseplan.arrays import Buffer
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Addresses, Block, Loaded, Memory, Packed
@@ -20,6 +30,9 @@ from fuseplan.template import NUMPY_COMPUTE, Template
 from fuseplan.tensor import TensorSpec
 
 Words = list[tuple[int, int]]  # which slot, and what
+Bounds = list[tuple[int, int]]  # first byte, and the one past the last
+Given = tuple[Any, Buffer]  # a tensor for a result, and how it lies
+Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
 _BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 
@@ -44,6 +57,8 @@ class Runner:
         self.free: list[Block] = []
         self.operands = {operand.key: operand for operand in kernel.operands}
         self.plan_operands = {operand.key: operand for operand in plan.operands}
+        self.results = {result.key: result for result in plan.results}
+        self.outcome = outcome_of(tuple(self.results))
         self._loaded, self._threads = loaded, threads
         self._places = {(slot.kind, slot.key): index for index, slot in enumerate(source.slots)}
 
@@ -51,9 +66,9 @@ class Runner:
         """Which word of the block a slot is; None where the kernel does not read it."""
         return self._places.get((kind, key))
 
-    def required(self, kind: str) -> int:
-        """The word of a slot that every kernel has: `src` or `dst`."""
-        return self._places[kind, ""]
+    def required(self, kind: str, key: str = "") -> int:
+        """The word of a slot that the kernel has in any case: `src`, `dst`, or a result."""
+        return self._places[kind, key]
 
     def block(self) -> Block:
         """A new block; it belongs in `free` afterwards."""
@@ -83,6 +98,13 @@ class Runner:
         return words, keep
 
 
+@functools.cache
+def outcome_of(results: tuple[str, ...]) -> Callable[..., Any]:
+    """The named tuple of `out` and of the results of those keys."""
+    made: Callable[..., Any] = namedtuple("Outcome", ("out", *results))  # type: ignore[misc]
+    return made
+
+
 def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Program) -> Runner | None:
     """What launches a program; None where it does not run on this machine."""
     if program.loaded is None:
@@ -96,7 +118,8 @@ class BoundPlan:
     """A compiled plan with operands packed and kept: what is left to a call is the kernel.
 
     Made by `CompiledPlan.bind`. Bound operands were copied when they were bound, but for operands per element
-    (residuals), which the kernel reads where they lie. Any number of threads may call at once.
+    (residuals), which the kernel reads where they lie. Bound results are written by every call. Any number of
+    threads may call at once.
     """
 
     def __init__(self, runner: Runner, values: Mapping[str, Any]) -> None:
@@ -109,15 +132,23 @@ class BoundPlan:
         self._numbers, self._words, self._keep, self._in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
-        self._held = [buffer.bounds for buffer in self._in_place.values()]
-        self._missing = tuple(key for key in runner.operands if key not in values)
-        self._make = runner.memory.maker(plan.output)
+        self._makers = {key: self._memory.maker(dense(each)) for key, each in runner.results.items()}
+        self._bound = self._given(values)
+        self._results, words = self._placed(self._bound)
+        self._words += words
+        written = _written(self._bound)
+        check_apart(written, {f"operand `{key}`": each for key, each in self._in_place.items()})
+        self._written = [buffer.bounds for buffer in written.values()]
+        self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
+        needed = (*runner.operands, *(key for key, each in runner.results.items() if each.result.updated))
+        self._missing = tuple(key for key in needed if key not in values)
+        self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
         self._addresses: Addresses = _both_unknown  # and of such an out
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The operands that each call has to give."""
+        """The operands, and the results that are updated, that each call has to give."""
         return self._missing
 
     def __call__(self, src: Any, out: Any = None, **free: Any) -> Any:
@@ -127,36 +158,71 @@ class BoundPlan:
             src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
                 a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
-            **free: operands that were not bound, and operands or parameters to take instead of bound ones.
+            **free: operands that were not bound, and operands or parameters to take instead of bound ones;
+                tensors for results, which are new ones unless given or bound.
 
         Returns:
-            `out`, or the new tensor, of `plan.output`'s shape and layout.
+            `out`, or the new tensor, of `plan.output`'s shape and layout. Where the plan has results, a named
+            tuple of it, `out`, and of them by their keys.
 
         Raises:
-            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
+            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps one that is written.
         """
         if free:
             return self._checked(src, out, free)
         if out is None:
             begin = self._address(src)
-            if not begin:
+            if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
                 return self._checked(src, out, free)
             out, target = self._make(src)
         else:
             begin, target = self._addresses(src, out)
             meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
-            if meet or not begin or not target or (self._held and not self._is_apart(target)):
+            if meet or not begin or not target or (self._held and self._hits(begin, target)):
                 return self._checked(src, out, free)
+        if self._results:
+            return self._launch(src, begin, out, target, self._results, [])
         self._run(begin, target)
         return out
 
-    def _is_apart(self, target: int) -> bool:
-        """Whether none of the bound operands that stay put lies between the first and last byte written."""
-        end = target + self._dst_bytes
-        for low, high in self._held:  # noqa: SIM110, a generator would take as long as all other checks
-            if target < high and low < end:
-                return False
-        return True
+    def _hits(self, src: int, target: int) -> bool:
+        """Whether `out` meets a bound tensor that stays put, or src one that is written."""
+        if _meets(target, target + self._dst_bytes, self._held):
+            return True
+        return bool(self._written) and _meets(src, src + self._src_bytes, self._written)
+
+    def _given(self, values: Mapping[str, Any]) -> dict[str, Given]:
+        """The tensors given for results, each with how it lies."""
+        runner, view = self._runner, self._memory.view
+        return {
+            key: (values[key], result_buffer(runner.plan, result, values[key], view))
+            for key, result in runner.results.items()
+            if key in values
+        }
+
+    def _placed(self, given: Mapping[str, Given]) -> tuple[list[Placed], Words]:
+        """Each result's word, tensor, and what makes one where none is given; the words of given ones."""
+        places = {key: self._runner.required("result", key) for key in self._makers}
+        results: list[Placed] = [
+            (place, given[key][0], None) if key in given else (place, None, self._makers[key])
+            for key, place in places.items()
+        ]
+        return results, [(places[key], buffer.address) for key, (_, buffer) in given.items()]
+
+    def _launch(
+        self, src: Any, begin: int, out: Any, target: int, results: list[Placed], words: Words
+    ) -> Any:
+        """A launch with results: what is given, and new ones in the place of the others."""
+        tensors = []
+        for place, given, make in results:
+            if make is None:
+                tensors.append(given)
+                continue
+            made, address = make(src)
+            words.append((place, address))
+            tensors.append(made)
+        self._run(begin, target, words)
+        return self._runner.outcome(out, *tensors)
 
     def _run(self, src: int, dst: int, words: Words | tuple[()] = ()) -> None:
         try:
@@ -189,20 +255,27 @@ class BoundPlan:
             raise ArgumentError(_missing_text(plan, missing))
         _, words, keep, in_place = self._taken(free)
         result = self._make(src)[0] if out is None else out
-        written = fitting(self._memory, result, "`out`", plan.output)
-        if out is not None:
-            if written.readonly:
-                raise ArgumentError("`out` is read-only: pass an array that may be written")
+        target = fitting(self._memory, result, "`out`", plan.output)
+        if out is not None and target.readonly:
+            raise ArgumentError("`out` is read-only: pass an array that may be written")
+        given = self._given(free)
+        written = ({} if out is None else {"`out`": target}) | _written(self._bound | given)
+        if written:
             view = self._memory.view
-            given = {
+            named = {
                 key: view(free[key], key, in_place=False) for key in free if key in self._runner.operands
             }
-            reads = {f"operand `{key}`": each for key, each in (self._in_place | given).items()}
+            reads = {f"operand `{key}`": each for key, each in (self._in_place | named).items()}
             check_apart(written, {"`src`": read, **reads})
-        self._run(read.address, written.address, words)
+        outcome: Any = result
+        if self._results:
+            results, places = self._placed(self._bound | given)
+            outcome = self._launch(src, read.address, result, target.address, results, words + places)
+        else:
+            self._run(read.address, target.address, words)
         del keep, in_place  # the packed operands lived until the kernel had read them
         self._remember(src, result)
-        return result
+        return outcome
 
     def _remember(self, src: Any, out: Any) -> None:
         """Lets calls with tensors that look like these pass by less; not where each call gives operands."""
@@ -238,6 +311,18 @@ class BoundPlan:
         return numbers, words, held, in_place
 
 
+def _meets(begin: int, end: int, held: Bounds) -> bool:
+    """Whether what lies from `begin` to `end` meets any of the others."""
+    for low, high in held:  # noqa: SIM110, a generator would take as long as all other checks
+        if begin < high and low < end:
+            return True
+    return False
+
+
+def _written(given: Mapping[str, Given]) -> dict[str, Buffer]:
+    return {f"result `{key}`": buffer for key, (_, buffer) in given.items()}
+
+
 def _unknown(_: Any) -> int:
     return 0
 
@@ -264,9 +349,12 @@ def fitting(memory: Memory, tensor: Any, what: str, spec: TensorSpec) -> Buffer:
 
 
 def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
+    told = {each.key: (each.step, want_text(each.operand)) for each in plan.operands}
+    updated = {each.key: (each.step, f"{dense(each)}, to be updated") for each in plan.results}
     wanted = [
-        f"`{each.key}` of operator {each.step} ({plan[each.step].op.name}): {want_text(each.operand)}"
-        for each in plan.operands
-        if each.key in missing
+        f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
+        for key, (step, want) in (told | updated).items()
+        if key in missing
     ]
-    return "\n  ".join([f"{len(wanted)} operand{'s' * (len(wanted) > 1)} missing", *wanted, str(plan)])
+    what = "operand" if set(missing) <= told.keys() else "tensor"
+    return "\n  ".join([f"{len(wanted)} {what}{'s' * (len(wanted) > 1)} missing", *wanted, str(plan)])

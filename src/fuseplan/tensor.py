@@ -247,6 +247,36 @@ def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[in
     return steps
 
 
+@dataclass(frozen=True)
+class Dense:
+    """A tensor of any rank without gaps, its last axis innermost: how results lie that are not the output."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return dtype_of(self.dtype).itemsize
+
+    @property
+    def span(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return _dense(self.shape, range(len(self.shape)))
+
+    def same_layout(self, strides: Sequence[int]) -> bool:
+        """Whether these strides put every element at the same place; an axis of extent 1 may have any."""
+        return len(strides) == len(self.shape) and _same_strides(self.shape, self.element_strides, strides)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
+
+
 def _order(layout: str) -> list[int]:
     """The logical axes, outermost first."""
     logical = "nc" + "dhw"[5 - len(layout) :]

@@ -58,9 +58,9 @@ def test_a_step_of_another_plan_is_refused(plan: FusionPlan) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(plan: FusionPlan) -> None:
-    with pytest.raises(ArgumentError, match=r"operator 0 \(conv2d\) has no operand .*`wieght`.*`weight`"):
+    with pytest.raises(ArgumentError, match=r"operator 0 \(conv2d\) has no operand, .*`wieght`.*`weight`"):
         Arguments(plan).set(plan[0], wieght=weight())
-    with pytest.raises(ArgumentError, match=r"the plan has no operand or parameter `bais`.*`bias`"):
+    with pytest.raises(ArgumentError, match=r"the plan has no operand, parameter or result `bais`.*`bias`"):
         Arguments(plan, bais=np.zeros(6, np.float32))
 
 

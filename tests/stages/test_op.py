@@ -108,7 +108,7 @@ def test_operators_have_words_of_their_own() -> None:
 def test_every_operator_is_complete(kind: Any) -> None:
     samples = list(kind.samples())
     assert samples, "samples are what tests and documents are made of"
-    assert kind.kind in ("contraction", "elementwise")
+    assert kind.kind in ("contraction", "normalization", "elementwise")
     assert all(isinstance(op, kind) for _, op in samples)
     for tensor, op in samples:
         src = TensorSpec.parse(tensor)

@@ -13,7 +13,7 @@ from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 Addresses = Callable[[Any, Any], tuple[int, int]]
 
@@ -97,7 +97,7 @@ class Memory(Protocol):
             Where others that look the same begin; one is 0 if it looks different, or must not be written.
         """
 
-    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
+    def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:
         """Makes new tensors of the spec, of the kind of a given one, and says where each begins."""
 
     def packed(

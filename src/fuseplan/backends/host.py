@@ -13,7 +13,7 @@ from fuseplan.backends.backend import Addresses
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 
 class HostCopy:
@@ -53,7 +53,7 @@ class HostMemory:
         first, second = forms[0].address, forms[1].address
         return lambda src, out, /: (first(src), second(out, True))
 
-    def maker(self, spec: TensorSpec) -> Callable[[Any], tuple[Any, int]]:
+    def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:
         """A torch tensor for torch's, else a NumPy array."""
 
         def make(source: Any) -> tuple[Any, int]:
