@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,17 @@ from click.core import ParameterSource
 from fuseplan.cli.driving import Driven, How, Seconds, drive
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
+from fuseplan.driver.combinations import combinations
 from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
 from fuseplan.match import match
+from fuseplan.measure.machine import machine
 from fuseplan.plan import FusionPlan
+from fuseplan.report.driver import driver_report
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-OF_ALL_LINES = ("problem", "sweep")  # what a sweep's own command line does not hand on
+OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one of many lines
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The line, and what it gave or the error, as JSON values."""
-        told = self.driven.to_json() if self.driven else {}
+        told = self.driven.to_json() if self.driven else {"right": False}
         return {"line": self.line, **told, **(error_json(self.error) if self.error else {})}
 
 
@@ -81,49 +87,97 @@ def _letter_option(letter: Letter) -> click.Option:
 @click.option(
     "--sweep", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A file of such lines."
 )
+@click.option(
+    "--all", "is_all", is_flag=True, help="Every combination that the driver has, on small tensors."
+)
+@click.option("--every", type=click.IntRange(1), default=1, help="Of the lines, every so many alone.")
+@click.option("--report", type=click.Path(path_type=Path, file_okay=False), help="A folder for a report.")
 @AS_JSON
 @click.pass_context
-def driver_command(ctx: click.Context, /, sweep: Path | None, as_json: bool, **_: Any) -> None:
+def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **_: Any) -> None:
     """Run a fusion problem as MIOpenDriver's letters say it, on random data.
 
     PROBLEM is CBAInfer, CBAInferfp16, CBAInferbfp16, CAInfer, CAInferfp16, CAInferbfp16, or a plan's text.
-    With --sweep, each line of the file is run; the options beside it are for all of them.
+    With --sweep, each line of a file is run, with --all every combination; the options beside it are for
+    all of them.
 
-    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of a sweep 1 where any line fails.
+    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of many lines 1 where any fails.
     """
-    if sweep is None:
+    lines = _lines(ctx)
+    if lines is None:
         outcome = _outcome(ctx, "")
         if outcome.error is not None and not as_json:
             raise outcome.error
         click.echo(json.dumps(outcome.to_json()) if as_json else _told(outcome))
         ctx.exit(outcome.status)
-    failed = 0
-    outcomes = 0
-    for outcome in _swept(ctx, sweep.read_text().splitlines()):
-        outcomes, failed = outcomes + 1, failed + (outcome.status != RIGHT)
-        click.echo(json.dumps(outcome.to_json()) if as_json else _told_shortly(outcome))
+    begin = time.monotonic()
+    records = []
+    for outcome in _swept(ctx, lines):
+        records.append(outcome.to_json())
+        click.echo(json.dumps(records[-1]) if as_json else _told_shortly(outcome))
+    failed = sum(not record["right"] for record in records)
+    seconds = time.monotonic() - begin
     if not as_json:
-        click.echo(f"{outcomes} lines, {failed} failed")
+        click.echo(f"{len(records)} lines, {failed} failed, {seconds:.0f} s")
+    if report is not None:
+        _write(report, {"target": ctx.params["target"], "seconds": round(seconds)}, records)
     ctx.exit(WRONG if failed else RIGHT)
 
 
 driver_command.params[1:1] = map(_letter_option, LETTERS)
 
 
+def _lines(ctx: click.Context) -> Iterator[str] | None:
+    """The lines of a file, its comments left out, or of every combination; None where there is one problem.
+
+    Raises:
+        ArgumentError: more than one of them is asked for, or the file cannot be read.
+    """
+    sweep, is_all, problem = ctx.params["sweep"], ctx.params["is_all"], ctx.params["problem"]
+    if (sweep is not None) + is_all + (problem is not None) > 1:
+        raise ArgumentError("want one of a problem, --sweep FILE and --all; got more")
+    if sweep is None and not is_all:
+        if ctx.params["report"] is not None:
+            raise ArgumentError("--report tells of many lines: want --sweep FILE or --all beside it")
+        return None
+    lines = combinations() if is_all else _of_file(sweep)
+    return islice(lines, None, None, ctx.params["every"])
+
+
+def _of_file(sweep: Path) -> Iterator[str]:
+    try:
+        stripped = map(str.strip, sweep.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--sweep {sweep} cannot be read: {error}") from None
+    return (line for line in stripped if line and not line.startswith("#"))
+
+
 def _swept(ctx: click.Context, lines: Iterable[str]) -> Iterator[Outcome]:
-    """Each line run, comments and empty lines left out."""
+    """Each line run."""
     handed = {name: ctx.params[name] for name in _said(ctx) if name not in OF_ALL_LINES}
-    for line in map(str.strip, lines):
-        if not line or line.startswith("#"):
-            continue
+    for line in lines:
         try:
             inner = driver_command.make_context("driver", _words(line), default_map=handed)
-        except (click.ClickException, FuseplanError) as error:
-            message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            yield Outcome(line, error=ArgumentError(message))
-            continue
-        with inner:
-            yield _outcome(inner, line)
+            _check_line(inner)
+        except click.ClickException as error:
+            yield Outcome(line, error=ArgumentError(error.format_message()))
+        except ArgumentError as error:
+            yield Outcome(line, error=error)
+        else:
+            with inner:
+                yield _outcome(inner, line)
+
+
+def _check_line(inner: click.Context) -> None:
+    """Refuses what has no meaning in a line of many.
+
+    Raises:
+        ArgumentError: it is there.
+    """
+    found = [name for name in _said(inner) if name in OF_ALL_LINES]
+    if found:
+        flags = ", ".join(each.opts[-1] for each in driver_command.params if each.name in found)
+        raise ArgumentError(f"{flags}: not in a line of a sweep, but beside --sweep")
 
 
 def _said(ctx: click.Context) -> list[str]:
@@ -210,6 +264,21 @@ def _draw(plan: FusionPlan, place: Path) -> None:
         place.write_text(graph)
     except OSError as error:
         raise ArgumentError(f"--dot_graph {place} cannot be written: {error}") from None
+
+
+def _write(folder: Path, head: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """Writes report.md and report.json.
+
+    Raises:
+        ArgumentError: they cannot be written.
+    """
+    head = {**head, "date": datetime.now(UTC).isoformat(timespec="seconds"), **machine().to_json()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps({**head, "lines": records}, indent=1) + "\n")
+        (folder / "report.md").write_text(driver_report(head, records))
+    except OSError as error:
+        raise ArgumentError(f"--report {folder} cannot be written: {error}") from None
 
 
 def _told(outcome: Outcome) -> str:

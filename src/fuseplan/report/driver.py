@@ -1,0 +1,75 @@
+"""The report on many lines of the driver: what was right, how near to its bound, and each failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.plan import FusionPlan
+from fuseplan.report.docstrings import table
+from fuseplan.text import operator_text
+
+Record = Mapping[str, Any]
+
+
+def driver_report(head: Record, records: Sequence[Record]) -> str:
+    """Markdown: a row for plans that differ in their activation alone, a column a dtype and order of axes.
+
+    Args:
+        head: what was run where, by name.
+        records: what became of each line: `line` and `right`, and where it ran `plan`, `error`, `allowed`.
+    """
+    ran = [record for record in records if "plan" in record]
+    failed = [record for record in records if not record.get("right")]
+    lines = [
+        "# Lines of the driver",
+        "",
+        *(f"- {name}: {value}" for name, value in head.items()),
+        f"- lines: {len(records)}, right: {len(records) - len(failed)}, failed: {len(failed)}",
+        "",
+        "A cell says how many lines are right, of how many where some are not; in brackets the largest error",
+        "among them, as a share of the error that is allowed.",
+        "",
+        *_cells(ran),
+        *(_failures(failed) if failed else ()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(ran: Sequence[Record]) -> Iterator[str]:
+    grouped: dict[tuple[str, str], list[Record]] = {}
+    for record in ran:
+        grouped.setdefault(_place(FusionPlan.parse(record["plan"])), []).append(record)
+    columns = list(dict.fromkeys(column for _, column in grouped))
+    rows = dict.fromkeys(row for row, _ in grouped)
+    yield from table(
+        ["operators", *columns],
+        [[f"`{row}`", *(_cell(grouped.get((row, column), ())) for column in columns)] for row in rows],
+    )
+
+
+def _place(plan: FusionPlan) -> tuple[str, str]:
+    """The row and the column of a plan."""
+    words = [
+        "activation" if isinstance(op, ACTIVATIONS) else operator_text(op, parameters=False)
+        for op in plan.ops
+    ]
+    order = "last" if plan.src.is_channels_last else "first"
+    return " -> ".join(words), f"{plan.src.dtype}, channels {order}"
+
+
+def _cell(records: Sequence[Record]) -> str:
+    right = [record for record in records if record["right"]]
+    if not records:
+        return ""
+    shares = [record["error"] / record["allowed"] for record in right if record["error"] is not None]
+    count = str(len(right)) if len(right) == len(records) else f"**{len(right)} of {len(records)}**"
+    return f"{count} ({max(shares):.2f})" if shares else count
+
+
+def _failures(failed: Sequence[Record]) -> Iterator[str]:
+    yield from ("", "## Failed", "")
+    for record in failed:
+        why = record.get("message") or f"{record['error']:.1e} from float64, at most {record['allowed']:.1e}"
+        yield f"- `{record['line']}`: {why.splitlines()[0]}"

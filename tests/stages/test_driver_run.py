@@ -1,0 +1,252 @@
+"""The command `fuseplan driver`: lines run, checked and timed, one at a time and many."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fuseplan.cli import driving
+from fuseplan.cli.commands import fuseplan
+from fuseplan.driver.combinations import combinations
+from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
+from fuseplan.measure import data, ground
+from fuseplan.measure.data import reference
+from fuseplan.plan import FusionPlan
+from fuseplan.report.driver import driver_report
+
+SIZES = "-n 1 -c 8 -H 9 -W 9 -k 8"
+CBA = f"CBAInfer -F 4 {SIZES}"
+REFUSED = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(ground, "HOST_BLOCK", 0.001)
+    return tmp_path
+
+
+def call(line: str, *words: str) -> Result:
+    return CliRunner().invoke(fuseplan, ["driver", *line.split(), *words])
+
+
+def lines_of(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def sweep(folder: Path) -> Any:
+    def run(lines: str, *words: str) -> Result:
+        (folder / "lines").write_text(lines)
+        return call("", "--sweep", str(folder / "lines"), *words)
+
+    return run
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+
+
+def test_a_line_is_run_and_verified() -> None:
+    result = call(CBA)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "plan       f32[1x8x9x9] -> conv2d(8, kernel=3) -> bias -> relu",
+        "command    fuseplan driver CBAInfer -F 4 -n 1 -c 8 -H 9 -W 9 -k 8",
+        "kernels    1 for 3 operators",
+        ": right",
+    ):
+        assert words in result.stdout
+    assert "kernel " not in result.stdout, "no time was asked for"
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch)
+    result = call(CBA, "-V", "1")
+    assert (result.exit_code, "WRONG" in result.stdout) == (1, True)
+    unseen = call(CBA, "-V", "0")
+    assert (unseen.exit_code, "not compared with float64" in unseen.stdout) == (0, True)
+
+
+def test_times_are_of_so_many_calls_but_the_first() -> None:
+    (found,) = lines_of(call(CBA, "-t", "1", "-w", "1", "-i", "4", "--json"))
+    for taken in (found["kernel_seconds"], found["wall_seconds"]):
+        assert taken["calls"] == 4
+        assert 0 < taken["least"] <= taken["mean"]
+    calls: list[None] = []
+    place = ground.HostGround(FusionPlan.parse("f32[1x8] -> relu"), 0)
+    assert len(place.kernel_seconds(lambda: calls.append(None), 4)) == 4
+    assert len(calls) == 5
+
+
+def test_times_are_printed() -> None:
+    result = call(CBA, "-t", "1", "-w", "1", "-i", "3")
+    assert "kernel     " in result.stdout
+    assert "ms on average of 3" in result.stdout
+    assert "wall       " in result.stdout
+
+
+def test_the_unfused_runs_are_measured_beside_it() -> None:
+    (found,) = lines_of(call(CBA, "--unfused", "--json"))
+    assert found["unfused"]["kernels"] == 3
+    assert found["unfused"]["others"]["one at a time"] > 0
+    assert found["unfused"]["others"].keys() | found["unfused"]["refused"].keys() == {
+        "one at a time",
+        "torch",
+    }
+    assert "one at a time" in call(CBA, "--unfused").stdout
+
+
+def test_json_is_one_line_a_run(sweep: Any) -> None:
+    (found,) = lines_of(call(CBA, "--json"))
+    assert found["right"] is True
+    assert 0 < found["error"] < found["allowed"]
+    assert found["kernel_seconds"] is None
+    assert found["command"] == f"fuseplan driver {CBA}"
+    many = lines_of(sweep(f"{CBA}\n{CBA} -m 1\nCBAInfer -n x\n", "--json"))
+    assert [each["right"] for each in many] == [True, True, False]
+    assert [each["line"] for each in many] == [CBA, f"{CBA} -m 1", "CBAInfer -n x"]
+    assert many[2]["error"] == "PlanError"
+
+
+def test_errors_alone_have_their_statuses() -> None:
+    refused = CliRunner().invoke(fuseplan, ["driver", REFUSED])
+    assert (refused.exit_code, "[several-contractions]" in refused.stderr) == (3, True)
+    bad = call("CBAInfer -m 99")
+    assert (bad.exit_code, "-m, --activMode has no such value" in bad.stderr) == (2, True)
+    told = json.loads(call("CBAInfer -m 99", "--json").stdout)
+    assert told["error"] == "PlanError"
+    for words, says in (
+        ("", "no problem is named"),
+        ("CBAInfer -V 2", "-V"),
+        ("CBAInfer -i 0", "-i"),
+        ("CBAInfer -i many", "-i"),
+        (f"{CBA} --target gpu", "no target is named 'gpu'"),
+        (f"{CBA} --threads 0", "threads=0"),
+        (f"{CBA} --report there", "want --sweep FILE or --all"),
+        (f"{CBA} --all", "want one of a problem, --sweep FILE and --all"),
+        ("--sweep missing", "missing"),
+    ):
+        result = call(words)
+        assert (result.exit_code, says in result.stderr) == (2, True), words
+
+
+def test_letters_beside_a_plans_text() -> None:
+    result = CliRunner().invoke(fuseplan, ["driver", "f32[1x8x4x4] -> relu", "-n", "2"])
+    assert (result.exit_code, "got -n beside it" in result.stderr) == (2, True)
+    assert CliRunner().invoke(fuseplan, ["driver", "f32[1x8x4x4] -> relu"]).exit_code == 0
+
+
+LINES = f"""
+# a comment
+fuseplan driver {CBA}
+./bin/MIOpenDriver CBAInferfp16 -F 2 {SIZES} -M 1
+fuseplan run 'f32[1x8x9x9] -> bias -> relu' --threads 1
+"""
+
+
+def test_a_file_of_lines(sweep: Any) -> None:
+    result = sweep(LINES, "-t", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("right ") == 3
+    assert result.stdout.count("kernel ") == 3, "the options beside --sweep are for every line"
+    assert "3 lines, 0 failed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"fuseplan run '{REFUSED}'", "[several-contractions]"),
+        ("CBAInfer -n 0", "-n, --batchsize has no such value"),
+        ("CBAInfer -Z 1", "No such option"),
+        ("CBAInfer -i 0", "Invalid value for '-i'"),
+        ("CBAInfer 'open", "cannot be read"),
+        ("CBAInferfp8 -n 1", "names no problem"),
+        (f"{CBA} --sweep /dev/null", "--sweep: not in a line of a sweep"),
+        (f"{CBA} --target gpu", "no target is named 'gpu'"),
+    ],
+)
+def test_a_line_that_fails_is_told_and_the_others_run(line: str, says: str, sweep: Any) -> None:
+    result = sweep(f"{line}\n{CBA}\n")
+    assert result.exit_code == 1
+    assert f"FAILED  {line}" in result.stdout
+    assert says in result.stdout
+    assert "right " in result.stdout
+    assert "2 lines, 1 failed" in result.stdout
+
+
+def test_a_wrong_line_fails_a_sweep(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch)
+    result = sweep(f"{CBA}\n")
+    assert (result.exit_code, "WRONG " in result.stdout) == (1, True)
+
+
+def test_tensors_without_room_are_a_line_that_fails(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(driving, "ground_of", full)
+    result = sweep(f"{CBA}\n")
+    assert (result.exit_code, "do not fit this machine's memory: no room" in result.stdout) == (1, True)
+
+
+def test_a_file_that_is_no_text(folder: Path) -> None:
+    (folder / "lines").write_bytes(b"\xff\xfe\xfa")
+    result = call("", "--sweep", str(folder / "lines"))
+    assert (result.exit_code, "cannot be read" in result.stderr) == (2, True)
+
+
+def test_the_graph_is_written(folder: Path) -> None:
+    assert call(CBA, "-D", str(folder / "graph.dot")).exit_code == 0
+    assert "one kernel: contraction" in (folder / "graph.dot").read_text()
+    words = ["driver", REFUSED, "--dot_graph", str(folder / "graph.dot")]
+    assert CliRunner().invoke(fuseplan, words).exit_code == 3
+    assert "cluster" not in (folder / "graph.dot").read_text(), "what is refused is drawn without a kernel"
+    unwritten = call(CBA, "-D", str(folder / "none" / "graph.dot"))
+    assert (unwritten.exit_code, "cannot be written" in unwritten.stderr) == (2, True)
+
+
+def test_a_report_on_many_lines(folder: Path, sweep: Any) -> None:
+    lines = f"{CBA}\n{CBA} -m 1\nCBAInferfp16 -F 4 {SIZES} -I NHWC\nCBAInfer -n x\n"
+    assert sweep(lines, "--report", str(folder / "report")).exit_code == 1
+    told = json.loads((folder / "report" / "report.json").read_text())
+    assert [each["right"] for each in told["lines"]] == [True, True, True, False]
+    assert told["target"] == "cpu"
+    page = (folder / "report" / "report.md").read_text()
+    assert "| `conv2d(8, kernel=3) -> bias -> activation` | 2 (" in page
+    assert "- `CBAInfer -n x`: -n, --batchsize has no such value" in page
+    assert "lines: 4, right: 3, failed: 1" in page
+    (folder / "file").write_text("")
+    assert call("", "--all", "--every", "9999", "--report", str(folder / "file" / "in")).exit_code == 2
+
+
+def test_a_report_tells_wrong_results() -> None:
+    plan = "f32[1x8x9x9] -> bias -> relu"
+    ran = {"plan": plan, "line": f"'{plan}'", "right": True, "error": 1e-7, "allowed": 4e-7}
+    page = driver_report({"target": "cpu"}, [ran, {**ran, "right": False, "error": 1e-3}])
+    assert "| `bias -> activation` | **1 of 2** (0.25) |" in page
+    assert "1.0e-03 from float64, at most 4.0e-07" in page
+    assert "| 1 |" in driver_report({}, [{**ran, "error": None}]), "not verified"
+
+
+def test_combinations_are_all_of_them() -> None:
+    lines = list(combinations())
+    assert len(lines) == len(set(lines))
+    words = [set(line.split()) for line in lines]
+    for each in (MODES, ACTIVATIONS, BATCH_NORM_MODES):
+        assert all(any(name in line for line in words) for name in each)
+    for ending in DTYPES:
+        assert sum(f"CBAInfer{ending}" in line for line in words) * len(DTYPES) == len(lines)
+    filters = "-y 3 -x 3 -p 1 -q 1 -I"
+    most = [line for line in lines if line.startswith("CBAInfer -F cbna ") and filters in line]
+    assert len(most) == len(ACTIVATIONS) * len(BATCH_NORM_MODES) * 2
+
+
+def test_some_of_all_combinations_are_right(folder: Path) -> None:
+    result = call("", "--all", "--every", "37", "--report", str(folder / "report"))
+    assert result.exit_code == 0, result.output
+    assert ", 0 failed" in result.stdout
