@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -34,38 +34,36 @@ class Place:
     inside: Index | None = None
 
 
-class Elementwise:
-    """The stages before or after a contraction, ready to be applied anywhere in a function.
+class Formulas:
+    """Formulas of one element, ready to be evaluated anywhere in a function.
 
     Args:
-        frame: the kernel being written.
-        role: `prologue` or `epilogue`.
-        builder: the function they are applied in; the frame's body unless told.
-        pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.
+        builder: the function they are evaluated in.
+        stages: applied one after the other.
+        expressions: of what the stages give; `values` has them.
+        operands: what the leaves are, besides `x` and parameters.
+        parameters: keys, in the order in which they lie in memory.
+        pointers: where each operand lies, by key; `parameters` for the parameters.
+        image: elements of one image, for operands per activation whose place is not told.
     """
 
     def __init__(
         self,
-        frame: Frame,
-        role: str,
-        builder: Builder | None = None,
-        pointers: Mapping[str, Value] | None = None,
+        builder: Builder,
+        stages: Iterable[Stage],
+        expressions: Iterable[Scalar],
+        operands: Iterable[KernelOperand],
+        parameters: Iterable[str],
+        pointers: Mapping[str, Value],
+        image: int,
     ) -> None:
-        kernel = frame.kernel
-        self.b = builder or frame.body
-        self.stages: tuple[Stage, ...] = kernel.epilogue if role == "epilogue" else kernel.prologue
-        self.lanes = frame.lanes
-        self._operands = {operand.key: operand for operand in kernel.operands if operand.role == role}
+        self.b, self.lanes = builder, builder.lanes
+        self.stages, self.expressions = tuple(stages), tuple(expressions)
+        self._operands = {operand.key: operand for operand in operands}
         self._depends = Dependence(self._operands)
-        self._parameters = {key: index for index, key in enumerate(kernel.parameters)}
-        spec = kernel.dst if role == "epilogue" else kernel.src
-        self._image = prod(spec.shape[1:])
-        self._table = dialect.table(self.b)
-        self._pointers = pointers or {
-            slot.key or slot.kind: frame.pointer(slot.kind, slot.key)
-            for slot in frame.slots
-            if slot.kind in ("operand", "parameters")
-        }
+        self._parameters = {key: index for index, key in enumerate(parameters)}
+        self._image, self._pointers = image, pointers
+        self._table = dialect.table(builder)
 
     @property
     def element_operands(self) -> list[KernelOperand]:
@@ -83,6 +81,13 @@ class Elementwise:
             x = self._value(stage.expression, x, place, known, {})
         return x
 
+    def values(self, x: Value | None, place: Place, known: dict[object, Value]) -> list[Value]:
+        """What each of the expressions makes of the vector that the stages give."""
+        if x is not None:
+            x = self.apply(x, place, known)
+        local: dict[object, Value] = {}
+        return [self._value(expression, x, place, known, local) for expression in self.expressions]
+
     def prepare(self, place: Place, known: dict[object, Value]) -> None:
         """Evaluates what depends on the channel alone, so that a loop over positions need not."""
         for node in self.invariants():
@@ -93,7 +98,8 @@ class Elementwise:
 
         `channel` asks for those that differ between channels, or for those that do not.
         """
-        parts = (part for stage in self.stages for part in self._depends.invariants(stage.expression))
+        formulas = (*(stage.expression for stage in self.stages), *self.expressions)
+        parts = (part for formula in formulas for part in self._depends.invariants(formula))
         found = dict.fromkeys(parts)
         return [node for node in found if channel is None or self._depends.channelled(node) == channel]
 
@@ -153,6 +159,36 @@ class Elementwise:
         if place.along_channels:
             return b.load_first(b.at(pointer, place.channel), place.count, b.vector)
         return b.broadcast(pointer, place.channel)
+
+
+class Elementwise(Formulas):
+    """The stages before or after a contraction.
+
+    Args:
+        frame: the kernel being written.
+        role: `prologue` or `epilogue`.
+        builder: the function they are applied in; the frame's body unless told.
+        pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        role: str,
+        builder: Builder | None = None,
+        pointers: Mapping[str, Value] | None = None,
+    ) -> None:
+        kernel = frame.kernel
+        spec = kernel.dst if role == "epilogue" else kernel.src
+        super().__init__(
+            builder or frame.body,
+            kernel.epilogue if role == "epilogue" else kernel.prologue,
+            (),
+            (operand for operand in kernel.operands if operand.role == role),
+            kernel.parameters,
+            pointers or frame.operand_pointers,
+            prod(spec.shape[1:]),
+        )
 
 
 def _written(index: Index) -> object:

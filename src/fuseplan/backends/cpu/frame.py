@@ -59,6 +59,12 @@ class Frame:
         """The address that a slot holds."""
         return self._pointers[Slot(kind, key)]
 
+    @property
+    def operand_pointers(self) -> dict[str, Value]:
+        """The addresses of operands and results by key, and of `parameters`."""
+        kinds = ("operand", "result", "parameters")
+        return {slot.key or slot.kind: self._pointers[slot] for slot in self.slots if slot.kind in kinds}
+
     @contextmanager
     def tasks(self, count: Index) -> Iterator[Value]:
         """One phase: its block runs once for each task 0..count-1, on whichever thread takes it first."""
@@ -109,8 +115,9 @@ class Frame:
 
 
 def slots_of(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
-    """The usual slots: src, dst, the operands in order, parameters and workspace where there are any."""
+    """The usual slots: src, dst, operands and results in order, parameters and workspace where there are any."""
     listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
+    listed += [Slot("result", result.key) for result in kernel.results]
     if kernel.parameters:
         listed.append(Slot("parameters"))
     if workspace:
