@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.ir import BITS, Builder, Value, element_of, lanes_of, vector
+from fuseplan.backends.cpu.ir import BITS, Builder, Index, Value, element_of, lanes_of, vector
 
 # What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
 # lacks it.
@@ -19,6 +19,20 @@ def read(b: Builder, dtype: str, pointer: Value, lanes: int, *, count: int | Non
 def read_one(b: Builder, dtype: str, pointer: Value) -> Value:
     """The element at an address, as a scalar in the compute type."""
     return widen(b, dtype, b.load(pointer, STORED[dtype]))
+
+
+def read_apart(b: Builder, dtype: str, pointer: Value, offset: Index, step: int, count: int) -> Value:
+    """`count` elements from element `offset` on, which lie `step` apart, as a vector; other lanes are zero."""
+    kind = element_type(dtype)
+    if step == 1 or count == 1:
+        return read(b, dtype, b.at(pointer, offset, kind), b.lanes, count=count)
+    gathered = Value(b, b.vector, "zeroinitializer")
+    for lane in range(count):
+        apart: Index = offset + lane * step
+        one = read_one(b, dtype, b.at(pointer, apart, kind))
+        text = f"insertelement {b.vector} {gathered.name}, {one.type} {one.name}, i32 {lane}"
+        gathered = b.op(b.vector, text)
+    return gathered
 
 
 def widen(b: Builder, dtype: str, stored: Value) -> Value:

@@ -364,20 +364,8 @@ class _Writer:
         rooms = self.scratch if along else {}
         for node, room in rooms.items():
             self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
-        value = self.stages.apply(self._read(line.src + i * self.path.run.src, count), place, known)
+        step = self.path.run.src
+        x = storage.read_apart(b, self.kernel.src.dtype, self.src, line.src + i * step, step, count)
+        value = self.stages.apply(x, place, known)
         where = b.at(self.dst, place.element, storage.element_type(dtype))
         storage.write(b, dtype, value, where, count=count, stream=stream)
-
-    def _read(self, offset: Index, count: int) -> Value:
-        """Elements of src, which may lie apart."""
-        b, dtype, step = self.b, self.kernel.src.dtype, self.path.run.src
-        kind = storage.element_type(dtype)
-        if step == 1 or count == 1:
-            return storage.read(b, dtype, b.at(self.src, offset, kind), self.lanes, count=count)
-        gathered = Value(b, b.vector, "zeroinitializer")
-        for lane in range(count):
-            apart: Index = offset + lane * step
-            one = storage.read_one(b, dtype, b.at(self.src, apart, kind))
-            text = f"insertelement {b.vector} {gathered.name}, {one.type} {one.name}, i32 {lane}"
-            gathered = b.op(b.vector, text)
-        return gathered
