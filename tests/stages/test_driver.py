@@ -16,6 +16,7 @@ from fuseplan.driver.problem import Problem
 from fuseplan.errors import PlanError
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 from strategies import activations, convolutions, plans, tensors
@@ -47,6 +48,10 @@ def said(letters: str, problem: str = "CBAInfer") -> str:
         ("4", "conv2d(6, kernel=3) -> bias -> relu"),
         ("5", "conv2d(6, kernel=3) -> relu"),
         ("6", "conv2d(6, kernel=3) -> bias"),
+        ("7", "batch_norm_training(per_activation) -> relu"),
+        ("8", "batch_norm_backward(relu, mode=per_activation)"),
+        ("9", "batch_norm_training(per_activation)"),
+        ("10", "activation_backward(relu)"),
     ],
 )
 def test_modes(mode: str, operators: str) -> None:
@@ -127,6 +132,22 @@ def test_activations(number: int, text: str) -> None:
     assert said(f"-F 2 -M 1 -n 1 -c 4 -m {word.upper()} {ABG}").endswith(f" -> {text}")
 
 
+@pytest.mark.parametrize(
+    ("letters", "operators"),
+    [
+        ("-F n_train -M 1 --run 1 --momentum 0.5", "batch_norm_training(running=True, momentum=0.5)"),
+        ("-F n_train -M 1 --save no --epsilon 0.5", "batch_norm_training(saved=False, epsilon=0.5)"),
+        ("-F n_train -M 1 --momentum 0.5", "batch_norm_training"),
+        ("-F na_backward -M 1 --save 0", "batch_norm_backward(relu, statistics=recomputed)"),
+        ("-F na_backward -M 1 -m 8 -A 0.25", "batch_norm_backward(leaky_relu(0.25))"),
+        ("-F na_backward -M 1 -m 0", "batch_norm_backward"),
+        ("-F a_backward -m 9 -A 0.5", "activation_backward(elu(0.5))"),
+    ],
+)
+def test_training(letters: str, operators: str) -> None:
+    assert said(f"{letters} -n 2 -c 4 -H 9 -W 8") == f"f32[2x4x9x8] -> {operators}"
+
+
 def test_power_in_half_precision_has_miopens_threshold() -> None:
     assert said("-F 2 -m 6", "CBAInferfp16").endswith("power(1, beta=0, threshold=0.0001)")
     assert said("-F 2 -m 6", "CBAInferbfp16").endswith("power(1, beta=0)")
@@ -200,11 +221,18 @@ def spoken(draw: st.DrawFn) -> FusionPlan:
     plan = FusionPlan(src)
     for word in MODES[draw(st.sampled_from(tuple(MODES)))]:
         numbers = st.floats(allow_nan=False)
+        norms = st.sampled_from(["spatial", "per_activation"])
+        running = st.booleans() if src.batch > 1 else st.just(False)
         made = {
             "c": convolutions(plan.output),
             "b": st.just(Bias()),
-            "n": st.builds(BatchNorm, st.sampled_from(["spatial", "per_activation"]), epsilon=numbers),
+            "n": st.builds(BatchNorm, norms, epsilon=numbers),
             "a": activations(numbers),
+            "t": st.builds(BatchNormTraining, norms, running=running, saved=st.booleans(), epsilon=numbers),
+            "g": st.builds(
+                BatchNormBackward, activations(numbers), norms, st.sampled_from(["saved", "recomputed"])
+            ),
+            "d": st.builds(ActivationBackward, activations(numbers)),
         }
         plan.add(draw(made[word]))
     return plan

@@ -6,15 +6,17 @@ In the driver's letters where they say all of the plan, else `fuseplan run` with
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from fuseplan.driver import letters
 from fuseplan.driver.letters import Letter, Value
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import PlanError
-from fuseplan.op import Op
+from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.tensor import LAYOUTS, TensorSpec
 from fuseplan.text import plan_text
 
@@ -48,7 +50,7 @@ def _problem(src: TensorSpec, ops: Sequence[Op]) -> Problem | None:
     for op in ops:
         word, values = _of_operator(op)
         mode += word
-        said |= values
+        said |= dict(values)
     if mode not in NAMES:
         return None
     said[letters.MODE] = NAMES[mode]
@@ -73,17 +75,12 @@ def _of_axes(each: tuple[Letter, ...], values: Sequence[int]) -> Said:
     return zip(each[-len(values) :], values, strict=True)
 
 
-def _of_operator(op: Op) -> tuple[str, dict[Letter, Value]]:
+def _of_operator(op: Op) -> tuple[str, Said]:
     """Its letter in a mode, and what a line says of it; a letter that no mode has for any other."""
-    if isinstance(op, Conv):
-        return "c", dict(_of_convolution(op))
-    if isinstance(op, Bias):
-        return "b", {}
-    if isinstance(op, BatchNorm):
-        return "n", {letters.BATCH_NORM: op.mode, letters.EPSILON: op.epsilon}
-    if type(op) in WORDS:
-        return "a", dict(_of_activation(op))
-    return "?", {}
+    for kind, word, write in WRITERS:
+        if isinstance(op, kind):
+            return word, write(op)
+    return "?", iter(())
 
 
 def _of_convolution(op: Conv) -> Said:
@@ -100,10 +97,44 @@ def _of_convolution(op: Conv) -> Said:
         yield from _of_axes(letters.PAD, [low if isinstance(low, int) else low[0] for low in op.padding])
 
 
-def _of_activation(op: Op) -> Said:
-    word = WORDS[type(op)]
+def _of_activation(op: Elementwise) -> Said:
+    word = WORDS.get(type(op))
+    if word is None:  # none of MIOpen's: what is said is another plan, which is found out
+        return
     yield letters.ACTIVATION, word
     values = {each.name: each.value for each in op.parameters()}
     names = letters.ACTIVATIONS[word][1]
     for letter, name in zip((letters.ALPHA, letters.BETA, letters.GAMMA), names, strict=False):
         yield letter, values[name]
+
+
+def _of_batch_norm(op: BatchNorm) -> Said:
+    yield letters.BATCH_NORM, op.mode
+    yield letters.EPSILON, op.epsilon
+
+
+def _of_training(op: BatchNormTraining) -> Said:
+    yield letters.BATCH_NORM, op.mode
+    yield letters.EPSILON, op.epsilon
+    yield letters.RUN, letters.NO_YES[op.running]
+    yield letters.SAVE, letters.NO_YES[op.saved]
+    yield letters.MOMENTUM, op.momentum
+
+
+def _of_backward(op: BatchNormBackward) -> Said:
+    yield from _of_activation(op.activation)
+    yield letters.BATCH_NORM, op.mode
+    yield letters.EPSILON, op.epsilon
+    yield letters.SAVE, letters.NO_YES[op.statistics == "saved"]
+
+
+# Each operator's letter in a mode, and what a line says of it; the first that an operator is.
+WRITERS: tuple[tuple[type[Op], str, Callable[[Any], Said]], ...] = (
+    (Conv, "c", _of_convolution),
+    (Bias, "b", lambda op: iter(())),
+    (BatchNorm, "n", _of_batch_norm),
+    (BatchNormTraining, "t", _of_training),
+    (BatchNormBackward, "g", _of_backward),
+    (ActivationBackward, "d", lambda op: _of_activation(op.of)),
+    (Elementwise, "a", _of_activation),
+)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.op import Op
+from fuseplan.op import Elementwise
 from fuseplan.ops.activation import (
     Abs,
     Clamp,
@@ -32,15 +32,23 @@ DTYPES = {"": "f32", "fp16": "f16", "bfp16": "bf16"}  # by the ending of a probl
 FAMILIES = ("CBAInfer", "CAInfer")
 PROBLEMS = tuple(family + ending for family in FAMILIES for ending in DTYPES)
 
-# By name, the operators in order: c convolution, b bias, n batch normalization, a activation.
-MODES = {name: name for name in ("cbna", "cna", "na", "cn", "cba", "ca", "cb")}
+# By name, the operators in order: c convolution, b bias, n batch normalization, a activation, t batch
+# normalization in training, g its backward pass with the activation's, d an activation's. MIOpen has seven.
+MODES = {
+    **{name: name for name in ("cbna", "cna", "na", "cn", "cba", "ca", "cb")},
+    "na_train": "ta",
+    "na_backward": "g",
+    "n_train": "t",
+    "a_backward": "d",
+}
 BATCH_NORM_MODES = ("per_activation", "spatial")
+NO_YES = ("no", "yes")
 PAD_MODES = ("conv", "default", "same", "valid")
 LAYOUT_WORDS = tuple(name.upper() for names in LAYOUTS.values() for name in names if len(name) > 2)
 AXES = "dhw"
 
 # MIOpen's activations in the order of its numbers, and which of our parameters its a, b and g are.
-ACTIVATIONS: dict[str, tuple[type[Op], tuple[str, ...]]] = {
+ACTIVATIONS: dict[str, tuple[type[Elementwise], tuple[str, ...]]] = {
     "pasthru": (Identity, ()),
     "logistic": (Sigmoid, ()),
     "tanh": (Tanh, ("alpha", "beta")),
@@ -160,6 +168,12 @@ BATCH_NORM = Letter(
     "M", "bnMode", "per_activation", "What statistics are per.", words=BATCH_NORM_MODES, is_numbered=True
 )
 EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's.")
+RUN = Letter("", "run", "no", "Whether training updates running statistics.", words=NO_YES, is_numbered=True)
+SAVE = Letter(
+    "", "save", "yes", "Whether training saves its statistics, and a backward pass takes saved ones.",
+    words=NO_YES, is_numbered=True,
+)  # fmt: skip
+MOMENTUM = Letter("", "momentum", 0.1, "Of running statistics: MIOpen's expAvgFactor.")
 MODE = Letter("FJ", "fusion_mode", "cbna", "The operators.", words=tuple(MODES), is_numbered=True)
 SPATIAL = Letter("_", "spatial_dim", 2, "Spatial axes: 1, 2 or 3.", 1)
 IN_LAYOUT = Letter(
@@ -176,6 +190,7 @@ FILTER_LAYOUT = Letter(
 
 LETTERS: tuple[Letter, ...] = (
     MODE, BATCH, CHANNELS, *IN, FEATURES, GROUPS, *FILTER, *STRIDE, *PAD, PAD_MODE, PAD_VALUE, *DILATION,
-    ACTIVATION, ALPHA, BETA, GAMMA, BATCH_NORM, EPSILON, SPATIAL, IN_LAYOUT, OUT_LAYOUT, FILTER_LAYOUT,
+    ACTIVATION, ALPHA, BETA, GAMMA, BATCH_NORM, EPSILON, RUN, SAVE, MOMENTUM, SPATIAL,
+    IN_LAYOUT, OUT_LAYOUT, FILTER_LAYOUT,
 )  # fmt: skip
 BY_WORD: dict[str, Letter] = {letter.word: letter for letter in LETTERS}

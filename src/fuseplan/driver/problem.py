@@ -10,9 +10,10 @@ from typing import Any
 from fuseplan.driver import letters
 from fuseplan.driver.letters import Letter
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.op import Op
+from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
 
@@ -91,14 +92,14 @@ class Problem:
             raise letter.refused(said.upper(), " or ".join(name.upper() for name in known))
         return str(said)
 
-    def activation(self) -> Op:
+    def activation(self) -> Elementwise:
         """The operator of -m, with as many of -A, -B and -G as it has parameters."""
         kind, names = letters.ACTIVATIONS[self[letters.ACTIVATION]]
         values = (self[letter] for letter in (letters.ALPHA, letters.BETA, letters.GAMMA))
         threshold = {"threshold": letters.POWER_THRESHOLD[self.dtype]} if self._is_coarse(kind) else {}
         return kind(**dict(zip(names, values, strict=False)), **threshold)
 
-    def _is_coarse(self, kind: type[Op]) -> bool:
+    def _is_coarse(self, kind: type[Elementwise]) -> bool:
         return kind is letters.ACTIVATIONS["power"][0] and self.dtype in letters.POWER_THRESHOLD
 
     def _check(self) -> None:
@@ -135,10 +136,34 @@ def _convolution(problem: Problem) -> Op:
     )
 
 
+def _training(problem: Problem) -> Op:
+    is_running = problem[letters.RUN] == "yes"
+    return BatchNormTraining(
+        problem[letters.BATCH_NORM],
+        running=is_running,
+        saved=problem[letters.SAVE] == "yes",
+        epsilon=problem[letters.EPSILON],
+        **({"momentum": problem[letters.MOMENTUM]} if is_running else {}),
+    )
+
+
+def _backward(problem: Problem) -> Op:
+    is_saved = problem[letters.SAVE] == "yes"
+    return BatchNormBackward(
+        problem.activation(),
+        mode=problem[letters.BATCH_NORM],
+        statistics="saved" if is_saved else "recomputed",
+        **({} if is_saved else {"epsilon": problem[letters.EPSILON]}),
+    )
+
+
 # What each letter of a mode is.
 MAKERS: dict[str, Callable[[Problem], Op]] = {
     "c": _convolution,
     "b": lambda problem: Bias(),
     "n": lambda problem: BatchNorm(problem[letters.BATCH_NORM], epsilon=problem[letters.EPSILON]),
     "a": Problem.activation,
+    "t": _training,
+    "g": _backward,
+    "d": lambda problem: ActivationBackward(problem.activation()),
 }
