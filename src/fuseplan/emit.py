@@ -67,7 +67,8 @@ class Source:
     Attributes:
         language: `llvm`, `triton`, `gluon`, or `kernel` for the reference's own.
         grid: programs of a launch along three axes, where the language has a grid.
-        options: what the toolchain is told besides the text: `num_warps`, `num_stages`, `maxnreg`.
+        options: what the toolchain is told besides the text: `num_warps`, `num_stages`, `maxnreg`; and how it
+            is launched: `cooperative`, where all programs have to run at once, because they meet.
     """
 
     text: str = field(repr=False)

@@ -195,7 +195,7 @@ def test_each_stream_has_a_workspace(driver: FakeDriver) -> None:
 
 
 def test_a_cooperative_launch(driver: FakeDriver) -> None:
-    options = (("num_warps", 8), ("launch_cooperative_grid", 1))
+    options = (("num_warps", 8), ("cooperative", 1))
     source = elementwise("tl.store(dst, 1)", (Slot("dst"),), "dst", options=options, grid=(3, 2, 1))
     artifact = compiler.compile_source(source, ("*i32",), SM_90)
     block = load(source, artifact.pack(), Queue()).block(1)

@@ -30,13 +30,13 @@ from fuseplan.errors import BuildError
 from fuseplan.target import Target
 
 PTXAS_SECONDS = 300
-# What a source may ask for; Triton itself passes over an option that it does not know.
+# What a source may ask for; Triton passes over what it does not know, which `cooperative` is for launches.
 OPTIONS = frozenset(
     (
         "num_warps",
         "num_stages",
         "maxnreg",
-        "launch_cooperative_grid",
+        "cooperative",
         "waves_per_eu",
         "matrix_instr_nonkdim",
         "kpack",

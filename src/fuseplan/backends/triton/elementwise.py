@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuseplan.backends.dependence import Dependence, children
@@ -12,11 +12,12 @@ from fuseplan.emit import Slot
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.scalar import Scalar, leaves_of
 
-_PREFIXES = {"operand": "op_", "parameter": "par_"}
+Stages = Sequence[tuple[str, Scalar]]  # an operator's text, for a comment, and its formula, simplified
+_PREFIXES = {"operand": "op_", "parameter": "par_", "result": "res_"}
 
 
 def argument(slot: Slot) -> str:
-    """The name of the kernel's argument: `src`, `dst`, `op_bias`, `par_alpha`, `workspace`."""
+    """The name of the kernel's argument: `src`, `op_bias`, `par_alpha`, `dst`, `res_mean`, `workspace`."""
     return _PREFIXES[slot.kind] + slot.key if slot.kind in _PREFIXES else slot.kind
 
 
@@ -47,6 +48,13 @@ class Known:
     values: dict[Scalar, str] = field(default_factory=dict)
 
 
+def formulas_of(kernel: Kernel) -> tuple[Scalar, ...]:
+    """All formulas of a kernel with reductions: its operands lie as dst does, whichever formula reads them."""
+    reduced = (formula for reduction in kernel.reductions for formula in reduction.expressions)
+    made = (result.expression for result in kernel.results)
+    return (*(stage.expression for stage in (*kernel.prologue, *kernel.epilogue)), *reduced, *made)
+
+
 class Elementwise:
     """The stages before or after a contraction, ready to be applied anywhere in the kernel's text.
 
@@ -58,6 +66,8 @@ class Elementwise:
 
     Attributes:
         slots: of the operands and parameters of that role, in the kernel's order.
+        given: leaves whose values are at hand, by name: numbers that reductions made, operands that were
+            read before; each of them is the same at all positions of a channel.
     """
 
     def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl") -> None:
@@ -65,9 +75,11 @@ class Elementwise:
         self.stages = tuple((stage.op_text, dialect.simplified(stage.expression)) for stage in stages)
         self.text, self.namespace = text, namespace
         self.compute = f"{namespace}.{dialect.COMPUTE[kernel.src.dtype]}"
+        self.given: dict[str, str] = {}
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
-        self._depends = Dependence(self._operands)
-        used = {name for _, expression in self.stages for name in leaves_of(expression)}
+        self._depends = Dependence(self._operands | _numbers(kernel))
+        formulas = formulas_of(kernel) if kernel.reductions else [formula for _, formula in self.stages]
+        used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype)
         self.slots = (
@@ -88,16 +100,17 @@ class Elementwise:
             if operand.per == "element"
         }
 
-    def prepare(self, channel: str, channel_mask: str = "") -> Known:
+    def prepare(self, channel: str, channel_mask: str = "", stages: Stages | None = None) -> Known:
         """Evaluates what depends on the channel alone, before a loop over its positions.
 
         Args:
             channel: as in the `Place` of each later `apply`, and naming the same tensor.
             channel_mask: likewise.
+            stages: others than the role's.
         """
         known = Known(channel)
         place = Place("", channel, "", "", channel_mask)
-        for op_text, expression in self.stages:
+        for op_text, expression in self.stages if stages is None else stages:
             parts = [node for node in self._depends.invariants(expression) if self._is_written(node)]
             if any(node not in known.values for node in parts):
                 self.text.line(f"# {op_text}: what does not depend on the position")
@@ -111,18 +124,19 @@ class Elementwise:
         """Whether an operand is per channel."""
         return any(operand.per == "channel" for operand in self._operands.values())
 
-    def spread(self, known: Known, which: str) -> Known:
+    def spread(self, known: Known, which: str, stages: Stages | None = None) -> Known:
         """What `prepare` made of a vector of channels, for elements whose channel is `which` of them.
 
         Args:
             known: of a channel text that is a plain vector.
             which: index tensor of the tile's shape into that vector.
+            stages: as `prepare` was given them.
         """
 
         def gathered(node: Scalar) -> str:
             return f"{self.namespace}.gather({known.values[node]}, {which}, 0)"
 
-        return self._merged(known, gathered)
+        return self._merged(known, gathered, self.stages if stages is None else stages)
 
     def select(self, condition: str, first: Known, second: Known) -> Known:
         """What `prepare` made of two channels, for elements that are of the first where `condition` holds."""
@@ -130,19 +144,24 @@ class Elementwise:
         def selected(node: Scalar) -> str:
             return f"{self.namespace}.where({condition}, {first.values[node]}, {second.values[node]})"
 
-        return self._merged(first, selected)
+        return self._merged(first, selected, self.stages)
 
-    def _merged(self, known: Known, value: Callable[[Scalar], str]) -> Known:
+    def _merged(self, known: Known, value: Callable[[Scalar], str], stages: Stages) -> Known:
         """`known` with `value` in the place of all that differs between channels."""
         values: dict[Scalar, str] = {}
-        for _, expression in self.stages:
+        for _, expression in stages:
             for node in self._depends.invariants(expression):
                 if self._depends.channelled(node) and node not in values:
                     values[node] = self.text.let("spread", value(node))
         return Known("", known.values | values)
 
     def apply(
-        self, x: str, place: Place, held: Mapping[str, str] | None = None, known: Known | None = None
+        self,
+        x: str,
+        place: Place,
+        held: Mapping[str, str] | None = None,
+        known: Known | None = None,
+        stages: Stages | None = None,
     ) -> str:
         """Writes the stages; the name of the result, in the compute dtype.
 
@@ -151,15 +170,39 @@ class Elementwise:
             place: how it lies.
             held: operands whose tile is in registers already, by key: its name, of any dtype.
             known: what `prepare` gave.
+            stages: others than the role's.
+        """
+        for op_text, expression in self.stages if stages is None else stages:
+            self.text.line(f"# {op_text}")
+            (x,) = self.values([expression], x, place, held, known)
+        return x
+
+    def values(
+        self,
+        formulas: Sequence[Scalar],
+        x: str,
+        place: Place,
+        held: Mapping[str, str] | None = None,
+        known: Known | None = None,
+    ) -> list[str]:
+        """Names of what several formulas come to; what they share is computed once.
+
+        Args:
+            formulas: simplified.
+            x: name of the tile they are of, as are `place`, `held` and `known` for `apply`.
         """
         channelled = known.values if known and known.channel in ("", place.channel) else {}
-        for op_text, expression in self.stages:
-            self.text.line(f"# {op_text}")
-            result = self._value(expression, x, place, channelled, {}, held or {})
-            if not result.isidentifier():  # a formula that comes to a number, such as x**0
-                result = self.text.let("constant", f"{self.namespace}.zeros_like({x}) + {result}")
-            x = result
-        return x
+        local: dict[Scalar, str] = {}
+        return [
+            self._named(self._value(formula, x, place, channelled, local, held or {}), x)
+            for formula in formulas
+        ]
+
+    def _named(self, value: str, like: str) -> str:
+        """A tensor even of a formula that comes to a number, such as x**0."""
+        if value.isidentifier():
+            return value
+        return self.text.let("constant", f"{self.namespace}.zeros_like({like}) + {value}")
 
     def _is_written(self, node: Scalar) -> bool:
         """Whether a value takes a line: a number and a parameter have their names already."""
@@ -189,6 +232,8 @@ class Elementwise:
     def _leaf(self, name: str, x: str, place: Place, held: Mapping[str, str]) -> str:
         if name == "x":
             return x
+        if name in self.given:
+            return self.given[name]
         if name in self._parameters:
             return argument(Slot("parameter", name))
         operand = self._operands[name]
@@ -208,6 +253,12 @@ class Elementwise:
     def _load(self, pointer: str, at: str, mask: str) -> str:
         masked = f", mask={mask}, other=0.0" if mask else ""
         return f"{self.namespace}.load({pointer} + {at}{masked})"
+
+
+def _numbers(kernel: Kernel) -> dict[str, KernelOperand]:
+    """What reductions make, as if each were an operand per channel: it differs between channels alone."""
+    names = [name for reduction in kernel.reductions for name in reduction.names]
+    return {name: KernelOperand(name, "channel", (), kernel.compute_dtype, "epilogue") for name in names}
 
 
 def _leaves(node: Scalar) -> Iterator[Scalar]:

@@ -191,7 +191,7 @@ class GpuBlock:
         config.grid[:] = source.grid
         config.block[:] = (artifact.threads, 1, 1)
         config.shared_bytes = artifact.shared_bytes
-        if dict(source.options).get("launch_cooperative_grid"):
+        if dict(source.options).get("cooperative"):
             config.attributes = ctypes.pointer(self._attribute)
             config.attribute_count = 1
         return config

@@ -13,7 +13,8 @@ def types_of(source: Source, kernel: Kernel, template: GpuTemplate) -> tuple[str
     """Triton's type of every argument, in the order of the slots.
 
     A tensor map is a `tensordesc`, a parameter by value a number of the compute dtype, everything else a
-    pointer: to src's and dst's dtype, to the dtype an operand is packed in, to int32 for the workspace.
+    pointer: to src's, dst's and a result's dtype, to the dtype an operand is packed in, to int32 for the
+    workspace.
     """
     return tuple(_type(slot, kernel, template) for slot in source.slots)
 
@@ -32,6 +33,8 @@ def _element(slot: Slot, kernel: Kernel, template: GpuTemplate) -> str:
     """The dtype that a pointer points to."""
     if slot.kind == "parameters":
         return kernel.compute_dtype
+    if slot.kind == "result":
+        return next(result.dtype for result in kernel.results if result.key == slot.key)
     if slot.kind != "operand":
         return (kernel.src if slot.kind == "src" else kernel.dst).dtype
     operand = kernel.operand(slot.key)
