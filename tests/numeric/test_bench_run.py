@@ -15,8 +15,9 @@ from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.processes import Process
 from fuseplan.measure import peaks
 from fuseplan.measure.clock import Protocol
-from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
+from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
 from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.torch_training import NEAR_ZERO, before_relu, decided
 from fuseplan.plan import FusionPlan
 from fuseplan.tune.unfused import OneAtATime
 
@@ -64,6 +65,70 @@ def test_peers_compute_the_plan(name: str, text: str) -> None:
     assert deviation(prepared.result(), reference(plan, copies[0])) < 2e-6
     for _ in range(3):
         prepared.call()
+
+
+TRAINING = (
+    "f32[4x8x6x5, nhwc] -> batch_norm_training -> relu",
+    "f32[4x8x6x5] -> batch_norm_backward(relu)",
+)
+
+
+@pytest.mark.parametrize("text", TRAINING)
+@pytest.mark.parametrize("name", TORCH[:2])
+def test_peers_train(name: str, text: str, tmp_path: Path) -> None:
+    """All that the plan gives goes through the worker's files, and is what float64 says."""
+    made = worker.Worker(BY_NAME[name](1))
+    place = tmp_path / "y.npy"
+    ask = {"do": "prepare", "plan": text, "data": {"seed": 3}, "copies": 1, "result": str(place)}
+    answer = made.answer(ask)
+    assert answer["outputs"] == 3, answer
+    plan = FusionPlan.parse(text)
+    want, results = evaluated(plan, decided(plan, random_arrays(plan, seed=3)))
+    for number, exact in enumerate((want, *results.values())):
+        assert deviation(np.load(worker.part(place, number)), exact) < 2e-6
+
+
+def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = (suite.Case("train", TRAINING[0], "g", "none"),)
+    setting = runner.Setting(1, ["torch"], QUICK)
+    ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
+    assert row.refused is None
+    assert row.error is not None
+    assert row.error < 2e-6
+    both = ({}, {"a": np.zeros(1)})
+    made = [(np.zeros((4, 8, 6, 5)), results) for results in both]
+    for given in made:
+        monkeypatch.setattr(runner, "evaluated", lambda plan, arrays, given=given: given)
+        ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
+        assert row.refused == f"it gave 3 of {1 + len(given[1])} tensors"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[4x8x6x5] -> batch_norm_training -> sigmoid",
+        "f32[4x8x6x5] -> batch_norm_training(running=True) -> relu",
+        "f32[4x8x6x5] -> batch_norm_training(per_activation) -> relu",
+        "f32[4x8x6x5] -> batch_norm_backward(relu, statistics=recomputed)",
+        "f32[4x8x6x5] -> batch_norm_backward(sigmoid)",
+    ],
+)
+def test_training_that_torch_is_not_measured_with(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    with pytest.raises(CannotRunError, match="torch is"):
+        BY_NAME["torch"](1).prepare(plan, [random_arrays(plan)])
+
+
+def test_no_gradient_hangs_on_a_rounding() -> None:
+    plan = FusionPlan.parse(TRAINING[1])
+    arrays = random_arrays(plan, seed=3)
+    x, vectors = arrays["input"], [arrays[key] for key in ("scale", "shift", "mean", "inverse_variance")]
+    x[0, 0] = arrays["mean"][0] - arrays["shift"][0] / (arrays["scale"][0] * arrays["inverse_variance"][0])
+    assert (abs(before_relu(x, *vectors)) < NEAR_ZERO).sum() >= x[0, 0].size
+    kept = x[0, 1].copy()
+    decided(plan, arrays)
+    assert not (abs(before_relu(x, *vectors)) < NEAR_ZERO).any()
+    assert np.array_equal(x[0, 1], kept)
 
 
 def test_a_peer_says_what_it_cannot() -> None:
@@ -177,7 +242,10 @@ def test_a_run_gives_stamped_rows_for_ours_and_the_peers() -> None:
 
 
 def test_a_wrong_result_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "reference", lambda plan, arrays: reference(plan, arrays) + 1)
+    def wrong(plan: FusionPlan, arrays: Any) -> tuple[Any, dict[str, Any]]:
+        return reference(plan, arrays) + 1, {}
+
+    monkeypatch.setattr(runner, "evaluated", wrong)
     setting = runner.Setting(1, ["fuseplan"], QUICK)
     rows = [row for done in runner.run(small_suite(), setting) for row in done]
     for row in rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure import gpu_data, gpu_peaks
 from fuseplan.measure.peaks import Floor
+from fuseplan.measure.torch_training import decided, training_call
 from fuseplan.ops import OPERATORS
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
@@ -40,9 +42,12 @@ def _no_gradients() -> Iterator[None]:
 def test_float64_in_torch_is_float64_in_numpy(plan: FusionPlan) -> None:
     tensors = gpu_data.random_tensors(plan, 3, "cpu")
     exact = {key: tensor.double().numpy() for key, tensor in tensors.items()}
-    want = plan.reference(exact.pop("src"), exact)
-    got = gpu_data.reference(plan, tensors).numpy()
-    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    want, results = plan.evaluate(exact.pop("src"), exact)
+    got, made = gpu_data.evaluated(plan, tensors)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
+    assert made.keys() == results.keys()
+    for key, result in made.items():
+        np.testing.assert_allclose(result.numpy(), results[key], rtol=1e-12, atol=1e-12)
 
 
 def test_tensors_lie_as_the_plan_says_and_hold_what_fits_its_dtype() -> None:
@@ -66,6 +71,23 @@ def test_deviation_is_infinite_where_an_element_was_not_written() -> None:
     assert gpu_data.deviation(torch.tensor([1.0, 1.0, 1.5]), want) == 0.5
     assert gpu_data.deviation(torch.tensor([1.0, 1.0, float("nan")]), want) == float("inf")
     assert gpu_data.deviation(torch.ones(2), want) == float("inf")
+
+
+TRAINING = ("f16[4x8x6x5, nhwc] -> batch_norm_training -> relu", "f32[4x8x6x5] -> batch_norm_backward(relu)")
+
+
+@pytest.mark.parametrize("text", [*TRAINING, "f16[4x8x6x5] -> batch_norm_backward"])
+@pytest.mark.parametrize("compiler", [None, lambda function: function], ids=["eager", "compiled"])
+def test_training_in_torch(text: str, compiler: Any) -> None:
+    """Both forms, the one that is written for torch.compile without compiling it."""
+    plan = FusionPlan.parse(text)
+    tensors = decided(plan, gpu_data.random_tensors(plan, 1, "cpu"))
+    got = training_call(plan, tensors, "torch", compiler)()
+    want, results = gpu_data.evaluated(plan, tensors)
+    bounds = (1e-3 if plan.src.dtype == "f16" else 1e-6, 1e-5, 1e-5)
+    assert got[0].stride() == plan.output.element_strides
+    for made, exact, bound in zip(got, (want, *results.values()), bounds, strict=True):
+        assert gpu_data.deviation(made, exact) < bound
 
 
 @pytest.mark.parametrize("text", [CONV, RESIDUAL, MATMUL, CONV.replace(", nhwc", "")])
@@ -164,6 +186,10 @@ def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
 
     peaks = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "tf32": 3e14, "f32": 5e13})
     assert floor("f16[1000x1000] -> relu") == Floor(4e-6, "dram")
+    src, size, vector = "f16[64x250x25x5]", 2 * 10**6 * 2, 250 * 4
+    forward, backward = f"{src} -> batch_norm_training -> relu", f"{src} -> batch_norm_backward(relu)"
+    assert floor(forward) == Floor((3 * size + 4 * vector) / 1e12, "dram")
+    assert floor(backward) == Floor((5 * size + 6 * vector) / 1e12, "dram")
     assert floor("f16[4096x4096] -> matmul(4096)") == Floor(2 * 4096**3 / 1e15, "compute")
     assert floor("f32[4096x4096] -> matmul(4096)") == Floor(2 * 4096**3 / 1e14, "compute")
     assert floor("f32[4096x4096] -> matmul(4096, precision=tf32)") == Floor(2 * 4096**3 / 3e14, "compute")

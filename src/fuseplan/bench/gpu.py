@@ -24,12 +24,13 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
-from fuseplan.measure.gpu_data import deviation, random_tensors, reference
+from fuseplan.measure.gpu_data import deviation, evaluated, random_tensors
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import commit
 from fuseplan.measure.stats import Timing
+from fuseplan.measure.torch_training import decided
 from fuseplan.plan import FusionPlan
 
 SHOWN = 300  # characters of a library's own message
@@ -111,7 +112,7 @@ class _Bench:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
         plan = FusionPlan.parse(case.plan)
         peers = [peer for peer in (BY_NAME[name]() for name in self._setting.peers) if peer.takes(plan)]
-        tensors = random_tensors(plan, self._setting.seed)
+        tensors = decided(plan, random_tensors(plan, self._setting.seed))
         found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")
@@ -133,7 +134,9 @@ class _Bench:
             prepared = peer.prepare(plan, tensors)
             got = prepared.result()
             setup = time.perf_counter() - begin
-            error = deviation(got, reference(*peer.asked(plan, tensors)))
+            out, results = evaluated(*peer.asked(plan, tensors))
+            pairs = zip(got if isinstance(got, tuple) else (got,), (out, *results.values()), strict=True)
+            error = max(deviation(made, exact) for made, exact in pairs)
         except (CannotRunError, FuseplanError) as why:
             return _Found(refused=str(why))
         except Exception as why:

@@ -16,13 +16,15 @@ from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.processes import Process, processes, scratch
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Case, Suite
+from fuseplan.bench.worker import part
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
-from fuseplan.measure.data import deviation, random_arrays, reference
+from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.machine import commit, machine, others, processor_seconds, versions
-from fuseplan.measure.peaks import Peaks, improved_peaks
+from fuseplan.measure.peaks import Peaks, bytes_of_passes, improved_peaks
 from fuseplan.measure.stats import summarize
+from fuseplan.measure.torch_training import decided
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
 
@@ -111,7 +113,9 @@ class _Measured:
     ) -> list[Row]:
         """Prepares the plan in every process, times those that are right, and tells of the others."""
         prepared = {}
-        want = reference(self._plan, random_arrays(self._plan, self._setting.seed))
+        arrays = decided(self._plan, random_arrays(self._plan, self._setting.seed))
+        out, results = evaluated(self._plan, arrays)
+        want = (out, *results.values())
         for name, process in started.items():
             progress(f"{self._case.name}: {name}")
             prepared[name] = self._prepare(process, folder / f"{name.replace(':', '-')}.npy", want)
@@ -133,7 +137,7 @@ class _Measured:
             started[name].ask(do="release")
         return [self._row(name, prepared[name], blocks.get(name), disturbed.get(name)) for name in started]
 
-    def _prepare(self, process: Process, place: Path, want: NDArray[np.float64]) -> dict[str, Any]:
+    def _prepare(self, process: Process, place: Path, want: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
         answer = process.ask(
             do="prepare",
             plan=str(self._plan),
@@ -143,9 +147,12 @@ class _Measured:
         )
         if "refused" in answer:
             return answer
-        got = np.load(place)
-        place.unlink()
-        error = deviation(got, want)
+        if answer["outputs"] != len(want):
+            return {"refused": f"it gave {answer['outputs']} of {len(want)} tensors"}
+        parts = [part(place, number) for number in range(len(want))]
+        error = max(deviation(np.load(each), exact) for each, exact in zip(parts, want, strict=True))
+        for each in parts:
+            each.unlink()
         if not error <= WORST[self._plan.src.dtype]:
             return {"refused": f"wrong: off by {error:.1e} of the largest output", "error": error}
         return {**answer, "error": error}
@@ -166,7 +173,7 @@ class _Measured:
         nbytes, flops = facts.pop("nbytes", kernel.minimum_bytes), facts.pop("flops", kernel.flops)
         floor = self._peaks.floor(
             flops,
-            kernel.minimum_bytes,
+            bytes_of_passes(kernel),
             footprint=kernel.minimum_bytes * self._copies,
             itemsize=_computed(self._plan),
         )

@@ -5,7 +5,8 @@ not
 answers: an answer begins with `@`.
 
     {"do": "prepare", "plan": "...", "data": {"seed": 1}, "copies": 1, "result": "/path.npy"}
-        -> {"setup": seconds, "facts": {...}}   and the output, logical order, in that file;
+        -> {"setup": seconds, "facts": {...}, "outputs": 1}   and the output, logical order, in that file,
+           further results in files beside it, see `part`;
            "data" is what `random_arrays` takes; "src": "/path.npy" gives the input itself
     {"do": "block", "seconds": 0.04}
         -> {"samples": [seconds a call, ...], "busy": seconds of processor time the block took}
@@ -20,6 +21,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -30,10 +32,16 @@ from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
 from fuseplan.measure.data import random_arrays, stored
 from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.torch_training import decided
 from fuseplan.plan import FusionPlan
 
 MARK = "@"
 SHOWN = 300  # characters of a library's own message
+
+
+def part(place: Path, number: int) -> Path:
+    """The file of one result: the first is the output, in the place itself."""
+    return place.with_suffix(f".{number}{place.suffix}") if number else place
 
 
 class Worker:
@@ -48,16 +56,18 @@ class Worker:
         """Makes a plan ready, runs it once, stores its output."""
         self.release({})
         plan = FusionPlan.parse(request["plan"])
-        copies = [random_arrays(plan, **request["data"]) for _ in range(request["copies"])]
+        copies = [decided(plan, random_arrays(plan, **request["data"])) for _ in range(request["copies"])]
         if "src" in request:
             copies = [{**arrays, "src": stored(plan.src, np.load(request["src"]))} for arrays in copies]
         begin = time.perf_counter()
         prepared = self._peer.prepare(plan, copies)
         output = prepared.result()
         setup = time.perf_counter() - begin
-        np.save(request["result"], output)
+        outputs = output if isinstance(output, tuple) else (output,)
+        for number, each in enumerate(outputs):
+            np.save(part(Path(request["result"]), number), each)
         self._prepared, self._calls = prepared, calls_a_sample(prepared.call)
-        return {"setup": setup, "facts": dict(prepared.facts)}
+        return {"setup": setup, "facts": dict(prepared.facts), "outputs": len(outputs)}
 
     def block(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One block of samples."""

@@ -18,7 +18,7 @@ from fuseplan.tensor import TensorSpec
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-STATISTICS_OF_SQUARES = ("variance", "inverse_variance")
+STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them
 
 
@@ -51,7 +51,7 @@ INPUTS = {
 def random_arrays(
     plan: FusionPlan, seed: int | None = None, *, inputs: str = "normal", gain: float = 1.0
 ) -> dict[str, Array]:
-    """`src` and every operand of a plan, by key, in the dtypes the plan has them in.
+    """`src`, every operand and the old value of every updated result of a plan, by key, in its dtypes.
 
     Args:
         plan: whose arrays.
@@ -79,6 +79,9 @@ def random_arrays(
                 arrays[held.key] = stored(step.dst, values)
             else:
                 arrays[held.key] = narrow(values, held.operand.dtype)
+        for old in (each for each in step.results if each.result.updated):
+            values = _sized(generator.standard_normal(old.result.shape), old.result.name)
+            arrays[old.key] = narrow(values, old.result.dtype)
     return arrays
 
 
@@ -96,7 +99,11 @@ def _values(generator: np.random.Generator, step: Step, operand: Operand, gain: 
     values = generator.standard_normal(operand.shape)
     if operand.per == "weight":
         return values * (gain / sqrt(terms(step, operand)))
-    return np.abs(values) + HALF if operand.name in STATISTICS_OF_SQUARES else values
+    return _sized(values, operand.name)
+
+
+def _sized(values: Float64, name: str) -> Float64:
+    return np.abs(values) + HALF if name in STATISTICS_OF_SQUARES else values
 
 
 def terms(step: Step, weight: Operand) -> int:
@@ -116,8 +123,13 @@ def stored(spec: TensorSpec, values: Float64) -> Array:
 
 def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:
     """What the plan makes of the arrays `random_arrays` gave, in float64 and logical order."""
+    return evaluated(plan, arrays)[0]
+
+
+def evaluated(plan: FusionPlan, arrays: Mapping[str, Array]) -> tuple[Float64, dict[str, Float64]]:
+    """`reference`, and the plan's results by key, in float64."""
     exact = {key: _float64(array) for key, array in arrays.items()}
-    return plan.reference(exact.pop("src"), exact)
+    return plan.evaluate(exact.pop("src"), exact)
 
 
 def _float64(array: Array) -> Float64:

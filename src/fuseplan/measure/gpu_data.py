@@ -15,6 +15,7 @@ from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES, check_inputs, ter
 from fuseplan.op import Elementwise, Operand
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.scalar import fold
 from fuseplan.tensor import TensorSpec
@@ -46,7 +47,7 @@ def empty(spec: TensorSpec, device: Any = "cuda", fill: float | None = None) -> 
 def random_tensors(
     plan: FusionPlan, seed: int = 0, device: Any = "cuda", *, gain: float = 1.0, inputs: str = "normal"
 ) -> dict[str, Tensor]:
-    """`src` and every operand of a plan by key, as `random_arrays` draws them.
+    """`src`, every operand and the old value of every updated result by key, as `random_arrays` draws them.
 
     Operands in the compute dtype are rounded to src's dtype first, so that a library which takes them in that
     dtype is given the same numbers.
@@ -76,6 +77,9 @@ def random_tensors(
         for held in step.operands:
             values = _shaped(normal(held.operand.shape), step, held.operand, gain)
             tensors[held.key] = _stored(step, held.operand, values.to(torch_dtype(plan.src.dtype)))
+        for old in (each for each in step.results if each.result.updated):
+            values = _sized(normal(old.result.shape), old.result.name)
+            tensors[old.key] = values.to(torch_dtype(old.result.dtype))
     return tensors
 
 
@@ -93,7 +97,11 @@ def _looking(values: Tensor, inputs: str, generator: Any) -> Tensor:
 def _shaped(values: Tensor, step: Step, operand: Operand, gain: float) -> Tensor:
     if operand.per == "weight":
         return values * (gain / sqrt(terms(step, operand)))
-    return values.abs() + HALF if operand.name in STATISTICS_OF_SQUARES else values
+    return _sized(values, operand.name)
+
+
+def _sized(values: Tensor, name: str) -> Tensor:
+    return values.abs() + HALF if name in STATISTICS_OF_SQUARES else values
 
 
 def _stored(step: Step, operand: Operand, values: Tensor) -> Tensor:
@@ -105,10 +113,20 @@ def _stored(step: Step, operand: Operand, values: Tensor) -> Tensor:
 
 def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
     """What the plan makes of the tensors, in float64 and logical order, on their device."""
+    return evaluated(plan, tensors)[0]
+
+
+def evaluated(plan: FusionPlan, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    """`reference`, and the plan's results by key; old values of those that are updated are in `tensors`."""
     x = tensors["src"].double()
+    results: dict[str, Tensor] = {}
     for step in plan.steps:
-        x = applied(step, x, tensors)
-    return x
+        if isinstance(step.op, Normalization):
+            x, made = _normalized(step, step.op, x, tensors)
+            results |= made
+        else:
+            x = applied(step, x, tensors)
+    return x, results
 
 
 def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
@@ -128,16 +146,46 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
 
 
 def _elementwise(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
+    leaves = _leaves(step, x, tensors)
+    return fold(step.formula, leaves, _meanings(x.device)).expand(x.shape)
+
+
+def _leaves(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
+    """What a step's formulas are over, by key, each to be broadcast over x."""
     import torch
 
     leaves: dict[str, Tensor] = {"x": x}
-    for held in step.operands:
-        value = tensors[held.key].double()
+    old = [each.key for each in step.results if each.result.updated]
+    for key in (*(held.key for held in step.operands), *old):
+        value = tensors[key].double()
         is_vector = value.dim() == 1
-        leaves[held.key] = value.reshape(-1, *[1] * (x.dim() - 2)) if is_vector else value
+        leaves[key] = value.reshape(-1, *[1] * (x.dim() - 2)) if is_vector else value
     for each in step.parameters:
         leaves[each.key] = torch.tensor(each.parameter.value, dtype=torch.float64, device=x.device)
-    return fold(step.formula, leaves, _meanings(x.device)).expand(x.shape)
+    return leaves
+
+
+def _normalized(
+    step: Step, op: Normalization, x: Tensor, tensors: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of an operator with statistics, and its results by key; every sum is of all elements."""
+    leaves, meanings = _leaves(step, x, tensors), _meanings(x.device)
+    axes = reduced_axes(op.per, x.dim())
+    for each in op.reductions(step.leaves, step.src):
+        parts = [fold(part, leaves, meanings).expand(x.shape) for part in each.expressions]
+        if each.kind == "sums":
+            numbers = [part.sum(axes, keepdim=True) for part in parts]
+        else:
+            mean = parts[0].mean(axes, keepdim=True)
+            numbers = [mean, (parts[0] - mean).square().mean(axes, keepdim=True)]
+        leaves |= zip(each.names, numbers, strict=True)
+    formulas = op.result_formulas(step.leaves, step.src)
+    shapes = {each.result.name: (each.key, each.result.shape) for each in step.results}
+    results = {
+        shapes[name][0]: fold(formula, leaves, meanings).reshape(shapes[name][1])
+        for name, formula in formulas.items()
+    }
+    return fold(op.formula(step.leaves, step.src), leaves, meanings).expand(x.shape), results
 
 
 def _meanings(device: Any) -> dict[str, Callable[..., Tensor]]:

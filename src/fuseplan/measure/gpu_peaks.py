@@ -14,7 +14,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.measure.gpu_clock import GpuClock, rate_of
 from fuseplan.measure.gpu_data import torch_dtype
 from fuseplan.measure.kept import place_of, read_kept, write_kept
-from fuseplan.measure.peaks import Floor
+from fuseplan.measure.peaks import Floor, bytes_of_passes
 
 COPIED_BYTES = 1 << 30
 SIDE = 8192  # of the square matrices of 16-bit numbers; a quarter of the work in the slower dtypes
@@ -42,7 +42,9 @@ class GpuPeaks:
     def floor(self, kernel: Kernel) -> Floor:
         """The least time for a kernel's products and its bytes from memory: the longer of the two.
 
-        Full precision in f32 is what the f32 units take, or three products of TF32, whichever is less.
+        Where statistics need more passes over the data, each reads it from memory; what the second cache
+        still holds of it can be faster. Full precision in f32 is what the f32 units take, or three
+        products of TF32, whichever is less.
         """
         product = kernel.convolution
         dtype = "tf32" if product is not None and product.precision == "tf32" else kernel.src.dtype
@@ -50,7 +52,7 @@ class GpuPeaks:
         if dtype == "f32":
             rate = max(rate, self.flops["tf32"] / 3)
         computing = (product.flops if product else 0) / rate
-        moving = kernel.minimum_bytes / self.bytes_a_second["dram"]
+        moving = bytes_of_passes(kernel) / self.bytes_a_second["dram"]
         return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
 
 

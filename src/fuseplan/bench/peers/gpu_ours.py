@@ -10,6 +10,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
+from fuseplan.tensor import TensorSpec
 from fuseplan.tune.unfused import OneAtATime
 
 POISON = float("nan")  # what an output holds before a kernel writes it
@@ -21,16 +22,21 @@ class GpuFuseplan(GpuPeer):
     name = "fuseplan"
 
     def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        """Compiles and binds; the output is poisoned before the first run."""
+        """Compiles and binds; all that it writes is poisoned before the first run."""
         compiled = compile_plan(plan, "cuda")
+        device = tensors["src"].device
+        out = empty(plan.output, device, POISON)
+        results = {
+            each.key: empty(TensorSpec(each.result.shape, each.result.dtype), device) for each in plan.results
+        }
         operands = {key: tensor for key, tensor in tensors.items() if key != "src"}
-        out = empty(plan.output, tensors["src"].device, POISON)
-        call = partial(compiled.bind(**operands), tensors["src"], out)
+        call = partial(compiled.bind(**operands, **results), tensors["src"], out)
 
         def result() -> Tensor:
-            out.fill_(POISON)
+            for each in (out, *results.values()):
+                each.fill_(POISON)
             call()
-            return out
+            return (out, *results.values()) if results else out
 
         template = compiled.choice.template
         facts = {

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.measure.layers import Layer, layers, plain_layers, running
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
+from fuseplan.measure.torch_training import is_training, training_call
 from fuseplan.plan import FusionPlan
 
 Tensor = Any
@@ -78,14 +79,18 @@ class GpuTorch(GpuPeer):
     """Eager: the fewest of torch's own operators, the bias in the convolution or product."""
 
     name = "torch"
+    is_compiled: ClassVar[bool] = False
 
     def layers(self, plan: FusionPlan) -> list[Layer]:
         """The operators that are called one after the other."""
         return layers(plan)
 
     def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        """Makes a module with the weights as its buffers."""
+        """Makes a module with the weights as its buffers; of a plan with training operators a function."""
         set_precision(plan)
+        if is_training(plan):
+            call = training_call(plan, tensors, self.name, self.made if self.is_compiled else None)
+            return Prepared(call, call)
         held, keys = self.held(plan, tensors), running(plan)
         constant = {key: tensor for key, tensor in held.items() if key not in keys}
         call = partial(
@@ -98,7 +103,7 @@ class GpuTorch(GpuPeer):
         return [stage_of(layer, self.name) for layer in self.layers(plan)]
 
     def made(self, module: Any) -> Any:
-        """The module in the form that is measured."""
+        """The module or function in the form that is measured."""
         return module
 
 
@@ -154,10 +159,11 @@ class GpuTorchCompile(GpuTorch):
     """
 
     name = "torch.compile"
+    is_compiled = True
     mode: ClassVar[str] = "max-autotune-no-cudagraphs"
 
     def made(self, module: Any) -> Any:
-        """The compiled module; it compiles at the first call."""
+        """The compiled module or function; it compiles at the first call."""
         import torch
         import torch._inductor.config as inductor
 

@@ -12,8 +12,10 @@ from fuseplan.arrays import empty
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import rotating
+from fuseplan.op import Result
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
+from fuseplan.tensor import TensorSpec
 from fuseplan.tune.unfused import OneAtATime
 
 
@@ -32,13 +34,14 @@ class Fuseplan:
         compiled = compile_plan(plan, "cpu", threads=self._threads, accuracy=self.accuracy)
         outputs = [empty(plan.output) for _ in copies]
         calls = []
-        for arrays, out in zip(copies, outputs, strict=True):
+        further = [{each.key: _result(each.result) for each in plan.results} for _ in copies]
+        for arrays, out, results in zip(copies, outputs, further, strict=True):
             operands: dict[str, Any] = {key: array for key, array in arrays.items() if key != "src"}
-            calls.append(partial(compiled.bind(**operands), arrays["src"], out))
+            calls.append(partial(compiled.bind(**operands, **results), arrays["src"], out))
 
-        def result() -> Array:
+        def result() -> Array | tuple[Array, ...]:
             calls[0]()
-            return np.array(outputs[0])
+            return (np.array(outputs[0]), *further[0].values()) if further[0] else np.array(outputs[0])
 
         template = compiled.choice.template
         facts = {
@@ -49,6 +52,10 @@ class Fuseplan:
             "flops": template.flops(compiled.kernel),
         }
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)
+
+
+def _result(result: Result) -> Array:
+    return empty(TensorSpec(result.shape, result.dtype))
 
 
 class FuseplanAgain(Fuseplan):

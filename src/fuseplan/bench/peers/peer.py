@@ -22,12 +22,13 @@ class Prepared:
 
     Attributes:
         call: runs it once; with several copies of the arrays, on the next of them each time.
-        result: runs it on the first copy and gives its output, in logical order.
+        result: runs it on the first copy and gives its output, in logical order; of a plan with further
+            results a tuple, the output first.
         facts: what a result line says of it: template, knobs, traffic.
     """
 
     call: Callable[[], object]
-    result: Callable[[], Array]
+    result: Callable[[], Any]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

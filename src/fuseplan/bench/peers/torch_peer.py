@@ -11,6 +11,7 @@ from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers, plain_layers, running
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
+from fuseplan.measure.torch_training import is_training, training_call
 from fuseplan.plan import FusionPlan
 
 
@@ -38,6 +39,8 @@ class Torch:
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Makes a module with the weights as its buffers, and puts each copy's tensors into its layout."""
         only_f32(plan, self.name)
+        if is_training(plan):
+            return self._training(plan, copies)
         torch = self._torch
         keys = running(plan)
         constant = {key: self._tensor(array) for key, array in copies[0].items() if key not in keys}
@@ -53,6 +56,19 @@ class Torch:
             return np.array(module(*inputs[0]).contiguous().numpy())
 
         calls = [lambda given=given: module(*given) for given in inputs]
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+
+    def _training(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Torch's own function for each copy; of the running statistics, none."""
+        torch = self._torch
+        torch.set_grad_enabled(False)
+        compiler = torch.compile if self.is_compiled else None
+        tensors = [{key: self._tensor(array) for key, array in arrays.items()} for arrays in copies]
+        calls = [training_call(plan, given, self.name, compiler) for given in tensors]
+
+        def result() -> tuple[Array, ...]:
+            return tuple(np.array(each.contiguous().numpy()) for each in calls[0]())
+
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
 
     def stages(self, plan: FusionPlan) -> list[Stage]:

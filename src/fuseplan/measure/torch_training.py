@@ -1,0 +1,135 @@
+"""Plans with training operators as PyTorch computes them: eager, or compiled.
+
+A plan is batch_norm_training, perhaps relu; or batch_norm_backward with saved statistics, of relu or of
+nothing. What torch calls for them is what its layers and their gradients end in, without autograd around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
+from fuseplan.ops.normalization import Normalization
+from fuseplan.plan import FusionPlan
+
+Tensor = Any
+Tensors = Mapping[str, Tensor]
+Results = tuple[Tensor, ...]  # the output, then the plan's results in its order
+Compiler = Callable[[Callable[..., Results]], Callable[..., Results]]
+
+NEAR_ZERO, MOVED = 1e-3, 0.5
+EPSILON = 1e-5  # of a backward pass, which does not use it: its statistics are given
+
+
+def is_training(plan: FusionPlan) -> bool:
+    """Whether the plan has an operator with statistics."""
+    return any(isinstance(step.op, Normalization) for step in plan.steps)
+
+
+def training_call(
+    plan: FusionPlan, tensors: Tensors, peer: str, compiler: Compiler | None = None
+) -> Callable[[], Results]:
+    """Binds what torch calls for the plan.
+
+    Args:
+        plan: one of those above, with statistics per channel and no running ones.
+        tensors: `src` and operands by key; the vectors in f32, as torch's layers hold them.
+        peer: who is measured.
+        compiler: makes kernels of a function; without one, torch's operators are called, cuDNN's where its
+            layers choose them.
+
+    Raises:
+        CannotRunError: the plan is another.
+    """
+    first, *rest = plain_layers(plan)
+    words = tuple(layer.name for layer in rest)
+    if first.attributes.get("mode") != "spatial" or len(plan.results) != 2:
+        raise CannotRunError(f"{peer} is measured with statistics per channel, saved, not running")
+    if first.name == "batch_norm_training" and words in ((), ("relu",)):
+        return _forward(first, bool(rest), tensors, compiler)
+    if first.name == "batch_norm_backward" and first.attributes["statistics"] == "saved" and not rest:
+        activation = first.attributes["activation"].name
+        if activation in ("identity", "relu"):
+            return _backward(first, activation == "relu", tensors, compiler)
+    raise CannotRunError(f"{peer} is not taught this training plan here")
+
+
+def _forward(
+    layer: Layer, has_relu: bool, tensors: Tensors, compiler: Compiler | None
+) -> Callable[[], Results]:
+    """What a layer calls, and relu in place."""
+    import torch
+
+    epsilon = layer.parameters["epsilon"]
+    given = tensors["src"], tensors[layer.keys["scale"]], tensors[layer.keys["shift"]]
+
+    def eager(x: Tensor, scale: Tensor, shift: Tensor) -> Results:
+        made = torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, epsilon, True)
+        return (made[0].relu_() if has_relu else made[0]), made[1], made[2]
+
+    def compiled(x: Tensor, scale: Tensor, shift: Tensor) -> Results:
+        dst, mean, inverse = torch.native_batch_norm(x, scale, shift, None, None, True, 0.0, epsilon)
+        return (dst.relu() if has_relu else dst), mean, inverse
+
+    return partial(compiler(compiled) if compiler else eager, *given)
+
+
+def _backward(
+    layer: Layer, has_relu: bool, tensors: Tensors, compiler: Compiler | None
+) -> Callable[[], Results]:
+    """Eager, the gradient of relu from what it gave, which is another tensor to read; compiled, made anew."""
+    import torch
+
+    keys = layer.keys
+    x, gradient, scale = tensors[keys["input"]], tensors["src"], tensors[keys["scale"]]
+    mean, inverse = tensors[keys["mean"]], tensors[keys["inverse_variance"]]
+    shift = tensors[keys["shift"]] if has_relu else torch.zeros_like(scale)
+
+    def compiled(x: Tensor, gradient: Tensor, *vectors: Tensor) -> Results:
+        if has_relu:
+            gradient = torch.where(before_relu(x, *vectors) > 0, gradient, 0)
+        scale, _, *saved = vectors
+        made = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, scale, None, None, *saved, True, EPSILON, [True] * 3
+        )
+        return tuple(made)
+
+    if compiler:
+        return partial(compiler(compiled), x, gradient, scale, shift, mean, inverse)
+    forward = torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, EPSILON, True)
+    chosen, reserved = forward[4], forward[3]
+    dst = before_relu(x, scale, shift, mean, inverse).relu().to(x.dtype)
+
+    def eager() -> Results:
+        behind = torch.ops.aten.threshold_backward(gradient, dst, 0) if has_relu else gradient
+        saved = mean, inverse, True, EPSILON, [True] * 3
+        return tuple(
+            torch.ops.aten._batch_norm_impl_index_backward(
+                chosen, x, behind, scale, None, None, *saved, reserved
+            )
+        )
+
+    return eager
+
+
+def before_relu(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """What the forward pass applies relu to; of NumPy's arrays too."""
+    shape = (1, -1, *[1] * (len(x.shape) - 2))
+    scale, shift, mean, inverse = (each.reshape(shape) for each in (scale, shift, mean, inverse))
+    return (x - mean) * inverse * scale + shift
+
+
+def decided(plan: FusionPlan, tensors: Tensors) -> Tensors:
+    """The tensors, `input` moved where relu is at its edge: there, rounding decides what the gradient is.
+
+    An element that comes out on the other side of zero has a gradient of another size, and tells nothing of
+    how well a library computes. Works on torch's tensors and NumPy's arrays, in place.
+    """
+    first, *_ = plain_layers(plan)
+    keys = [first.keys.get(name, "") for name in ("input", "scale", "shift", "mean", "inverse_variance")]
+    if first.name == "batch_norm_backward" and first.attributes["activation"].name == "relu" and all(keys):
+        x, *vectors = (tensors[key] for key in keys)
+        x[abs(before_relu(x, *vectors)) < NEAR_ZERO] += MOVED
+    return tensors
