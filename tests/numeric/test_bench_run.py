@@ -95,7 +95,7 @@ def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert row.refused is None
     assert row.error is not None
     assert row.error < 2e-6
-    both = ({}, {"a": np.zeros(1)})
+    both: tuple[dict[str, Any], ...] = ({}, {"a": np.zeros(1)})
     made = [(np.zeros((4, 8, 6, 5)), results) for results in both]
     for given in made:
         monkeypatch.setattr(runner, "evaluated", lambda plan, arrays, given=given: given)
