@@ -141,6 +141,16 @@ def test_letters_beside_a_plans_text() -> None:
     assert CliRunner().invoke(fuseplan, ["driver", "f32[1x8x4x4] -> relu"]).exit_code == 0
 
 
+def test_letters_of_a_sweep_are_for_its_problems_alone(sweep: Any) -> None:
+    lines = "CBAInfer -F 2\nCBAInfer -F 2 -n 3\nfuseplan run 'f32[1x8x4x4] -> relu'"
+    found = lines_of(sweep(lines, "-n", "2", "-c", "4", "-H", "5", "-W", "6", "--json"))
+    assert [each["plan"].split(" ->")[0] for each in found] == [
+        "f32[2x4x5x6]",
+        "f32[3x4x5x6]",
+        "f32[1x8x4x4]",
+    ]
+
+
 LINES = f"""
 # a comment
 fuseplan driver {CBA}

@@ -53,7 +53,7 @@ class Outcome:
 
 
 def _letter_option(letter: Letter) -> click.Option:
-    told = f"{letter.meaning} {letter.wanted[0].upper()}{letter.wanted[1:]}."
+    told = f"{letter.meaning}: {letter.wanted}."
     kind = "WORD" if letter.words else "NUMBER"
     default = None if letter.default == "" else letter.written(letter.default)
     return click.Option(
@@ -244,8 +244,9 @@ def plan_of(ctx: click.Context) -> FusionPlan:
     if not _is_plan(problem):
         src, ops = Problem(problem, said).plan()
         return FusionPlan(src, *ops)
-    if said:
-        flags = ", ".join(BY_WORD[word].flag for word in said)
+    own = [word for word in said if ctx.get_parameter_source(word) is ParameterSource.COMMANDLINE]
+    if own:  # those of the sweep that it is in are for its other lines
+        flags = ", ".join(BY_WORD[word].flag for word in own)
         raise ArgumentError(f"a plan's text says all of the plan; got {flags} beside it")
     return FusionPlan.parse(problem)
 

@@ -73,7 +73,7 @@ class Letter:
         word: what stands behind two.
         default: its value where the line does not say it; its type is what the line takes.
         meaning: for the help.
-        least: of a whole number.
+        least, most: of a whole number; None for no limit.
         words: the words that it takes; any unless given.
         is_numbered: whether MIOpen writes the words' numbers.
     """
@@ -83,6 +83,7 @@ class Letter:
     default: Value
     meaning: str
     least: int = 0
+    most: int | None = None
     words: tuple[str, ...] = ()
     is_numbered: bool = False
 
@@ -103,7 +104,11 @@ class Letter:
             return ", ".join(f"{place} or {word}" for place, word in enumerate(self.words))
         if self.words:
             return " or ".join(self.words)
-        return "a number" if isinstance(self.default, float) else f"a whole number, {self.least} or more"
+        if isinstance(self.default, float):
+            return "a number"
+        if self.most == self.least:
+            return f"{self.least} alone"
+        return f"a whole number, {self.least} {'or more' if self.most is None else f'to {self.most}'}"
 
     def read(self, given: str) -> Value:
         """The value that a line gives.
@@ -117,9 +122,12 @@ class Letter:
             value = float(given) if isinstance(self.default, float) else int(given)
         except ValueError:
             raise self.refused(given) from None
-        if math.isnan(value) or (isinstance(value, int) and value < self.least):
+        if math.isnan(value) or (isinstance(value, int) and not self._holds(value)):
             raise self.refused(given)
         return value
+
+    def _holds(self, value: int) -> bool:
+        return self.least <= value and (self.most is None or value <= self.most)
 
     def _word(self, given: str) -> str:
         named = {word.lower(): word for word in self.words}
@@ -145,48 +153,52 @@ class Letter:
 def _each_axis(letters: str, word: str, default: int, meaning: str, least: int = 1) -> tuple[Letter, ...]:
     """A letter for each spatial axis, as `AXES` names them."""
     named = zip(letters, AXES, strict=True)
-    return tuple(Letter(letter, f"{word}_{axis}", default, meaning, least) for letter, axis in named)
+    return tuple(
+        Letter(letter, f"{word}_{axis}", default, f"{meaning} along {axis}", least) for letter, axis in named
+    )
 
 
-IN = _each_axis("!HW", "in", 32, "The input's extent.")
-FILTER = _each_axis("@yx", "fil", 3, "The filter's extent.")
-STRIDE = _each_axis("#uv", "conv_stride", 1, "The filter's stride.")
-PAD = _each_axis("$pq", "pad", 0, "Zeros at either end of the input.", 0)
-DILATION = _each_axis("^lj", "dilation", 1, "The distance between the filter's taps.")
+def _choice(letters: str, word: str, default: str, meaning: str, words: tuple[str, ...]) -> Letter:
+    """A letter of words that MIOpen writes as their numbers."""
+    return Letter(letters, word, default, meaning, words=words, is_numbered=True)
 
-BATCH = Letter("n", "batchsize", 32, "Images.", 1)
-CHANNELS = Letter("c", "in_channels", 3, "The input's channels.", 1)
-FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels.", 1)
-GROUPS = Letter("g", "group_count", 1, "The convolution's groups.", 1)
-PAD_MODE = Letter("z", "pad_mode", "conv", "conv and default: as padded by -p and -q.", words=PAD_MODES)
-PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with: 0 alone.")
-ACTIVATION = Letter("m", "activMode", "relu", "The activation.", words=tuple(ACTIVATIONS), is_numbered=True)
-ALPHA = Letter("A", "alpha", 1.0, "The activation's a.")
-BETA = Letter("B", "beta", 0.0, "The activation's b.")
-GAMMA = Letter("G", "gamma", 1.0, "The activation's g.")
-BATCH_NORM = Letter(
-    "M", "bnMode", "per_activation", "What statistics are per.", words=BATCH_NORM_MODES, is_numbered=True
+
+def _layout(letters: str, word: str, meaning: str) -> Letter:
+    return Letter(letters, word, "", meaning, words=LAYOUT_WORDS)
+
+
+IN = _each_axis("!HW", "in", 32, "The input's extent")
+FILTER = _each_axis("@yx", "fil", 3, "The filter's extent")
+STRIDE = _each_axis("#uv", "conv_stride", 1, "The filter's stride")
+PAD = _each_axis("$pq", "pad", 0, "Zeros at either end of the input", 0)
+DILATION = _each_axis("^lj", "dilation", 1, "The distance of the filter's taps")
+
+BATCH = Letter("n", "batchsize", 32, "Images", 1)
+CHANNELS = Letter("c", "in_channels", 3, "The input's channels", 1)
+FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels", 1)
+GROUPS = Letter("g", "group_count", 1, "The convolution's groups", 1)
+PAD_MODE = Letter(
+    "z", "pad_mode", "conv", "How much is padded; conv and default as -p and -q say", words=PAD_MODES
 )
-EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's.")
-RUN = Letter("", "run", "no", "Whether training updates running statistics.", words=NO_YES, is_numbered=True)
-SAVE = Letter(
-    "", "save", "yes", "Whether training saves its statistics, and a backward pass takes saved ones.",
-    words=NO_YES, is_numbered=True,
-)  # fmt: skip
-MOMENTUM = Letter("", "momentum", 0.1, "Of running statistics: MIOpen's expAvgFactor.")
-MODE = Letter("FJ", "fusion_mode", "cbna", "The operators.", words=tuple(MODES), is_numbered=True)
-SPATIAL = Letter("_", "spatial_dim", 2, "Spatial axes: 1, 2 or 3.", 1)
-IN_LAYOUT = Letter(
-    "I", "in_layout", "", "The input's layout; channels first unless given.", words=LAYOUT_WORDS
+PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with", 0, 0)
+ACTIVATION = _choice("m", "activMode", "relu", "The activation", tuple(ACTIVATIONS))
+ALPHA = Letter("A", "alpha", 1.0, "The activation's a")
+BETA = Letter("B", "beta", 0.0, "The activation's b")
+GAMMA = Letter("G", "gamma", 1.0, "The activation's g")
+BATCH_NORM = _choice(
+    "M", "bnMode", "per_activation", "What batch normalization's statistics are per", BATCH_NORM_MODES
 )
-OUT_LAYOUT = Letter("O", "out_layout", "", "The output's: the input's.", words=LAYOUT_WORDS)
-FILTER_LAYOUT = Letter(
-    "f",
-    "fil_layout",
-    "",
-    "The filter's: any, since filters are packed when they are bound.",
-    words=LAYOUT_WORDS,
+EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's epsilon")
+RUN = _choice("", "run", "no", "Whether training updates running statistics", NO_YES)
+SAVE = _choice(
+    "", "save", "yes", "Whether training saves its statistics, and a backward pass takes saved ones", NO_YES
 )
+MOMENTUM = Letter("", "momentum", 0.1, "Of running statistics, MIOpen's expAvgFactor")
+MODE = _choice("FJ", "fusion_mode", "cbna", "The operators", tuple(MODES))
+SPATIAL = Letter("_", "spatial_dim", 2, "Spatial axes", 1, len(AXES))
+IN_LAYOUT = _layout("I", "in_layout", "The input's layout, channels first unless given")
+OUT_LAYOUT = _layout("O", "out_layout", "The output's layout, which is the input's")
+FILTER_LAYOUT = _layout("f", "fil_layout", "The filter's layout, which changes nothing")
 
 LETTERS: tuple[Letter, ...] = (
     MODE, BATCH, CHANNELS, *IN, FEATURES, GROUPS, *FILTER, *STRIDE, *PAD, PAD_MODE, PAD_VALUE, *DILATION,

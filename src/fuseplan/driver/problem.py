@@ -75,10 +75,7 @@ class Problem:
     @property
     def axes(self) -> int:
         """How many spatial axes."""
-        axes: int = self[letters.SPATIAL]
-        if axes > len(letters.AXES):
-            raise letters.SPATIAL.refused(axes, "1, 2 or 3")
-        return axes
+        return int(self[letters.SPATIAL])
 
     def per_axis(self, each: tuple[Letter, ...]) -> tuple[int, ...]:
         """The values of one kind of letter, for each spatial axis that there is."""
@@ -107,8 +104,6 @@ class Problem:
         for word, said in self.given.items():
             letters.BY_WORD[word].read(said)
         self._check_axes()
-        if self[letters.PAD_VALUE] != 0:
-            raise letters.PAD_VALUE.refused(self[letters.PAD_VALUE], "0: convolutions pad with zeros")
         self.layout(letters.FILTER_LAYOUT)
         out, own = self.layout(letters.OUT_LAYOUT), self.layout(letters.IN_LAYOUT)
         if letters.OUT_LAYOUT.word in self.given and out != own:
