@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from fuseplan.target import Target, parse_target
 from fuseplan.tensor import DTYPES, TensorSpec
 
 Array = NDArray[Any]
+WRITTEN = ("dst", "result", "workspace")
 SERVER = Path(__file__).with_name("triton_server.py")
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 
@@ -146,10 +148,19 @@ class _Call:
             return _filled(kernel.dst.span, kernel.dst.dtype, np.nan)
         if slot.kind == "workspace":
             return _workspace(self.source.workspace_bytes)
+        if slot.kind == "result":
+            return self._result(slot.key)
         if slot.kind == "parameters":
             listed = [float(self.parameters[key]) for key in kernel.parameters]
             return np.array(listed, NUMPY_DTYPES[kernel.compute_dtype])
         return self._operand(slot.key)
+
+    def _result(self, key: str) -> Array:
+        """The old value of what is updated, else NaN."""
+        made = next(each for each in self.kernel.results if each.key == key)
+        if made.updated:
+            return np.array(self.arrays[key], NUMPY_DTYPES[made.dtype]).reshape(-1)
+        return _filled(prod(made.shape), made.dtype, np.nan)
 
     def _operand(self, key: str) -> Array:
         operand = self.kernel.operand(key)
@@ -170,7 +181,7 @@ def interpret(
     arrays: Mapping[str, Array],
     parameters: Mapping[str, float] | None = None,
 ) -> Array:
-    """What the template's kernel writes, as it is stored (bf16 as uint16), in logical order.
+    """What the template's kernel writes to dst, as it is stored (bf16 as uint16), in logical order.
 
     Args:
         template: an instance whose source is plain Triton.
@@ -179,6 +190,17 @@ def interpret(
         arrays: `src` and the operands by key, logical shapes, as `random_arrays` gives them.
         parameters: values by key; needed for every parameter of the kernel.
     """
+    return interpret_all(template, kernel, target, arrays, parameters)[0]
+
+
+def interpret_all(
+    template: GpuTemplate,
+    kernel: Kernel,
+    target: Target,
+    arrays: Mapping[str, Array],
+    parameters: Mapping[str, float] | None = None,
+) -> tuple[Array, dict[str, Array]]:
+    """As `interpret`, and the results by key; `arrays` hold the old values of those that are updated."""
     source = template.emit(kernel, target)
     assert source.language == "triton", f"{template.text} is {source.language}, which cannot be interpreted"
     call = _Call(template, kernel, target, source, arrays, parameters or {})
@@ -190,15 +212,18 @@ def interpret(
             "types": list(types_of(source, kernel, template)),
             "values": values,
             "grid": list(source.grid),
-            "writes": [place for place, slot in enumerate(source.slots) if slot.kind in ("dst", "workspace")],
+            "writes": [place for place, slot in enumerate(source.slots) if slot.kind in WRITTEN],
+            "cooperative": bool(dict(source.options).get("cooperative")),
         }
     )
     if "error" in reply:
         raise AssertionError(f"{template.text} fails in the interpreter\n{source.text}\n{reply['error']}")
-    kinds = {source.slots[place].kind: array for place, array in reply.items()}
-    if "workspace" in kinds:
-        assert not kinds["workspace"][: COUNTER_BYTES // 4].any(), "the counters were not left zero"
-    return np.array(_seen(kernel.dst, kinds["dst"]))
+    written = {source.slots[place]: array for place, array in reply.items()}
+    if Slot("workspace") in written:
+        assert not written[Slot("workspace")][: COUNTER_BYTES // 4].any(), "the counters were not left zero"
+    results = {each.key: written[Slot("result", each.key)].reshape(each.shape) for each in kernel.results}
+    dst = next(array for slot, array in written.items() if slot.kind == "dst")
+    return np.array(_seen(kernel.dst, dst)), results
 
 
 def assert_interpreted(

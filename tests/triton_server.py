@@ -12,7 +12,9 @@ import os
 import pickle
 import struct
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,11 +73,18 @@ def argument(kind: str, value: Any) -> Any:
 
 
 def run(
-    text: str, entry: str, types: list[str], values: list[Any], grid: list[int], writes: list[int]
+    text: str,
+    entry: str,
+    types: list[str],
+    values: list[Any],
+    grid: list[int],
+    writes: list[int],
+    cooperative: bool = False,
 ) -> None:
-    """Runs every program of the grid, one at a time; only the arrays at `writes` may be written.
+    """Runs every program of the grid; only the arrays at `writes` may be written.
 
-    The order is none that a kernel could count on.
+    Programs of a cooperative launch run at once, each in a thread of its own, since they may wait for each
+    other; otherwise one runs after another, in an order that a kernel cannot count on.
     """
     arrays = {
         place: value[0] if isinstance(value, tuple) else value
@@ -93,11 +102,38 @@ def run(
     try:
         builder.set_grid_dim(*grid)
         with triton_shim.memory(areas), np.errstate(all="ignore"):
+            if cooperative:
+                together(lambda: function(*arguments), grid)
+                return
             for number in np.random.default_rng(1).permutation(math.prod(grid)):
                 builder.set_grid_idx(*map(int, np.unravel_index(number, grid)))
                 function(*arguments)
     finally:
         scope.restore()
+
+
+def together(program: Callable[[], None], grid: list[int]) -> None:
+    """Runs every program of the grid in a thread of its own; the first error ends those that still wait."""
+    errors: list[BaseException] = []
+
+    def started(place: tuple[int, ...]) -> None:
+        interpreter.interpreter_builder.set_grid_idx(*place)  # of this thread: see `triton_shim`
+        try:
+            with np.errstate(all="ignore"):
+                program()
+        except BaseException as error:
+            errors.append(error)
+            triton_shim.stop()
+
+    order = np.random.default_rng(1).permutation(math.prod(grid))
+    places = [tuple(map(int, np.unravel_index(number, grid))) for number in order]
+    threads = [threading.Thread(target=started, args=(place,)) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def aligned(array: Array) -> Array:
@@ -122,7 +158,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     values = [placed(value) for value in request["values"]]
     try:
-        run(request["text"], request["entry"], request["types"], values, request["grid"], request["writes"])
+        named = ("text", "entry", "types", "grid", "writes", "cooperative")
+        run(values=values, **{name: request[name] for name in named})
     except Exception:
         return {"error": traceback.format_exc()}
     written = {place: values[place] for place in request["writes"]}

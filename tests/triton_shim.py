@@ -9,11 +9,14 @@ Imported by `triton_server` alone, in a process that has TRITON_INTERPRET=1. Wha
 - a tensor map may have steps.
 
 What is added: memory is known, so that touching any other is an error, and so is writing what a kernel only
-reads; and what a masked load leaves open is NaN, not zero.
+reads; what a masked load leaves open is NaN, not zero; and programs may run in threads, side by side, and wait
+for each other by atomics, which give another thread its turn.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +32,9 @@ Array = NDArray[Any]
 
 BF16_NAN = np.uint16(0x7FC0)
 TF32_BITS = np.uint32(0xFFFFE000)  # sign, exponent, and ten bits of the significand
+WAITING_SECONDS = 60  # programs that still wait then have missed each other
+_place = threading.local()  # which program a thread runs
+_deadline = [0.0]
 _areas: list[tuple[int, int, bool]] = []  # first byte, one past the last, whether it may be written
 
 
@@ -40,10 +46,16 @@ class StrayAccessError(Exception):
 def memory(areas: list[tuple[int, int, bool]]) -> Iterator[None]:
     """These areas are all that may be touched: first byte, one past the last, whether it may be written."""
     _areas[:] = areas
+    _deadline[0] = time.monotonic() + WAITING_SECONDS
     try:
         yield
     finally:
         _areas.clear()
+
+
+def stop() -> None:
+    """Programs that wait for others fail at their next atomic."""
+    _deadline[0] = 0.0
 
 
 def _check(pointers: Array, mask: Array, itemsize: int, *, writes: bool) -> None:
@@ -131,6 +143,9 @@ def _masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *_: Any) -> Any:
 def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
     def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         _check(ptr.data, mask.data, val.data.dtype.itemsize, writes=True)
+        if time.monotonic() > _deadline[0]:
+            raise TimeoutError("the programs wait for each other, or another has failed")
+        time.sleep(0)
         return original(self, op, ptr, val, mask, sem, scope)
 
     return atomic_rmw
@@ -162,6 +177,10 @@ def _lang_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def install() -> None:
     """Puts the interpreter of this process right."""
+    Builder.grid_idx = property(
+        lambda self: getattr(_place, "indices", None),
+        lambda self, indices: setattr(_place, "indices", indices),
+    )
     Builder.cast_impl = _cast(Builder.cast_impl)
     Builder.create_dot = _dot
     Builder.create_masked_load = _masked_load
