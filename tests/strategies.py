@@ -17,6 +17,7 @@ from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.training import ActivationBackward
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
 from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
@@ -62,6 +63,7 @@ def elementwise(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrateg
         st.builds(BatchNorm, st.sampled_from(list(MODES)), epsilon=number.map(abs)),
         st.builds(BatchNorm, st.sampled_from(list(MODES)), inverse=st.just(True)),
         st.builds(Prelu, shared=st.booleans()),
+        st.builds(ActivationBackward, activations(number)),
         st.builds(Expression, st.just("x / (1 + k * x**2)"), k=number.map(abs)),
         st.builds(Expression, st.just("where(x > low, sigmoid(x), x * x)"), low=number),
     )
@@ -122,9 +124,11 @@ def _calls(parts: st.SearchStrategy[Scalar]) -> st.SearchStrategy[Scalar]:
     return st.one_of(*made, st.builds(neg, parts), chosen)
 
 
-def scalars(names: Sequence[str] = ("x", "k")) -> st.SearchStrategy[Scalar]:
+def scalars(
+    names: Sequence[str] = ("x", "k"), number: st.SearchStrategy[float] = ANY_NUMBER
+) -> st.SearchStrategy[Scalar]:
     """Expressions over leaves of these names."""
-    leaves = st.one_of(st.sampled_from(names).map(leaf), ANY_NUMBER.map(const))
+    leaves = st.one_of(st.sampled_from(names).map(leaf), number.map(const))
     return st.recursive(leaves, _calls, max_leaves=12)
 
 

@@ -12,14 +12,12 @@ from math import pi, sqrt
 
 from fuseplan.scalar import (
     Scalar,
-    call,
     const,
     exp,
     leaf,
     leaves_of,
     log,
     neg,
-    scalar,
     sigmoid,
     softplus,
     where,
@@ -48,13 +46,13 @@ def derivative(root: Scalar, by: str = "x") -> Scalar:
 def _slope(node: Scalar, slope: Callable[[Scalar], Scalar]) -> Scalar:
     """By the rule of the whole where it has one, else by its function's."""
     for inner, rule in _wholes(node):
-        return _times(rule(inner), slope(inner))
+        return times(rule(inner), slope(inner))
     if node.fn == "where":
         condition, chosen, other = node.args
         return _choice(condition, slope(chosen), slope(other))
     if node.fn in _OF_ONE:
         (inner,) = node.args
-        return _times(_OF_ONE[node.fn](inner), slope(inner))
+        return times(_OF_ONE[node.fn](inner), slope(inner))
     a, b = node.args
     return _OF_TWO[node.fn](a, b, slope(a), slope(b))
 
@@ -102,20 +100,20 @@ _OF_ONE: dict[str, Callable[[Scalar], Scalar]] = {
 
 
 def _product(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    return _plus(_times(da, b), _times(a, db))
+    return _plus(times(da, b), times(a, db))
 
 
 def _quotient(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    top = da if db == ZERO else _minus(da, _times(a / b, db))
+    top = da if db == ZERO else _minus(da, times(a / b, db))
     return ZERO if top == ZERO else top / b
 
 
 def _power(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    """b * a**(b - 1) * a' + a**b * log(a) * b'."""
+    """b * a**(b - 1) * a' + a**b * log(a) * b'; the latter is 0 where a is."""
     lower = const(b.args[0] - 1) if b.fn == "const" else b - 1
     base = ONE if lower == ZERO else a if lower == ONE else a**lower
-    by_base = ZERO if da == ZERO else _times(_times(b, base), da)
-    by_exponent = ZERO if db == ZERO else _times(a**b * log(a), db)
+    by_base = ZERO if da == ZERO else times(times(b, base), da)
+    by_exponent = ZERO if db == ZERO else times(a**b * where(a > 0, log(a), 0), db)
     return _plus(by_base, by_exponent)
 
 
@@ -142,16 +140,26 @@ def _plus(a: Scalar, b: Scalar) -> Scalar:
 
 def _minus(a: Scalar, b: Scalar) -> Scalar:
     if a == ZERO:
-        return neg(b)
+        return times(const(-1), b)
     return a if b == ZERO else a - b
 
 
-def _times(a: Scalar, b: Scalar) -> Scalar:
+def times(a: Scalar, b: Scalar) -> Scalar:
+    """a * b for a slope b: 0 where b is by choice, whatever a is there, be it infinite or NaN."""
     if ZERO in (a, b):
         return ZERO
+    for mask, other in ((a, b), (b, a)):
+        if _is_mask(mask):
+            condition, chosen, rest = mask.args
+            return _choice(condition, times(other, chosen), times(other, rest))
     for one, other in ((a, b), (b, a)):
         if one == ONE:
             return other
         if one == const(-1):
             return neg(other)
-    return call("mul", scalar(a), scalar(b))
+    return a * b
+
+
+def _is_mask(node: Scalar) -> bool:
+    """A choice of which one is 0."""
+    return node.fn == "where" and any(each == ZERO or _is_mask(each) for each in node.args[1:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from fuseplan.derivative import derivative
+from fuseplan.derivative import derivative, times
 from fuseplan.errors import PlanError
 from fuseplan.fields import one_of, true_or_false
 from fuseplan.op import Elementwise, Op, inner, operand, operator, parameter, result
@@ -17,7 +17,7 @@ from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES
 from fuseplan.ops.normalization import Keys, Normalization
 from fuseplan.reduction import Reduction
-from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, sqrt
+from fuseplan.scalar import REBUILD, Scalar, fold, leaf, sqrt
 from fuseplan.tensor import TensorSpec
 
 STATISTICS = ("saved", "recomputed")
@@ -50,7 +50,7 @@ class ActivationBackward(Elementwise):
 
     def apply(self, x: Scalar, input: Scalar, **parameters: Scalar) -> Scalar:
         """The formula."""
-        return _product(x, slope(self.of, input, parameters))
+        return times(x, slope(self.of, input, parameters))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -59,10 +59,6 @@ class ActivationBackward(Elementwise):
         yield "f32[2x5x3x7, nhwc]", cls(LeakyRelu(0.1))
         yield "f32[2x3x7]", cls(Elu())
         yield "f32[1x3x3x2x5]", cls(Power(alpha=0.5, beta=0.25, gamma=1.75))
-
-
-def _product(gradient: Scalar, by: Scalar) -> Scalar:
-    return gradient if by == const(1) else gradient * by
 
 
 def _per(op: BatchNormTraining | BatchNormBackward, src: TensorSpec) -> str:
@@ -261,7 +257,7 @@ class BatchNormBackward(Normalization):
             return normalised, leaf("x")
         given = {each.name: leaf(keys[each.name]) for each in self.activation.parameters()}
         before = normalised * leaf(keys["scale"]) + leaf(keys["shift"])
-        return normalised, _product(leaf("x"), slope(self.activation, before, given))
+        return normalised, times(leaf("x"), slope(self.activation, before, given))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
