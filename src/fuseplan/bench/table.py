@@ -149,7 +149,7 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
         over_floor = ours.median / ours.floor if ours.median and ours.floor else None
         yield _cells([
             line.case,
-            ours.template or ours.refused or "",
+            ours.template or _first(ours.refused),
             shown(ours.median),
             *(shown(times.get(name)) for name in names),
             f"{ratio:.2f} ({best.peer})" if ratio and best else "",
@@ -189,12 +189,17 @@ def _refusals(found: Sequence[Line]) -> Iterator[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for line in found:
         for row in line.refused:
-            reasons.setdefault((row.peer, row.refused or ""), []).append(line.case)
+            reasons.setdefault((row.peer, _first(row.refused)), []).append(line.case)
     if reasons:
         yield ""
     for (peer, reason), cases in reasons.items():
         where = f"{len(cases)} shapes" if len(cases) > 1 else cases[0]
         yield f"- {peer} did not run {where}: {reason}"
+
+
+def _first(told: str | None) -> str:
+    """The first line of a refusal: what does not hold; tables have no room for why."""
+    return (told or "").split("\n", 1)[0]
 
 
 def _milliseconds(seconds: float | None) -> str:
