@@ -15,16 +15,31 @@ from typing import Any
 from fuseplan.miopen import (
     activations,
     arguments,
+    batch_norm_inference,
+    batch_norm_training,
     convolutions,
     enums,
     execute,
     handle,
+    onecall,
     plan,
     tensors,
 )
 from fuseplan.miopen.call import Ref as Ref
 
-MODULES = (enums, handle, tensors, convolutions, activations, plan, arguments, execute)
+MODULES = (
+    enums,
+    handle,
+    tensors,
+    convolutions,
+    activations,
+    plan,
+    arguments,
+    execute,
+    onecall,
+    batch_norm_inference,
+    batch_norm_training,
+)
 # Functions, objects and enumerations, in the module that defines each; enumerators are names of their own.
 NAMES: dict[str, Any] = {"Ref": Ref}
 for _module in MODULES:

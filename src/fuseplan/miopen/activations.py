@@ -7,7 +7,7 @@ from math import inf
 
 from fuseplan.miopen.call import Object, Ref, StatusError, api
 from fuseplan.miopen.enums import miopenActivationMode_t, miopenStatus_t
-from fuseplan.op import Op
+from fuseplan.op import Elementwise
 from fuseplan.ops.activation import (
     Abs,
     Clamp,
@@ -30,12 +30,8 @@ HALF_THRESHOLD = 1e-4  # below it MIOpen's POWER is 0 in f16; in other types the
 class Activation:
     """An operator, and its parameters in the order of activAlpha, activBeta, activGamma."""
 
-    op: Op
+    op: Elementwise
     parameters: tuple[str, ...] = ()
-
-    def values(self, alpha: float, beta: float, gamma: float) -> dict[str, float]:
-        """The parameters' values; of the three numbers, those that the formula has."""
-        return dict(zip(self.parameters, (alpha, beta, gamma), strict=False))
 
 
 ACTIVATIONS: dict[Mode, Activation] = {

@@ -6,11 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.arguments import check_value
 from fuseplan.miopen.call import Object, Pointer, Ref, Scalar, api, bad_parameter
-from fuseplan.miopen.operators import ACTIVATION, ALPHA, BIAS, CONVOLUTION, INFERENCE, Kind, Operator
+from fuseplan.miopen.operators import (
+    ACTIVATION,
+    ACTIVATION_BACKWARD,
+    ALPHA,
+    BACKWARD,
+    BIAS,
+    CONVOLUTION,
+    INFERENCE,
+    TRAINING,
+    Kind,
+    Operator,
+)
 from fuseplan.miopen.plan import miopenFusionOpDescriptor_t
-from fuseplan.plan import FusionPlan
+from fuseplan.ops.training import BatchNormTraining
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,9 @@ class miopenOperatorArgs_t(Object):
                 f"operator {descriptor.index} is of the kind {operator.kind.name}, whose arguments "
                 f"{operator.kind.set_args} sets; this call is for {kind.name}"
             )
-        factor = _factor(kind, alpha, beta)
-        self._given[descriptor.index] = Given(operator, checked(descriptor, values) | factor)
+        factor = factor_of(kind, alpha, beta)
+        descriptor.plan.lowered().check(descriptor.index, values)
+        self._given[descriptor.index] = Given(operator, {**values, **factor})
 
     def of(self, descriptor: miopenFusionOpDescriptor_t) -> Mapping[str, Any]:
         """What was set for an operator of a plan, or for its equal at the same place of another.
@@ -71,7 +82,7 @@ class miopenOperatorArgs_t(Object):
         return given.values
 
 
-def _factor(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, float]:
+def factor_of(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, float]:
     """Alpha, where it is not 1.
 
     Raises:
@@ -87,32 +98,6 @@ def _factor(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, fl
     if kind.refuses_alpha:
         raise bad_parameter(f"alpha = {alpha} of a {kind.name}: {kind.refuses_alpha}")
     return {ALPHA: alpha}
-
-
-def checked(descriptor: miopenFusionOpDescriptor_t, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as the operator takes them, tensors without MIOpen's axes of length 1.
-
-    Raises:
-        ArgumentError: one has another shape or type.
-    """
-    made = descriptor.plan.lowered()
-    keys = made.keys[descriptor.index]
-    taken = {name: without_ones(made.plan, keys[name], value) for name, value in values.items()}
-    for name, value in taken.items():
-        check_value(made.plan, keys[name], value)
-    return taken
-
-
-def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
-    """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where that is the operand's shape: a view of it."""
-    wanted = next((each.operand.shape for each in plan.operands if each.key == key), None)
-    shape = tuple(getattr(value, "shape", ()))
-    if wanted is None or shape == wanted or shape[:1] != (1,):
-        return value
-    rest = len(shape) - 1 - len(wanted)
-    if rest < 0 or shape != (1, *wanted, *(1,) * rest):
-        return value
-    return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
 
 
 @api
@@ -162,7 +147,7 @@ def miopenSetOpArgsActivForward(
     activGamma: float,
 ) -> None:
     """Sets an activation's numbers; its result is multiplied by alpha."""
-    numbers = dict(zip(activFwdOp.operator.parameters, (activAlpha, activBeta, activGamma), strict=False))
+    numbers = activFwdOp.operator.numbers(activAlpha, activBeta, activGamma)
     args.set(activFwdOp, ACTIVATION, alpha, beta, numbers)
 
 
@@ -187,3 +172,103 @@ def miopenSetOpArgsBatchNormInference(
         "epsilon": epsilon,
     }
     args.set(bnOp, INFERENCE, alpha, beta, values)
+
+
+@api
+def miopenSetOpArgsBatchNormForward(
+    args: miopenOperatorArgs_t,
+    bnOp: miopenFusionOpDescriptor_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    savedMean: Pointer | None,
+    savedInvVariance: Pointer | None,
+    runningMean: Pointer | None,
+    runningVariance: Pointer | None,
+    expAvgFactor: float,
+    epsilon: float,
+) -> None:
+    """Sets what training normalizes by and where statistics go; y is multiplied by alpha.
+
+    Saved statistics may be null, both of them. Running ones are given if, and only if, the operator was
+    created with them.
+    """
+    saved = together(savedMean=savedMean, savedInvVariance=savedInvVariance)
+    running = together(runningMean=runningMean, runningVariance=runningVariance)
+    op = bnOp.operator.op
+    if isinstance(op, BatchNormTraining) and op.running != running:
+        wanted = "want running statistics" if op.running else "want null for running statistics"
+        raise bad_parameter(f"the operator was created with runningMeanVariance={op.running}: {wanted}")
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    if saved:
+        values |= {"saved_mean": savedMean, "saved_inverse_variance": savedInvVariance}
+    if running:
+        values |= {"running_mean": runningMean, "running_variance": runningVariance, "momentum": expAvgFactor}
+    args.set(bnOp, TRAINING, alpha, beta, values)
+
+
+def together(**pointers: Any) -> bool:
+    """Whether tensors that go together are given.
+
+    Raises:
+        StatusError: some are, and some are null.
+    """
+    absent = [name for name, value in pointers.items() if value is None]
+    if absent and len(absent) < len(pointers):
+        raise bad_parameter(f"`{'`, `'.join(absent)}` is null; `{'`, `'.join(pointers)}` go together")
+    return not absent
+
+
+@api
+def miopenSetOpArgsBatchNormBackward(
+    args: miopenOperatorArgs_t,
+    bnOp: miopenFusionOpDescriptor_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    x: Pointer,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    resultBnScaleDiff: Pointer,
+    resultBnBiasDiff: Pointer,
+    savedMean: Pointer,
+    savedInvVariance: Pointer,
+) -> None:
+    """Sets what the forward pass had and where gradients go; alpha is 1."""
+    values = {
+        "input": x,
+        "scale": bnScale,
+        "shift": bnBias,
+        "mean": savedMean,
+        "inverse_variance": savedInvVariance,
+        "scale_gradient": resultBnScaleDiff,
+        "shift_gradient": resultBnBiasDiff,
+    }
+    args.set(bnOp, BACKWARD, alpha, beta, values)
+
+
+@api
+def miopenSetOpArgsActivBackward(
+    args: miopenOperatorArgs_t,
+    activBwdOp: miopenFusionOpDescriptor_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    y: Pointer | None,
+    reserved: Pointer | None,
+    activAlpha: float,
+    activBeta: float,
+    activGamma: float,
+) -> None:
+    """Sets an activation's numbers and, in `reserved`, what it was applied to; dx is multiplied by alpha.
+
+    Behind a batch normalization's backward pass `reserved` is null: that is computed again from its x. `y`
+    is not read: the derivative is taken where the activation was applied.
+    """
+    values: dict[str, Any] = activBwdOp.operator.numbers(activAlpha, activBeta, activGamma)
+    if not activBwdOp.follows(BACKWARD):
+        if reserved is None:
+            raise bad_parameter("`reserved` is null: want what the activation was applied to, not y alone")
+        values |= {"input": reserved}
+    elif reserved is not None:
+        raise bad_parameter("`reserved` is not null: behind batch normalization it is computed from its x")
+    args.set(activBwdOp, ACTIVATION_BACKWARD, alpha, beta, values)

@@ -2,52 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseplan.miopen.arguments import miopenOperatorArgs_t
 from fuseplan.miopen.call import Pointer, api, bad_parameter
+from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.operators import ALPHA
+from fuseplan.miopen.operators import ALPHA, Lowered
 from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t
 from fuseplan.miopen.tensors import miopenTensorDescriptor_t
 from fuseplan.tensor import TensorSpec
 
 
-def execute(
-    handle: miopenHandle_t,
-    plan: miopenFusionPlanDescriptor_t,
-    src: tuple[TensorSpec, Any],
-    dst: tuple[TensorSpec, Any],
-    args: miopenOperatorArgs_t,
-    workspace: int | None = None,
-) -> None:
-    """Runs a plan that the handle compiled; a factor that is not 1 takes a kernel of its own, made once.
+@dataclass(frozen=True)
+class Call:
+    """Where and on what something runs.
 
-    `workspace` is the size in bytes of the caller's, where there is one.
+    Attributes:
+        handle: whose target, stream and kernels.
+        src: the input's description, and the tensor.
+        dst: the output's.
+        algorithm: the convolution's; None is any.
+        workspace: bytes of the caller's, which are not used; None where there is none.
+    """
+
+    handle: miopenHandle_t
+    src: tuple[TensorSpec, Any]
+    dst: tuple[TensorSpec, Any]
+    algorithm: miopenConvFwdAlgorithm_t | None = None
+    workspace: int | None = None
+
+    def launch(self, made: Lowered, given: Sequence[Mapping[str, Any]]) -> None:
+        """Runs operators on what each is given.
+
+        Raises:
+            StatusError: a descriptor is not the plan's, or the workspace is too small.
+            Unsupported: nothing computes the plan on the handle's target.
+            ArgumentError: a tensor is not what its descriptor says, or overlaps the output.
+        """
+        check_same("input", self.src[0], made.plan.src)
+        check_same("output", self.dst[0], made.plan.output)
+        compiled = self.handle.kernel(made.plan, self.algorithm)
+        if self.workspace is not None and self.workspace < compiled.workspace_bytes:
+            raise bad_parameter(
+                f"the workspace has {self.workspace} bytes; the kernel needs {compiled.workspace_bytes}"
+            )
+        values: dict[str, Any] = {}
+        for index, each in enumerate(given):
+            values |= made.named(index, each)
+        self.handle.run(compiled, self.src[1], self.dst[1], values)
+
+
+def scaled(given: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Which operators, by index, are given a factor."""
+    return frozenset(index for index, values in enumerate(given) if ALPHA in values)
+
+
+def workspace_size(workspace: Any, size: int) -> int | None:
+    """The bytes of the caller's workspace; None where there is none.
 
     Raises:
-        StatusError: the handle did not compile the plan as it is now, a descriptor is not the plan's, an
-            operator has no arguments, or the workspace is too small.
-        ArgumentError: a tensor is not what its descriptor says, or overlaps the output.
+        StatusError: the size is no size, or of nothing.
     """
-    if all(each is not handle for each in plan.handles):
+    if size < 0 or (workspace is None and size):
+        raise bad_parameter(f"`workspace` is {'null' if workspace is None else 'given'}; its size is {size}")
+    return None if workspace is None else size
+
+
+def execute(call: Call, plan: miopenFusionPlanDescriptor_t, args: miopenOperatorArgs_t) -> None:
+    """Runs a plan that the handle compiled; a factor that is not 1 takes a kernel of its own, made once.
+
+    Raises:
+        StatusError: the handle did not compile the plan as it is now, or an operator has no arguments.
+        StatusError, Unsupported, ArgumentError: as `Call.launch` does.
+    """
+    if all(each is not call.handle for each in plan.handles):
         raise bad_parameter(
             "the plan was not compiled with this handle as it is now: call miopenCompileFusionPlan, and "
             "check what it returns"
         )
-    check_same("input", src[0], plan.src)
-    check_same("output", dst[0], plan.lowered().plan.output)
     given = [args.of(each) for each in plan.operators]
-    made = plan.lowered(frozenset(index for index, values in enumerate(given) if ALPHA in values))
-    values = {
-        keys[name]: value for keys, of in zip(made.keys, given, strict=True) for name, value in of.items()
-    }
-    compiled = handle.kernel(made.plan, plan.algorithm)
-    if workspace is not None and workspace < compiled.workspace_bytes:
-        raise bad_parameter(
-            f"the workspace has {workspace} bytes; the kernel needs {compiled.workspace_bytes}"
-        )
-    handle.run(compiled, src[1], dst[1], values)
+    replace(call, algorithm=plan.algorithm).launch(plan.lowered(scaled(given)), given)
 
 
 def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
@@ -72,7 +109,7 @@ def miopenExecuteFusionPlan(
     args: miopenOperatorArgs_t,
 ) -> None:
     """Runs a compiled plan; on a GPU it returns when the launch is queued."""
-    execute(handle, fusePlanDesc, (inputDesc.spec, input), (outputDesc.spec, output), args)
+    execute(Call(handle, (inputDesc.spec, input), (outputDesc.spec, output)), fusePlanDesc, args)
 
 
 @api
@@ -88,7 +125,6 @@ def miopenExecuteFusionPlan_v2(
     workspaceSize: int,
 ) -> None:
     """The same with a workspace: its size is checked; fuseplan uses memory of its own, so it may be null."""
-    if workspaceSize < 0 or (workspace is None and workspaceSize):
-        raise bad_parameter(f"`workspace` is null and `workspaceSize` is {workspaceSize}")
-    size = None if workspace is None else workspaceSize
-    execute(handle, fusePlanDesc, (inputDesc.spec, input), (outputDesc.spec, output), args, size)
+    size = workspace_size(workspace, workspaceSize)
+    call = Call(handle, (inputDesc.spec, input), (outputDesc.spec, output), workspace=size)
+    execute(call, fusePlanDesc, args)

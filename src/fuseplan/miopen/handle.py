@@ -94,6 +94,11 @@ class miopenHandle_t(Object):
             clock = _gpu_milliseconds if self.target.processors else _milliseconds
             self.milliseconds = clock(lambda: bound(src, out))
 
+    def copy(self, into: Any, of: Any) -> None:
+        """Copies a tensor into another of its shape, in the stream's order."""
+        with self._on_stream():
+            into[...] = of
+
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         if self.stream is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from fuseplan.arguments import check_value
 from fuseplan.op import Op
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
@@ -21,11 +24,13 @@ class Kind:
         name: what messages call it.
         set_args: the function that sets its arguments.
         refuses_alpha: why a factor other than 1 has no meaning; empty where it multiplies the result.
+        unread: what it may be given though its formula, as the plan is, does not have it.
     """
 
     name: str
     set_args: str
     refuses_alpha: str = ""
+    unread: tuple[str, ...] = ()
 
 
 CONVOLUTION = Kind("convolution forward", "miopenSetOpArgsConvForward")
@@ -35,7 +40,15 @@ BIAS = Kind(
     "MIOpen does not say whether it would multiply the bias or the sum: scale the bias itself",
 )
 ACTIVATION = Kind("activation forward", "miopenSetOpArgsActivForward")
+ACTIVATION_BACKWARD = Kind("activation backward", "miopenSetOpArgsActivBackward")
 INFERENCE = Kind("batch normalization inference", "miopenSetOpArgsBatchNormInference")
+TRAINING = Kind("batch normalization forward training", "miopenSetOpArgsBatchNormForward")
+BACKWARD = Kind(
+    "batch normalization backward",
+    "miopenSetOpArgsBatchNormBackward",
+    "MIOpen does not say whether it would multiply dx alone or the gradients of scale and bias too",
+    unread=("shift",),  # which only the derivative of an activation behind it is taken at
+)
 RESIDUAL = Kind("tensor scale add", "miopenConvolutionBiasActivationForward")
 
 
@@ -47,6 +60,10 @@ class Operator:
     op: Op
     parameters: tuple[str, ...] = ()
 
+    def numbers(self, alpha: float, beta: float, gamma: float) -> dict[str, float]:
+        """An activation's parameters; of activAlpha, activBeta and activGamma those that its formula has."""
+        return dict(zip(self.parameters, (alpha, beta, gamma), strict=False))
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -54,11 +71,43 @@ class Lowered:
 
     Attributes:
         plan: the fusion plan.
+        operators: what it was made of.
         keys: for each operator, the plan's keys by the names of what it is given.
     """
 
     plan: FusionPlan
+    operators: tuple[Operator, ...]
     keys: tuple[dict[str, str], ...]
+
+    def named(self, index: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What an operator is given, by the plan's keys; tensors without MIOpen's axes of length 1."""
+        keys, unread = self.keys[index], self.operators[index].kind.unread
+        read = {name: value for name, value in values.items() if name in keys or name not in unread}
+        return {keys[name]: self._without_ones(keys[name], value) for name, value in read.items()}
+
+    def check(self, index: int, values: Mapping[str, Any]) -> None:
+        """Checks what an operator is given.
+
+        Raises:
+            ArgumentError: a tensor has another shape or type, or a number is none.
+        """
+        for key, value in self.named(index, values).items():
+            check_value(self.plan, key, value)
+
+    def _without_ones(self, key: str, value: Any) -> Any:
+        """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where the plan has that shape: a view of it."""
+        wanted = next((shape for name, shape in self._shapes() if name == key), None)
+        shape = tuple(getattr(value, "shape", ()))
+        if wanted is None or shape[:1] != (1,):
+            return value
+        rest = len(shape) - 1 - len(wanted)
+        if rest < 0 or shape != (1, *wanted, *(1,) * rest):
+            return value
+        return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from ((each.key, each.operand.shape) for each in self.plan.operands)
+        yield from ((each.key, each.result.shape) for each in self.plan.results)
 
 
 def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[int] = frozenset()) -> Lowered:
@@ -69,9 +118,25 @@ def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[in
     """
     plan = FusionPlan(src)
     keys: list[dict[str, str]] = []
-    for index, operator in enumerate(operators):
-        keys.append(plan.add(operator.op).keys)
-        if index in scaled:
-            factor = plan.add(Expression("alpha * x", alpha=1.0))
-            keys[-1] |= {ALPHA: factor.keys["alpha"]}
-    return Lowered(plan, tuple(keys))
+    for op, indices in _merged(operators):
+        step = plan.add(op)
+        for index in indices:
+            keys.append(step.keys)
+            if index in scaled:
+                factor = plan.add(Expression("alpha * x", alpha=1.0))
+                keys[-1] = keys[-1] | {ALPHA: factor.keys["alpha"]}
+    return Lowered(plan, tuple(operators), tuple(keys))
+
+
+def _merged(operators: Sequence[Operator]) -> Iterator[tuple[Op, tuple[int, ...]]]:
+    """Each operator with its index; the backward passes of a normalization and its activation are one."""
+    index = 0
+    while index < len(operators):
+        op = operators[index].op
+        follower = operators[index + 1].op if index + 1 < len(operators) else None
+        if isinstance(op, BatchNormBackward) and isinstance(follower, ActivationBackward):
+            yield replace(op, activation=follower.of), (index, index + 1)
+            index += 2
+        else:
+            yield op, (index,)
+            index += 1

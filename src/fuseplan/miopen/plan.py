@@ -17,15 +17,20 @@ from fuseplan.miopen.enums import (
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.operators import (
     ACTIVATION,
+    ACTIVATION_BACKWARD,
+    BACKWARD,
     BIAS,
     CONVOLUTION,
     INFERENCE,
+    TRAINING,
+    Kind,
     Lowered,
     Operator,
     lowered,
 )
 from fuseplan.miopen.tensors import MODE_WORDS, miopenTensorDescriptor_t, parameters_shape
 from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target
@@ -43,6 +48,10 @@ class miopenFusionOpDescriptor_t(Object):
     def is_alive(self) -> bool:
         """Whether the plan is."""
         return self.plan.is_alive
+
+    def follows(self, kind: Kind) -> bool:
+        """Whether the operator before it is of a kind."""
+        return self.index > 0 and self.plan.operators[self.index - 1].operator.kind is kind
 
 
 class miopenFusionPlanDescriptor_t(Object):
@@ -177,7 +186,7 @@ def miopenCreateOpBiasForward(
     fusePlanDesc: miopenFusionPlanDescriptor_t, biasOp: Ref, bDesc: miopenTensorDescriptor_t
 ) -> None:
     """Appends a bias, 1xCx1x1."""
-    _check_parameters("bDesc", bDesc.spec, fusePlanDesc.place, miopenBatchNormMode_t.miopenBNSpatial)
+    check_parameters("bDesc", bDesc.spec, fusePlanDesc.place, miopenBatchNormMode_t.miopenBNSpatial)
     biasOp.value = fusePlanDesc.add(Operator(BIAS, Bias()))
 
 
@@ -186,8 +195,27 @@ def miopenCreateOpActivationForward(
     fusePlanDesc: miopenFusionPlanDescriptor_t, activFwdOp: Ref, mode: miopenActivationMode_t
 ) -> None:
     """Appends an activation; its numbers are arguments."""
-    made = activation(mode, fusePlanDesc.src.dtype)
-    activFwdOp.value = fusePlanDesc.add(Operator(ACTIVATION, made.op, made.parameters))
+    activFwdOp.value = fusePlanDesc.add(forward(mode, fusePlanDesc.src.dtype))
+
+
+def forward(mode: miopenActivationMode_t, dtype: str) -> Operator:
+    """The activation of a mode."""
+    made = activation(mode, dtype)
+    return Operator(ACTIVATION, made.op, made.parameters)
+
+
+def backward(mode: miopenActivationMode_t, dtype: str) -> Operator:
+    """The backward pass of the activation of a mode."""
+    made = activation(mode, dtype)
+    return Operator(ACTIVATION_BACKWARD, ActivationBackward(made.op), made.parameters)
+
+
+@api
+def miopenCreateOpActivationBackward(
+    fusePlanDesc: miopenFusionPlanDescriptor_t, activBwdOp: Ref, mode: miopenActivationMode_t
+) -> None:
+    """Appends the backward pass of an activation: of the one behind a batch normalization whose is before."""
+    activBwdOp.value = fusePlanDesc.add(backward(mode, fusePlanDesc.src.dtype))
 
 
 @api
@@ -198,11 +226,32 @@ def miopenCreateOpBatchNormInference(
     bnScaleBiasMeanVarDesc: miopenTensorDescriptor_t,
 ) -> None:
     """Appends batch normalization by frozen statistics, 1xCx1x1 or 1xCxHxW."""
-    _check_parameters("bnScaleBiasMeanVarDesc", bnScaleBiasMeanVarDesc.spec, fusePlanDesc.place, bn_mode)
+    check_parameters("bnScaleBiasMeanVarDesc", bnScaleBiasMeanVarDesc.spec, fusePlanDesc.place, bn_mode)
     bnOp.value = fusePlanDesc.add(Operator(INFERENCE, BatchNorm(MODE_WORDS[bn_mode])))
 
 
-def _check_parameters(name: str, given: TensorSpec, place: TensorSpec, mode: miopenBatchNormMode_t) -> None:
+@api
+def miopenCreateOpBatchNormForward(
+    fusePlanDesc: miopenFusionPlanDescriptor_t,
+    bnFwdOp: Ref,
+    bn_mode: miopenBatchNormMode_t,
+    runningMeanVariance: bool,
+) -> None:
+    """Appends batch normalization by the batch's statistics; running ones are updated only if asked."""
+    made = BatchNormTraining(MODE_WORDS[bn_mode], running=runningMeanVariance)
+    bnFwdOp.value = fusePlanDesc.add(Operator(TRAINING, made))
+
+
+@api
+def miopenCreateOpBatchNormBackward(
+    fusePlanDesc: miopenFusionPlanDescriptor_t, bnBwdOp: Ref, bn_mode: miopenBatchNormMode_t
+) -> None:
+    """Appends the backward pass of batch normalization: the plan's input is dy, its output dx."""
+    made = BatchNormBackward(mode=MODE_WORDS[bn_mode])
+    bnBwdOp.value = fusePlanDesc.add(Operator(BACKWARD, made))
+
+
+def check_parameters(name: str, given: TensorSpec, place: TensorSpec, mode: miopenBatchNormMode_t) -> None:
     """Checks the shape of a bias, or of batch normalization's parameters.
 
     Raises:

@@ -1,0 +1,316 @@
+"""Batch normalization by the batch's statistics, and its backward pass, in one call."""
+
+from __future__ import annotations
+
+from fuseplan.miopen.activations import miopenActivationDescriptor_t
+from fuseplan.miopen.call import Pointer, Scalar, api, bad_parameter
+from fuseplan.miopen.enums import miopenBatchNormMode_t
+from fuseplan.miopen.execute import Call, check_same
+from fuseplan.miopen.handle import miopenHandle_t
+from fuseplan.miopen.normalization import Normalization
+from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+
+
+@api
+def miopenBatchNormalizationForwardTraining(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    yDesc: miopenTensorDescriptor_t,
+    y: Pointer,
+    bnScaleBiasMeanVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    expAvgFactor: float,
+    resultRunningMean: Pointer | None,
+    resultRunningVariance: Pointer | None,
+    epsilon: float,
+    resultSaveMean: Pointer | None,
+    resultSaveInvVariance: Pointer | None,
+) -> None:
+    """Normalizes x and, where they are not null, saves and updates statistics."""
+    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
+    made = Normalization(call, bn_mode, alpha, beta, None)
+    made.check(bnScaleBiasMeanVarDesc=bnScaleBiasMeanVarDesc)
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    saved = (resultSaveMean, resultSaveInvVariance)
+    running = (resultRunningMean, resultRunningVariance)
+    made.train(values, saved, running, running, expAvgFactor)
+
+
+@api
+def miopenBatchNormalizationForwardTraining_V2(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    yDesc: miopenTensorDescriptor_t,
+    y: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasVarDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    expAvgFactor: float,
+    resultRunningMean: Pointer | None,
+    resultRunningVariance: Pointer | None,
+    epsilon: float,
+    resultSaveMean: Pointer | None,
+    resultSaveInvVariance: Pointer | None,
+) -> None:
+    """The same with a descriptor for each parameter."""
+    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
+    made = Normalization(call, bn_mode, alpha, beta, None)
+    made.check(
+        scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
+    )
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    saved = (resultSaveMean, resultSaveInvVariance)
+    running = (resultRunningMean, resultRunningVariance)
+    made.train(values, saved, running, running, expAvgFactor)
+
+
+@api
+def miopenBatchNormalizationForwardTraining_V3(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    yDesc: miopenTensorDescriptor_t,
+    y: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasVarDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    expAvgFactor: float,
+    prevResultRunningMean: Pointer | None,
+    prevResultRunningVariance: Pointer | None,
+    nextResultRunningMean: Pointer | None,
+    nextResultRunningVariance: Pointer | None,
+    epsilon: float,
+    resultSaveMean: Pointer | None,
+    resultSaveInvVariance: Pointer | None,
+) -> None:
+    """The same; running statistics are read from one pair of tensors and written into another."""
+    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
+    made = Normalization(call, bn_mode, alpha, beta, None)
+    made.check(
+        scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
+    )
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    saved = (resultSaveMean, resultSaveInvVariance)
+    old = (prevResultRunningMean, prevResultRunningVariance)
+    new = (nextResultRunningMean, nextResultRunningVariance)
+    made.train(values, saved, old, new, expAvgFactor)
+
+
+@api
+def miopenBatchNormForwardTrainingActivation(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    yDesc: miopenTensorDescriptor_t,
+    y: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasVarDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    expAvgFactor: float,
+    resultRunningMean: Pointer | None,
+    resultRunningVariance: Pointer | None,
+    epsilon: float,
+    resultSaveMean: Pointer | None,
+    resultSaveInvVariance: Pointer | None,
+    activDesc: miopenActivationDescriptor_t,
+) -> None:
+    """Normalizes x and applies an activation, any mode; saves and updates statistics."""
+    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
+    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made.check(
+        scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
+    )
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    saved = (resultSaveMean, resultSaveInvVariance)
+    running = (resultRunningMean, resultRunningVariance)
+    made.train(values, saved, running, running, expAvgFactor)
+
+
+@api
+def miopenBatchNormForwardTrainingActivation_V2(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alpha: Scalar | None,
+    beta: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    yDesc: miopenTensorDescriptor_t,
+    y: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasVarDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    expAvgFactor: float,
+    prevResultRunningMean: Pointer | None,
+    prevResultRunningVariance: Pointer | None,
+    nextResultRunningMean: Pointer | None,
+    nextResultRunningVariance: Pointer | None,
+    epsilon: float,
+    resultSaveMean: Pointer | None,
+    resultSaveInvVariance: Pointer | None,
+    activDesc: miopenActivationDescriptor_t,
+) -> None:
+    """The same; running statistics are read from one pair of tensors and written into another."""
+    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
+    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made.check(
+        scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
+    )
+    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
+    saved = (resultSaveMean, resultSaveInvVariance)
+    old = (prevResultRunningMean, prevResultRunningVariance)
+    new = (nextResultRunningMean, nextResultRunningVariance)
+    made.train(values, saved, old, new, expAvgFactor)
+
+
+@api
+def miopenBatchNormalizationBackward(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alphaDataDiff: Scalar | None,
+    betaDataDiff: Scalar | None,
+    alphaParamDiff: Scalar | None,
+    betaParamDiff: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    dyDesc: miopenTensorDescriptor_t,
+    dy: Pointer,
+    dxDesc: miopenTensorDescriptor_t,
+    dx: Pointer,
+    bnScaleBiasDiffDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    resultBnScaleDiff: Pointer,
+    resultBnBiasDiff: Pointer,
+    epsilon: float,
+    savedMean: Pointer | None,
+    savedInvVariance: Pointer | None,
+) -> None:
+    """Computes the gradients; saved statistics that are null, both, are computed again."""
+    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
+    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, None)
+    made.check(bnScaleBiasDiffDesc=bnScaleBiasDiffDesc)
+    check_same("x", xDesc.spec, dyDesc.spec)
+    _check_plain(alphaParamDiff, betaParamDiff)
+    values = {"scale": bnScale, "scale_gradient": resultBnScaleDiff, "shift_gradient": resultBnBiasDiff}
+    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
+
+
+@api
+def miopenBatchNormalizationBackward_V2(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alphaDataDiff: Scalar | None,
+    betaDataDiff: Scalar | None,
+    alphaParamDiff: Scalar | None,
+    betaParamDiff: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    dyDesc: miopenTensorDescriptor_t,
+    dy: Pointer,
+    dxDesc: miopenTensorDescriptor_t,
+    dx: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    resultBnScaleDiff: Pointer,
+    resultBnBiasDiff: Pointer,
+    epsilon: float,
+    savedMean: Pointer | None,
+    savedInvVariance: Pointer | None,
+) -> None:
+    """The same with a descriptor for each parameter."""
+    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
+    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, None)
+    made.check(scaleDesc=scaleDesc, biasDesc=biasDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc)
+    check_same("x", xDesc.spec, dyDesc.spec)
+    _check_plain(alphaParamDiff, betaParamDiff)
+    values = {"scale": bnScale, "scale_gradient": resultBnScaleDiff, "shift_gradient": resultBnBiasDiff}
+    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
+
+
+@api
+def miopenBatchNormBackwardActivation(
+    handle: miopenHandle_t,
+    bn_mode: miopenBatchNormMode_t,
+    alphaDataDiff: Scalar | None,
+    betaDataDiff: Scalar | None,
+    alphaParamDiff: Scalar | None,
+    betaParamDiff: Scalar | None,
+    xDesc: miopenTensorDescriptor_t,
+    x: Pointer,
+    dyDesc: miopenTensorDescriptor_t,
+    dy: Pointer,
+    dxDesc: miopenTensorDescriptor_t,
+    dx: Pointer,
+    scaleDesc: miopenTensorDescriptor_t,
+    biasDesc: miopenTensorDescriptor_t,
+    savedMeanDesc: miopenTensorDescriptor_t,
+    savedVarianceDesc: miopenTensorDescriptor_t,
+    bnScale: Pointer,
+    bnBias: Pointer,
+    resultBnScaleDiff: Pointer,
+    resultBnBiasDiff: Pointer,
+    epsilon: float,
+    savedMean: Pointer | None,
+    savedInvVariance: Pointer | None,
+    activDesc: miopenActivationDescriptor_t,
+) -> None:
+    """Computes the gradients behind an activation: any mode."""
+    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
+    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, activDesc)
+    made.check(
+        scaleDesc=scaleDesc,
+        biasDesc=biasDesc,
+        savedMeanDesc=savedMeanDesc,
+        savedVarianceDesc=savedVarianceDesc,
+    )
+    check_same("x", xDesc.spec, dyDesc.spec)
+    _check_plain(alphaParamDiff, betaParamDiff)
+    values = {
+        "scale": bnScale,
+        "shift": bnBias,
+        "scale_gradient": resultBnScaleDiff,
+        "shift_gradient": resultBnBiasDiff,
+    }
+    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
+
+
+def _check_plain(alpha: float | None, beta: float | None) -> None:
+    """Checks that the gradients of scale and bias are wanted as they are.
+
+    Raises:
+        StatusError: they are not.
+    """
+    if alpha not in (None, 1) or beta not in (None, 0):
+        raise bad_parameter(
+            f"alphaParamDiff = {alpha}, betaParamDiff = {beta}: gradients of scale and bias are neither "
+            "scaled nor added to what was there; want 1 and 0"
+        )
