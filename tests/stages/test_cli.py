@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fuseplan.cli import trial
 from fuseplan.cli.commands import RECORDS, fuseplan
 from fuseplan.measure import data, ground
-from fuseplan.measure.data import reference
+from fuseplan.measure.data import evaluated
 from pretend_gpu import machine
 from toy_chain import PLAN as CHAIN
 from toy_chain import ToyChain, chain
@@ -68,7 +68,7 @@ def test_run_on_the_reference() -> None:
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+    monkeypatch.setattr(data, "evaluated", lambda plan, arrays: (evaluated(plan, arrays)[0] * 1.001, {}))
     result = call("run", PLAN, "--target", "reference")
     assert result.exit_code == 1
     assert "WRONG" in result.stdout

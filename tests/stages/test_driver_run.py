@@ -14,7 +14,7 @@ from fuseplan.cli.commands import fuseplan
 from fuseplan.driver.combinations import combinations
 from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
 from fuseplan.measure import data, ground
-from fuseplan.measure.data import reference
+from fuseplan.measure.data import evaluated
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
 
@@ -48,7 +48,7 @@ def sweep(folder: Path) -> Any:
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "reference", lambda plan, arrays: reference(plan, arrays) * 1.001)
+    monkeypatch.setattr(data, "evaluated", lambda plan, arrays: (evaluated(plan, arrays)[0] * 1.001, {}))
 
 
 def test_a_line_is_run_and_verified() -> None:
@@ -104,7 +104,9 @@ def test_the_unfused_runs_are_measured_beside_it() -> None:
 def test_json_is_one_line_a_run(sweep: Any) -> None:
     (found,) = lines_of(call(CBA, "--json"))
     assert found["right"] is True
-    assert 0 < found["error"] < found["allowed"]
+    (check,) = found["checks"]
+    assert check["tensor"] == "out"
+    assert 0 < check["error"] < check["allowed"]
     assert found["kernel_seconds"] is None
     assert found["command"] == f"fuseplan driver {CBA}"
     many = lines_of(sweep(f"{CBA}\n{CBA} -m 1\nCBAInfer -n x\n", "--json"))
@@ -149,6 +151,15 @@ def test_letters_of_a_sweep_are_for_its_problems_alone(sweep: Any) -> None:
         "f32[3x4x5x6]",
         "f32[1x8x4x4]",
     ]
+
+
+def test_every_result_of_training_is_compared() -> None:
+    line = "CBAInferfp16 -F na_train --run 1 -M 1 -n 3 -c 4 -H 5 -W 5 --target reference"
+    (found,) = lines_of(call(line, "--json"))
+    checks = {each["tensor"]: each for each in found["checks"]}
+    assert list(checks) == ["out", "saved_mean", "saved_inverse_variance", "running_mean", "running_variance"]
+    assert checks["saved_mean"]["allowed"] < 0.1 * checks["out"]["allowed"], "it is f32"
+    assert "of the largest running_mean, at most" in call(line).stdout
 
 
 LINES = f"""
@@ -236,11 +247,14 @@ def test_a_report_on_many_lines(folder: Path, sweep: Any) -> None:
 
 def test_a_report_tells_wrong_results() -> None:
     plan = "f32[1x8x9x9] -> bias -> relu"
-    ran = {"plan": plan, "line": f"'{plan}'", "right": True, "error": 1e-7, "allowed": 4e-7}
-    page = driver_report({"target": "cpu"}, [ran, {**ran, "right": False, "error": 1e-3}])
+    check = {"tensor": "out", "error": 1e-7, "allowed": 4e-7}
+    ran = {"plan": plan, "line": f"'{plan}'", "right": True, "checks": [check]}
+    page = driver_report(
+        {"target": "cpu"}, [ran, {**ran, "right": False, "checks": [check | {"error": 1e-3}]}]
+    )
     assert "| `bias -> activation` | **1 of 2** (0.25) |" in page
-    assert "1.0e-03 from float64, at most 4.0e-07" in page
-    assert "| 1 |" in driver_report({}, [{**ran, "error": None}]), "not verified"
+    assert "out is 1.0e-03 from float64, at most 4.0e-07" in page
+    assert "| 1 |" in driver_report({}, [{**ran, "checks": []}]), "not verified"
 
 
 def test_combinations_are_all_of_them() -> None:

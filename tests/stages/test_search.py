@@ -41,20 +41,32 @@ class FakeGround:
     def out(self) -> list[float]:
         return [float("nan")]
 
-    def deviation(self, out: list[float]) -> float:
-        return out[0]
+    def results(self) -> dict[str, Any]:
+        return {}
+
+    def deviations(self, got: list[float]) -> dict[str, float]:
+        return {"out": got[0]}
+
+    def deviation(self, got: list[float]) -> float:
+        return got[0]
 
     def times(self, variants: Mapping[str, Callable[[], object]], rounds: int = 1) -> dict[str, Timing]:
         self.timed.append(set(variants))
         return {name: _timing(self.seconds[name], rounds) for name in variants}
+
+    def kernel_seconds(self, call: Callable[[], object], count: int) -> list[float]:
+        raise NotImplementedError
+
+    wall_seconds = kernel_seconds
 
 
 def _timing(seconds: float, rounds: int) -> Timing:
     return Timing(n=1, blocks=rounds, minimum=seconds, median=seconds, p90=seconds, spread=0.0)
 
 
-def right(out: list[float]) -> None:
+def right(out: list[float]) -> list[float]:
     out[0] = 0.0
+    return out
 
 
 def prepare_with(
@@ -84,8 +96,9 @@ def test_wrong_spilling_and_failing_candidates_are_recorded_and_never_timed(reco
     texts = [each.text for each in records.choice.candidates]
     runs = iter([0.0, 0.5, 0.0])
 
-    def at_times_wrong(out: list[float]) -> None:
+    def at_times_wrong(out: list[float]) -> list[float]:
         out[0] = next(runs)
+        return out
 
     special: dict[str, Ready | FuseplanError] = {
         texts[0]: Ready(at_times_wrong),
@@ -107,7 +120,7 @@ def test_a_result_that_is_not_written_is_wrong(records: Records) -> None:
     first = records.choice.candidates[0].text
     seconds = dict.fromkeys((each.text for each in records.choice.candidates), 1e-5)
     found = search(
-        records, FakeGround(seconds), prepare_with({first: Ready(lambda out: None)}), "toolchain", 1e9
+        records, FakeGround(seconds), prepare_with({first: Ready(lambda out: out)}), "toolchain", 1e9
     )
     assert dict(found.rejected)[first].startswith("wrong: nan")
 

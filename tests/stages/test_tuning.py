@@ -103,6 +103,9 @@ class PosingGround:
     def out(self) -> Any:
         return gpu_data.empty(self._plan.output, "cpu", float("nan"))
 
+    def results(self) -> dict[str, Any]:
+        return {}
+
     def deviation(self, out: Any) -> float:
         return gpu_data.deviation(out, gpu_data.reference(self._plan, self.tensors))
 

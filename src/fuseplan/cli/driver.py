@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fuseplan.cli.driving import Driven, How, Seconds, drive
+from fuseplan.cli.driving import Check, Driven, How, Seconds, drive
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.driver.combinations import combinations
@@ -23,6 +23,7 @@ from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
 from fuseplan.match import match
+from fuseplan.measure.ground import OUT
 from fuseplan.measure.machine import machine
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
@@ -292,17 +293,17 @@ def _told(outcome: Outcome) -> str:
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
         f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
-        f"error      {_judged(driven)}",
+        *(f"error      {_judged(each)}" for each in driven.checks),
+        *(() if driven.checks else ["error      not compared with float64"]),
     ]
     lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]
     return "\n".join([*lines, *([f"unfused    {driven.verdict}"] if driven.verdict else [])])
 
 
-def _judged(driven: Driven) -> str:
-    if driven.error is None:
-        return "not compared with float64"
-    verdict = "right" if driven.is_right else "WRONG"
-    return f"{driven.error:.1e} of the largest output, at most {driven.allowed:.1e}: {verdict}"
+def _judged(each: Check) -> str:
+    verdict = "right" if each.is_right else "WRONG"
+    whole = "the largest output" if each.tensor == OUT else f"the largest {each.tensor}"
+    return f"{each.error:.1e} of {whole}, at most {each.allowed:.1e}: {verdict}"
 
 
 def _times(driven: Driven) -> list[tuple[str, Seconds]]:
@@ -323,5 +324,5 @@ def _told_shortly(outcome: Outcome) -> str:
     if driven.verdict is not None and driven.verdict.speedup is not None:
         times += f"  {driven.verdict.speedup:.2f} times {driven.verdict.best_other}"
     verdict = "right " if driven.is_right else "WRONG "
-    error = "" if driven.error is None else f"  {driven.error:.1e}"
+    error = f"  {max(each.error for each in driven.checks):.1e}" if driven.checks else ""
     return f"{verdict}{error}{times}  {outcome.line}"

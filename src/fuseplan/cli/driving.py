@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -57,20 +57,42 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A tensor beside float64.
+
+    Attributes:
+        tensor: `out`, or a result's key.
+        error: the largest deviation, over the largest value.
+        allowed: the most that is right.
+    """
+
+    tensor: str
+    error: float
+    allowed: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the error is within what rounding explains."""
+        return self.error <= self.allowed
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {"tensor": self.tensor, "error": self.error, "allowed": self.allowed}
+
+
+@dataclass(frozen=True)
 class Driven:
     """How a plan did.
 
     Attributes:
         compiled: the plan.
-        error: the largest deviation from float64, over the largest output; None where it was not compared.
-        allowed: the most that is right.
+        checks: of the output and of each result; none where they were not compared.
         kernel, wall: times; None where they were not taken.
         verdict: the unfused runs beside it; None where it was not compared.
     """
 
     compiled: CompiledPlan
-    error: float | None
-    allowed: float
+    checks: tuple[Check, ...]
     kernel: Seconds | None
     wall: Seconds | None
     verdict: Verdict | None
@@ -78,7 +100,7 @@ class Driven:
     @property
     def is_right(self) -> bool:
         """Whether nothing was found wrong."""
-        return self.error is None or self.error <= self.allowed
+        return all(each.is_right for each in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -92,8 +114,7 @@ class Driven:
             "template": str(compiled.choice),
             "kernels": compiled.kernels,
             "right": self.is_right,
-            "error": self.error,
-            "allowed": self.allowed,
+            "checks": [each.to_json() for each in self.checks],
             "kernel_seconds": self.kernel.to_json() if self.kernel else None,
             "wall_seconds": self.wall.to_json() if self.wall else None,
             "unfused": self.verdict.to_json() if self.verdict else None,
@@ -110,18 +131,26 @@ def drive(plan: FusionPlan, how: How) -> Driven:
     compiled = compile_plan(plan, how.target, threads=how.threads)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made
     ground = ground_of(plan, compiled.target)
-    operands = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
-    out = ground.out()
-    call = partial(compiled.bind(**operands), ground.tensors["src"], out)
-    call()
-    error = ground.deviation(out) if how.is_verified else None
+    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
+    call = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
+    got = call()
+    errors = ground.deviations(got) if how.is_verified else {}
     timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None
     walled = ground.wall_seconds(call, how.iterations) if how.is_walled else None
     return Driven(
         compiled=compiled,
-        error=error,
-        allowed=allowed_deviation(compiled.kernel, compiled.choice.template),
+        checks=_checks(compiled, errors),
         kernel=Seconds.of(timed) if timed else None,
         wall=Seconds.of(walled) if walled else None,
         verdict=compiled.verdict() if how.is_compared else None,
+    )
+
+
+def _checks(compiled: CompiledPlan, errors: Mapping[str, float]) -> tuple[Check, ...]:
+    """Each tensor's error beside what its dtype allows."""
+    dtypes = {each.key: each.result.dtype for each in compiled.plan.results}
+    kernel, template = compiled.kernel, compiled.choice.template
+    return tuple(
+        Check(key, error, allowed_deviation(kernel, template, dtypes.get(key)))
+        for key, error in errors.items()
     )

@@ -79,11 +79,9 @@ def run_trial(
     compiled = compile_plan(known, target, threads=threads, accuracy=accuracy, template=template)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made
     ground = ground_of(known, compiled.target, seed, inputs)
-    operands = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
-    out = ground.out()
-    fused = partial(compiled.bind(**operands), ground.tensors["src"], out)
-    fused()
-    error = ground.deviation(out)
+    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
+    fused = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
+    error = ground.deviation(fused())
     variants: dict[str, Callable[[], object]] = {"fused": fused}
     if compiled.target.is_host:  # what stands in for another machine is not timed beside itself
         variants["unfused"] = OneAtATime(known, ground.tensors, target=compiled.target)

@@ -13,6 +13,7 @@ from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
 
 NUMBERS = "-A 0.5 -B 1.5 -G 2"  # with them no activation is another, or constant
 PLANE = "-n 2 -c 8 -H 9 -W 10"
+BATCH = "-n 5 -c 8 -H 9 -W 10"  # of two images, normalised each by itself, every gradient is 0
 LAYOUTS = ("NCHW", "NHWC")
 
 # By what they are kinds of.
@@ -36,9 +37,13 @@ OTHER_FILTERS = {
 }
 # One and three axes: sizes and a filter, and the layouts.
 AXES = {
-    "-_ 1 -n 2 -c 8 -W 19 -x 3 -q 1": ("NCW", "NWC"),
-    "-_ 3 -n 2 -c 8 --in_d 4 -H 5 -W 6 --pad_d 1 -p 1 -q 1": ("NCDHW", "NDHWC"),
+    "-_ 1 -n 5 -c 8 -W 19 -x 3 -q 1": ("NCW", "NWC"),
+    "-_ 3 -n 5 -c 8 --in_d 4 -H 5 -W 6 --pad_d 1 -p 1 -q 1": ("NCDHW", "NDHWC"),
 }
+
+
+# What modes of training have besides.
+OPTIONS = {"na_train": ("--run 1",), "n_train": ("--save 0",), "na_backward": ("--save 1", "--save 0")}
 
 
 def combinations() -> Iterator[str]:
@@ -47,7 +52,7 @@ def combinations() -> Iterator[str]:
     others = [name for name in MODES if name not in convolving]
     for filters in FILTERS.values():
         yield from _lines(f"{PLANE} -k 8 {filters}", LAYOUTS, convolving, in_turn=False)
-    yield from _lines(PLANE, LAYOUTS, others, in_turn=False)
+    yield from _lines(BATCH, LAYOUTS, others, in_turn=False)
     for filters in OTHER_FILTERS.values():
         yield from _lines(f"{PLANE} -k 8 {filters}", LAYOUTS, convolving, in_turn=True)
     for sizes, layouts in AXES.items():
@@ -58,23 +63,25 @@ def _lines(sizes: str, layouts: tuple[str, ...], modes: list[str], *, in_turn: b
     """All combinations of the rest; activations all, or one after the other in turn."""
     activations = cycle(ACTIVATIONS)
     for mode, ending, layout in product(modes, DTYPES, layouts):
-        for norm in BATCH_NORM_MODES if _normalizes(mode) else ("",):
-            one = (next(activations),)
-            for activation in (one if in_turn else ACTIVATIONS) if _activates(mode) else ("",):
-                yield " ".join(_words(mode, ending, layout, norm, activation, sizes))
+        norms = BATCH_NORM_MODES if _has(mode, "ntg") else ("",)
+        for norm, option in product(norms, OPTIONS.get(mode, ("",))):
+            those = (next(activations),) if in_turn else ACTIVATIONS
+            for activation in those if _has(mode, "agd") else ("",):
+                yield " ".join(_words(mode, ending, layout, norm, option, activation, sizes))
 
 
-def _normalizes(mode: str) -> bool:
-    return "n" in MODES[mode]
+def _has(mode: str, operators: str) -> bool:
+    """Whether a mode has one of these operators."""
+    return not set(operators).isdisjoint(MODES[mode])
 
 
-def _activates(mode: str) -> bool:
-    return "a" in MODES[mode]
-
-
-def _words(mode: str, ending: str, layout: str, norm: str, activation: str, sizes: str) -> Iterator[str]:
+def _words(
+    mode: str, ending: str, layout: str, norm: str, option: str, activation: str, sizes: str
+) -> Iterator[str]:
     yield f"CBAInfer{ending} -F {mode} {sizes} -I {layout}"
     if norm:
         yield f"-M {norm}"
+    if option:
+        yield option
     if activation:
         yield f"-m {activation} {NUMBERS}"

@@ -18,7 +18,7 @@ from fuseplan.ops.matmul import Matmul
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.scalar import fold
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 Tensor = Any  # a torch.Tensor; torch is optional, and imported when first used
 Tensors = Mapping[str, Tensor]
@@ -34,7 +34,7 @@ def torch_dtype(name: str) -> Any:
     return getattr(torch, TORCH_DTYPES[name])
 
 
-def empty(spec: TensorSpec, device: Any = "cuda", fill: float | None = None) -> Tensor:
+def empty(spec: TensorSpec | Dense, device: Any = "cuda", fill: float | None = None) -> Tensor:
     """A new tensor that lies as the spec says; every element of its storage is `fill`, where one is given."""
     import torch
 

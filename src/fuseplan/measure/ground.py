@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fuseplan.arguments import dense
 from fuseplan.arrays import empty
 from fuseplan.kernel import Kernel
 from fuseplan.measure import data, gpu_data
@@ -18,10 +19,11 @@ from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import dtype_of
+from fuseplan.tensor import Dense, TensorSpec, dtype_of
 
 Call = Callable[[], object]
 
+OUT = "out"  # what the output is called beside the results
 ROUNDS = 5
 HOST_BLOCK = 0.02  # seconds
 GPU_BLOCK = 0.004
@@ -37,10 +39,20 @@ class Ground(Protocol):
     tensors: Mapping[str, Any]
 
     def out(self) -> Any:
-        """A new result tensor, every element of it NaN."""
+        """A new output tensor, every element of it NaN."""
 
-    def deviation(self, out: Any) -> float:
-        """The largest distance of a result from float64, over the largest value."""
+    def results(self) -> dict[str, Any]:
+        """New tensors for the plan's results by key: NaN, or the old values of what is updated."""
+
+    def deviations(self, got: Any) -> dict[str, float]:
+        """Of the output, `out`, and of each result by its key, the largest distance from float64.
+
+        It is over the largest value of the tensor. `got` is what a call gives: the output, or a tuple of it
+        and the results.
+        """
+
+    def deviation(self, got: Any) -> float:
+        """The largest of them."""
 
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """The variants, timed in turns."""
@@ -58,18 +70,27 @@ class HostGround:
     def __init__(self, plan: FusionPlan, seed: int, inputs: str = "normal") -> None:
         self._plan = plan
         self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed, inputs=inputs)
-        self._want = data.reference(plan, self.tensors)
+        self._old = {key: self.tensors[key].copy() for key in updated(plan)}
+        out, results = data.evaluated(plan, self.tensors)
+        self._want = {OUT: out, **results}
 
     def out(self) -> Any:
         """A new array."""
-        made = empty(self._plan.output)
-        bits = made.view(np.uint16) if self._plan.output.dtype == "bf16" else made
-        bits[...] = 0x7FC0 if self._plan.output.dtype == "bf16" else np.nan
-        return made
+        return _poisoned(self._plan.output)
 
-    def deviation(self, out: Any) -> float:
+    def results(self) -> dict[str, Any]:
+        """New arrays."""
+        old = {key: array.copy() for key, array in self._old.items()}
+        return {key: _poisoned(spec) for key, spec in fresh(self._plan)} | old
+
+    def deviations(self, got: Any) -> dict[str, float]:
         """By NumPy."""
-        return data.deviation(np.asarray(out), self._want)
+        pairs = zip(self._want.items(), tensors_of(got), strict=False)
+        return {key: data.deviation(np.asarray(made), want) for (key, want), made in pairs}
+
+    def deviation(self, got: Any) -> float:
+        """By NumPy."""
+        return max(self.deviations(got).values())
 
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """Seconds of the host."""
@@ -90,16 +111,29 @@ class GpuGround:
     def __init__(self, plan: FusionPlan, seed: int, device: int, inputs: str = "normal") -> None:
         self._plan, self._device = plan, f"cuda:{device}"
         self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device, inputs=inputs)
-        self._want = gpu_data.reference(plan, self.tensors)
+        self._old = {key: self.tensors[key].clone() for key in updated(plan)}
+        out, results = gpu_data.evaluated(plan, self.tensors)
+        self._want = {OUT: out, **results}
         self._clock = GpuClock(device, GpuProtocol(block_seconds=GPU_BLOCK))
 
     def out(self) -> Any:
         """A new tensor."""
         return gpu_data.empty(self._plan.output, self._device, float("nan"))
 
-    def deviation(self, out: Any) -> float:
+    def results(self) -> dict[str, Any]:
+        """New tensors."""
+        old = {key: tensor.clone() for key, tensor in self._old.items()}
+        made = {key: gpu_data.empty(spec, self._device, float("nan")) for key, spec in fresh(self._plan)}
+        return made | old
+
+    def deviations(self, got: Any) -> dict[str, float]:
         """By torch, on the device."""
-        return gpu_data.deviation(out, self._want)
+        pairs = zip(self._want.items(), tensors_of(got), strict=False)
+        return {key: gpu_data.deviation(made, want) for (key, want), made in pairs}
+
+    def deviation(self, got: Any) -> float:
+        """By torch, on the device."""
+        return max(self.deviations(got).values())
 
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """Seconds of the GPU, its second cache cold."""
@@ -113,6 +147,28 @@ class GpuGround:
     def wall_seconds(self, call: Call, count: int) -> list[float]:
         """From a call, the GPU idle and its second cache cold, until it is idle again."""
         return [self._clock.waited(call) for _ in range(1 + count)][1:]
+
+
+def updated(plan: FusionPlan) -> list[str]:
+    """Keys of the results whose old values are read."""
+    return [each.key for each in plan.results if each.result.updated]
+
+
+def fresh(plan: FusionPlan) -> list[tuple[str, Dense]]:
+    """The other results: key, and how the tensor lies."""
+    return [(each.key, dense(each)) for each in plan.results if not each.result.updated]
+
+
+def tensors_of(got: Any) -> tuple[Any, ...]:
+    """The output and the results that a call gives."""
+    return got if isinstance(got, tuple) else (got,)
+
+
+def _poisoned(spec: TensorSpec | Dense) -> Any:
+    made = empty(spec)
+    bits = made.view(np.uint16) if spec.dtype == "bf16" else made
+    bits[...] = 0x7FC0 if spec.dtype == "bf16" else np.nan
+    return made
 
 
 def _seconds(call: Call) -> float:
@@ -137,11 +193,11 @@ def ground_of(plan: FusionPlan, target: Target, seed: int = 0, inputs: str = "no
         raise MemoryError(str(error)) from error
 
 
-def allowed_deviation(kernel: Kernel, template: Template) -> float:
-    """The largest right deviation over the largest output.
+def allowed_deviation(kernel: Kernel, template: Template, dtype: str | None = None) -> float:
+    """The largest right deviation over the largest value, of the output or of a result of that dtype.
 
-    One rounding to the output's dtype; four times the template's bound, since a sum's terms may add up to
+    One rounding to the dtype; four times the template's bound, since a sum's terms may add up to
     a few times the sum; and 64 roundings of the compute dtype for the elementwise operators.
     """
-    rounding = dtype_of(kernel.dst.dtype).epsilon
+    rounding = dtype_of(dtype or kernel.dst.dtype).epsilon
     return rounding + 4 * template.error_bound(kernel) + 64 * dtype_of(kernel.compute_dtype).epsilon

@@ -18,7 +18,7 @@ def driver_report(head: Record, records: Sequence[Record]) -> str:
 
     Args:
         head: what was run where, by name.
-        records: what became of each line: `line` and `right`, and where it ran `plan`, `error`, `allowed`.
+        records: what became of each line: `line` and `right`, and where it ran `plan` and `checks`.
     """
     ran = [record for record in records if "plan" in record]
     failed = [record for record in records if not record.get("right")]
@@ -63,7 +63,7 @@ def _cell(records: Sequence[Record]) -> str:
     right = [record for record in records if record["right"]]
     if not records:
         return ""
-    shares = [record["error"] / record["allowed"] for record in right if record["error"] is not None]
+    shares = [check["error"] / check["allowed"] for record in right for check in record["checks"]]
     count = str(len(right)) if len(right) == len(records) else f"**{len(right)} of {len(records)}**"
     return f"{count} ({max(shares):.2f})" if shares else count
 
@@ -71,5 +71,14 @@ def _cell(records: Sequence[Record]) -> str:
 def _failures(failed: Sequence[Record]) -> Iterator[str]:
     yield from ("", "## Failed", "")
     for record in failed:
-        why = record.get("message") or f"{record['error']:.1e} from float64, at most {record['allowed']:.1e}"
+        why = record.get("message") or _why_wrong(record)
         yield f"- `{record['line']}`: {why.splitlines()[0]}"
+
+
+def _why_wrong(record: Record) -> str:
+    told = [
+        f"{check['tensor']} is {check['error']:.1e} from float64, at most {check['allowed']:.1e}"
+        for check in record["checks"]
+        if not check["error"] <= check["allowed"]
+    ]
+    return "; ".join(told)

@@ -49,11 +49,9 @@ def verdict_on(records: Records, runner: Runner, seed: int = 0) -> Verdict:
 
 
 def _fused(records: Records, runner: Runner, ground: Ground) -> Callable[[], object]:
-    operands = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
-    out = ground.out()
-    call = partial(BoundPlan(runner, operands), ground.tensors["src"], out)
-    call()
-    deviation = ground.deviation(out)
+    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
+    call = partial(BoundPlan(runner, given), ground.tensors["src"], ground.out())
+    deviation = ground.deviation(call())
     allowed = allowed_deviation(records.kernel, records.choice.template)
     if not deviation <= allowed:
         raise ArgumentError(
@@ -74,10 +72,14 @@ def _one_at_a_time(records: Records, ground: Ground) -> Callable[[], object]:
 def _torch(records: Records, ground: Ground) -> Callable[[], object]:
     call = eager(records.plan, ground.tensors)
     got = call()
-    deviation = ground.deviation(got if records.target.processors else _as_array(got))
+    deviation = ground.deviation(got if records.target.processors else _as_arrays(got))
     if not deviation <= ANOTHER:
         raise CannotRunError(f"its result is {deviation:.1e} of the largest output from float64")
     return call
+
+
+def _as_arrays(got: Any) -> Any:
+    return tuple(map(_as_array, got)) if isinstance(got, tuple) else _as_array(got)
 
 
 def _as_array(tensor: Any) -> Any:

@@ -32,11 +32,12 @@ class Ready:
     """A candidate that is built.
 
     Attributes:
-        run: writes the result for the ground's tensors into a tensor.
+        run: writes the output for the ground's tensors into a tensor, and the results into others, which
+            are given by key or bound; gives the output, or a tuple of it and the results.
         spilled: bytes of registers that its code keeps in memory.
     """
 
-    run: Callable[[Any], object]
+    run: Callable[..., object]
     spilled: int = 0
 
 
@@ -134,10 +135,10 @@ def _fault(records: Records, ground: Ground, template: Template, ready: Ready | 
     for _ in range(CHECKS):
         out = ground.out()
         try:
-            ready.run(out)
+            got = ready.run(out, **ground.results())
         except FuseplanError as error:
             return str(error).splitlines()[0]
-        deviation = ground.deviation(out)
+        deviation = ground.deviation(got)
         if not deviation <= allowed:
             return f"wrong: {deviation:.1e} from float64, allowed {allowed:.1e}"
     return None

@@ -118,7 +118,7 @@ def measured(records: Records, how: Search) -> Tuned:
     ground = ground_of(records.plan, records.target)
     toolchain = backend_of(records.target.backend).fingerprint()
     assert toolchain is not None  # `undecided` saw to it
-    prepare = partial(_prepared, records, ground.tensors, how)
+    prepare = partial(_prepared, records, {**ground.tensors, **ground.results()}, how)
     return search(records, ground, prepare, toolchain, how.seconds, how.progress)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fuseplan.build import build
 from fuseplan.errors import BuildError
 from fuseplan.match import unfuse
-from fuseplan.plan import FusionPlan
+from fuseplan.plan import FusionPlan, Step
 from fuseplan.run import BoundPlan, runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
@@ -40,10 +40,11 @@ class OneAtATime:
         src = arrays["src"]
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
             records = decide(alone, target, threads=threads)
-            pairs = zip(alone.operands, step.operands, strict=True)
-            bound = bound_plan(records, {own.key: arrays[ours.key] for own, ours in pairs})
-            out = bound(src)
-            self._bound.append(partial(bound, src, out))
+            given = _given(alone, step, arrays)
+            got = bound_plan(records, given)(src)
+            out, *results = got if isinstance(got, tuple) else (got,)
+            given |= {each.key: tensor for each, tensor in zip(alone.results, results, strict=True)}
+            self._bound.append(partial(bound_plan(records, given), src, out))
             self.decided.append(records)
             src = out
         self._result = src
@@ -60,8 +61,16 @@ class OneAtATime:
         return sum(each.choice.template.traffic(each.kernel, each.target).total for each in self.decided)
 
 
+def _given(alone: FusionPlan, step: Step, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """An operator's operands and updated results by the keys of its own plan."""
+    operands = zip(alone.operands, step.operands, strict=True)
+    given = {own.key: arrays[ours.key] for own, ours in operands}
+    results = zip(alone.results, step.results, strict=True)
+    return given | {own.key: arrays[ours.key] for own, ours in results if own.result.updated}
+
+
 def bound_plan(records: Records, operands: Mapping[str, Any]) -> BoundPlan:
-    """The chosen kernel, built and bound to operands.
+    """The chosen kernel, built and bound to operands and results.
 
     Raises:
         BuildError: it cannot be built, or does not run on this machine.
