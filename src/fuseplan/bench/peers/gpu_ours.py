@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from fuseplan.arguments import dense
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
 from fuseplan.tune.unfused import OneAtATime
 
 POISON = float("nan")  # what an output holds before a kernel writes it
@@ -26,9 +26,7 @@ class GpuFuseplan(GpuPeer):
         compiled = compile_plan(plan, "cuda")
         device = tensors["src"].device
         out = empty(plan.output, device, POISON)
-        results = {
-            each.key: empty(TensorSpec(each.result.shape, each.result.dtype), device) for each in plan.results
-        }
+        results = {each.key: empty(dense(each), device) for each in plan.results}
         operands = {key: tensor for key, tensor in tensors.items() if key != "src"}
         call = partial(compiled.bind(**operands, **results), tensors["src"], out)
 

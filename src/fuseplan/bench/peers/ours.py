@@ -15,7 +15,7 @@ from fuseplan.measure.clock import rotating
 from fuseplan.op import Result
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense
 from fuseplan.tune.unfused import OneAtATime
 
 
@@ -55,7 +55,7 @@ class Fuseplan:
 
 
 def _result(result: Result) -> Array:
-    return empty(TensorSpec(result.shape, result.dtype))
+    return empty(Dense(result.shape, result.dtype))
 
 
 class FuseplanAgain(Fuseplan):
