@@ -34,6 +34,10 @@ PLANS = (
     "f16[2x9x33] -> batch_norm -> mish",
     "f64[2x19x7x9, nhwc] -> batch_norm -> elu",
     "f32[2x64x31x33, nhwc] -> batch_norm(per_activation) -> power(gamma=2.5)",
+    "f32[8x64x28x28] -> bias -> batch_norm_training(running=True) -> relu",
+    "f16[8x64x28x28, nhwc] -> batch_norm_training -> gelu",
+    "f32[16x24x7x7] -> batch_norm_backward(relu)",
+    "bf16[16x24x7x7] -> batch_norm_backward(tanh, mode=per_activation, statistics=recomputed)",
 )
 CASES = [(plan, kind, template) for plan in PLANS for kind in TRIPLES for template in TEMPLATES]
 

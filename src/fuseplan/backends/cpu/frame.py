@@ -115,7 +115,7 @@ class Frame:
 
 
 def slots_of(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
-    """The usual slots: src, dst, operands and results in order, parameters and workspace where there are any."""
+    """The usual slots: src, dst, operands, results, parameters and workspace, where there are any."""
     listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
     listed += [Slot("result", result.key) for result in kernel.results]
     if kernel.parameters:

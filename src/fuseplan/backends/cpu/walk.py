@@ -100,7 +100,7 @@ class Walk:
 def walk(kernel: Kernel) -> Walk:
     """The walk for a kernel without a contraction whose dst is dense."""
     uses = {operand.per for operand in kernel.operands}
-    axes = _merged(_axes(kernel, "activation" in uses, "channel" in uses))
+    axes = merged(_axes(kernel, "activation" in uses, "channel" in uses))
     if not axes or axes[-1].image not in (0, 1) or ("activation" in uses and axes[-1].image == 0):
         # Lanes cannot lie along the batch where an operand is the same for all of it.
         axes.append(Axis(1, 1, 1))
@@ -113,7 +113,7 @@ def walk(kernel: Kernel) -> Walk:
 def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
     """One loop for each axis with more than one element, as dst stores them."""
     dst, src = kernel.dst, kernel.src
-    image = _image_strides(dst) if activation else (0,) * dst.rank
+    image = image_strides(dst) if activation else (0,) * dst.rank
     listed = [
         Axis(extent, dst.element_strides[i], src.element_strides[i], image[i], int(channel and i == 1))
         for i, extent in enumerate(dst.shape)
@@ -122,8 +122,8 @@ def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
     return sorted(listed, key=lambda axis: -axis.dst)
 
 
-def _image_strides(spec: TensorSpec) -> tuple[int, ...]:
-    """Strides within one image that is stored densely in the tensor's order of axes."""
+def image_strides(spec: TensorSpec) -> tuple[int, ...]:
+    """Strides of all axes within one image that is stored densely in the tensor's order of axes."""
     steps, step = [0] * spec.rank, 1
     for axis in sorted(range(1, spec.rank), key=lambda axis: spec.element_strides[axis]):
         steps[axis] = step
@@ -131,10 +131,10 @@ def _image_strides(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def _merged(axes: Iterable[Axis]) -> list[Axis]:
+def merged(axes: Iterable[Axis]) -> list[Axis]:
     """Neighbours that are one loop become one."""
-    merged: list[Axis] = []
+    found: list[Axis] = []
     for axis in axes:
-        around = merged.pop().extent if merged and merged[-1].holds(axis) else 1
-        merged.append(replace(axis, extent=axis.extent * around))
-    return merged
+        around = found.pop().extent if found and found[-1].holds(axis) else 1
+        found.append(replace(axis, extent=axis.extent * around))
+    return found

@@ -10,6 +10,7 @@ from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.grouped import Grouped
 from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
+from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.winograd import Winograd
@@ -23,5 +24,6 @@ TEMPLATES: tuple[type[Template], ...] = (
     Winograd,
     Planes,
     Direct,
+    Normalization,
     Pointwise,
 )

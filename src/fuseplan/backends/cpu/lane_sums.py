@@ -1,0 +1,36 @@
+"""Sums of a vector's lanes, of all or of some."""
+
+from __future__ import annotations
+
+from fuseplan.backends.cpu.ir import Builder, Value, element_of, lanes_of
+
+
+def first_lanes(b: Builder, value: Value, count: int) -> Value:
+    """The first lanes, and zero in the others."""
+    lanes = lanes_of(value.type)
+    if count == lanes:
+        return value
+    return chosen_lanes(b, value, [lane < count for lane in range(lanes)])
+
+
+def chosen_lanes(b: Builder, value: Value, chosen: list[bool]) -> Value:
+    """Some lanes, and zero in the others, whatever these hold."""
+    bits = ", ".join(f"i1 {str(each).lower()}" for each in chosen)
+    mask = Value(b, f"<{len(chosen)} x i1>", f"<{bits}>")
+    return b.select(mask, value, 0.0)
+
+
+def lane_sum(b: Builder, value: Value) -> Value:
+    """The sum of all lanes, by halves."""
+    lanes = lanes_of(value.type)
+    while lanes > 1:
+        lanes //= 2
+        low, high = (b.shuffle(value, value, range(first, first + lanes)) for first in (0, lanes))
+        value = low + high
+    kind = element_of(value.type)
+    return b.op(kind, f"extractelement {value.type} {value.name}, i32 0")
+
+
+def widened(b: Builder, value: Value) -> Value:
+    """In float64."""
+    return value if element_of(value.type) == "double" else b.convert("fpext", value, "double")

@@ -1,0 +1,200 @@
+"""Operators with statistics: sums over a channel's or a place's elements, then one pass over these again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import log2
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
+from fuseplan.backends.cpu.templates.normalization_runs import RunWriter
+from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Shape, can_fold, shape_of
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
+from fuseplan.target import Target
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, pack_operand, unit_roundoff
+from fuseplan.tensor import dtype_of
+
+_TASK_BYTES = 48 * 1024  # less is not worth another thread
+_WIDEST = 4096  # columns in a task that sums a part of them
+_NARROWEST = 256  # bytes of a row that are worth fetching alone
+_FOLDED = 8  # vectors: in shorter runs the sum of lanes costs more than columns of their own
+_STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
+
+
+@dataclass(frozen=True)
+class Normalization(Template):
+    """Statistics of all elements of a channel or a place, then the elementwise operators behind them.
+
+    reads:  src and operands once for each reduction and once for dst; once in all, where what a task sums
+            fits the second cache
+    writes: dst and the results once
+    chosen: for every plan with a normalization
+
+    Attributes:
+        folded: lanes are positions of a row of channels, each with sums of its own, not of one channel.
+        whole: a task makes all of its sums, and dst behind them; else tasks make parts, and all wait for all.
+        block: columns or channels in a task.
+        stream: writes go past the caches.
+    """
+
+    name: ClassVar[str] = "normalization"
+    error_scale: ClassVar[str] = "what each function of the formulas gives, and of a sum, the sum of |terms|"
+
+    folded: bool
+    whole: bool
+    block: int
+    stream: bool
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(bool(kernel.reductions), Reason.NO_NORMALIZATION)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        large = _moved(kernel, None) + kernel.dst.nbytes > target.l3_bytes
+        knobs = product(_foldings(kernel, target), (True, False), (True, False) if large else (False,))
+        for folded, whole, stream in knobs:
+            made = _blocked(kernel, target, folded=folded, whole=whole)
+            if made is not None and (not stream or _can_stream(made, kernel, target)):
+                yield replace(made, stream=stream)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        kept = self.whole and _held(self, kernel, target) <= target.l2_bytes
+        results = sum(each.nbytes for each in kernel.results)
+        operands = kernel.minimum_bytes - kernel.src.nbytes - kernel.dst.nbytes - results
+        small = operands - sum(each.nbytes for each in kernel.operands if each.per == "element")
+        read = (
+            _moved(kernel, None) if kept else sum(_moved(kernel, number) for number in range(kernel.passes))
+        )
+        partial = 0 if self.whole else self._partial_bytes(kernel, target)
+        return Traffic(read + small, kernel.dst.nbytes + results, partial)
+
+    def _partial_bytes(self, kernel: Kernel, target: Target) -> int:
+        shape = self._shape(kernel, target)
+        return sum(len(each.names) for each in kernel.reductions) * shape.parts * shape.width * 8
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        moved, shape = self.traffic(kernel, target), self._shape(kernel, target)
+        # A plain store reads its line before it writes it.
+        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
+        paid = Traffic(moved.read + fetched, moved.written, moved.workspace)
+        tasks = _tasks(self, shape)
+        idle = -(-tasks // target.threads) * target.threads / tasks
+        phases = 1 if self.whole else 2 * kernel.passes - 1
+        return idle * model.seconds(
+            kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases
+        )
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """One rounding a function, and those of a tile's sum: tiles are added in float64.
+
+        A tile of a run is summed by four vectors of lanes, one of columns by pairs: no element is rounded
+        more often than the longer of these.
+        """
+        stages = (*kernel.prologue, *kernel.epilogue)
+        made = [stage.expression for stage in stages]
+        made += [each for reduction in kernel.reductions for each in reduction.expressions]
+        narrowest = 4 * 16 // dtype_of(kernel.compute_dtype).itemsize  # four vectors of the narrowest kind
+        rounded = CHUNK / narrowest + log2(narrowest) + 1
+        return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return self.bound(kernel)
+
+    def pack(
+        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
+    ) -> NDArray[Any]:
+        # All operators have the shape of dst, and all loops are over places of dst.
+        return pack_operand(kernel, target, replace(operand, role="epilogue"), array)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        shape = self._shape(kernel, target)
+        writer = ColumnWriter if shape.columns else RunWriter
+        return writer(self, kernel, target, shape).source()
+
+    def _shape(self, kernel: Kernel, target: Target) -> Shape:
+        return shape_of(kernel, self.folded, lanes(kernel, target))
+
+
+def _moved(kernel: Kernel, number: int | None) -> int:
+    """Bytes as large as src that one pass reads: a reduction's, the last one's, or (None) all passes'."""
+    expressions = [stage.expression for stage in kernel.prologue]
+    last = [stage.expression for stage in kernel.epilogue]
+    sums = [list(each.expressions) for each in kernel.reductions]
+    own = [*sums, last][number] if number is not None else [each for part in (*sums, last) for each in part]
+    used = frozenset().union(*(leaves_of(each) for each in own))
+    if "x" in used:
+        used = used.union(*(leaves_of(each) for each in expressions))
+    read = sum(each.nbytes for each in kernel.operands if each.per == "element" and each.key in used)
+    return read + (kernel.src.nbytes if "x" in used else 0)
+
+
+def _foldings(kernel: Kernel, target: Target) -> tuple[bool, ...]:
+    """Whether short runs become columns, the better first; of several images only."""
+    if not can_fold(kernel):
+        return (False,)
+    few = kernel.dst.size // (kernel.dst.batch * kernel.dst.channels) < _FOLDED * lanes(kernel, target)
+    return (True, False) if few and kernel.dst.batch >= TILE else (False, True)
+
+
+def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> Normalization | None:
+    """Knobs: blocks that the second cache holds, and some for each thread; None where there are none."""
+    width, shape = lanes(kernel, target), shape_of(kernel, folded, lanes(kernel, target))
+    extent = shape.run.extent if shape.columns else shape.cells
+    moved = _moved(kernel, None)
+    wanted = max(1, min(4 * target.threads, moved // _TASK_BYTES))
+    step = _step(shape, width)
+    if not whole:
+        parts = 1 if shape.columns else max(1, wanted // shape.parts)
+        block = min(_rounded(-(-extent // parts), step), max(step, _WIDEST // step * step))
+        return Normalization(folded, whole, min(block, extent), stream=False)
+    column = moved / (shape.segments * extent)  # bytes that belong to one column, or channel
+    fitting = int(target.l2_bytes / 2 / column) // step * step
+    least = _NARROWEST // kernel.src.itemsize if shape.columns and shape.row_count > 1 else 1
+    if shape.columns and fitting < min(least, extent):
+        return None
+    block = max(step, min(fitting, _rounded(-(-extent * shape.segments // wanted), step)))
+    block = max(block, _rounded(min(least, extent), step))
+    return Normalization(folded, whole, min(block, extent), stream=False)
+
+
+def _step(shape: Shape, width: int) -> int:
+    """Of what a block is a multiple: whole vectors, of whole channels where columns are folded."""
+    if not shape.columns:
+        return 1
+    return shape.fold * width if shape.fold > 1 else width
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _tasks(knobs: Normalization, shape: Shape) -> int:
+    extent = shape.run.extent if shape.columns else shape.cells
+    return shape.segments * -(-extent // knobs.block) * (1 if knobs.whole else shape.parts)
+
+
+def _held(knobs: Normalization, kernel: Kernel, target: Target) -> float:
+    """Bytes of what a task goes through at a time: a block of columns, or one channel."""
+    shape = knobs._shape(kernel, target)
+    share = knobs.block / (shape.run.extent * shape.segments) if shape.columns else 1 / shape.cells
+    return _moved(kernel, None) * share
+
+
+def _can_stream(knobs: Normalization, kernel: Kernel, target: Target) -> bool:
+    """Whether rows of columns begin at whole vectors, as the first does, or runs are long."""
+    shape, width = knobs._shape(kernel, target), lanes(kernel, target)
+    if not shape.columns:
+        return shape.run.extent >= _STREAMED_RUN * width and shape.run.src == 1
+    begins = [*(axis.dst for axis in (*shape.rows, *shape.outer)), shape.run.extent]
+    return all(begin % width == 0 for begin in begins)

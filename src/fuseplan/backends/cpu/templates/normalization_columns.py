@@ -1,0 +1,256 @@
+"""Reductions whose lanes are columns: each lane has sums of its own, and rows are added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.ir import I64, Index, Value
+from fuseplan.backends.cpu.lane_sums import widened
+from fuseplan.backends.cpu.templates.normalization_shape import TILE
+from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer, offsets
+from fuseplan.kernel import KernelOperand
+from fuseplan.scalar import Scalar
+
+_UNROLL = 4
+
+Row = tuple[Index, Index, Index]  # where a row begins in dst, src and an image
+Known = dict[object, Value]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass's formulas, and what is computed once a column.
+
+    Attributes:
+        formulas: with operands as columns see them.
+        by_channel: with operands per channel; only where a column is a place of all images.
+        spread: parts that depend on the channel alone, which then have to be found by column.
+        kept: other parts that are the same for all rows.
+    """
+
+    formulas: Formulas
+    by_channel: Formulas
+    spread: list[Scalar]
+    kept: list[Scalar]
+
+    @property
+    def nodes(self) -> list[Scalar]:
+        """All that is kept for each column."""
+        return [*self.spread, *self.kept]
+
+
+class ColumnWriter(Writer):
+    """Writes one kernel whose lanes are columns."""
+
+    def rooms_wanted(self) -> int:
+        self.passes = [self._pass(number) for number in range(self.kernel.passes)]
+        return max(len(each.nodes) for each in self.passes)
+
+    def _pass(self, number: int) -> _Pass:
+        images = self.shape.images
+        formulas = self.pass_formulas(number, _by_column if images else _as_it_is)
+        by_channel = self.pass_formulas(number, _as_it_is)
+        spread = by_channel.invariants(channel=True) if images else []
+        kept = [
+            node for node in formulas.invariants(channel=True) if node.fn != "leaf" and node not in spread
+        ]
+        return _Pass(formulas, by_channel, spread, kept)
+
+    # ---- what is the same for all rows
+
+    def _prepared(self, made: _Pass, unit: Unit) -> Known:
+        """Fills the rooms for a unit's columns; what is the same for all columns is returned."""
+        uniform: Known = {}
+        whole = Place(0, 0, False, self.lanes)
+        for node in made.formulas.invariants(channel=False):
+            made.formulas.evaluate(node, whole, uniform)
+        if made.spread:
+            self._spread(made, unit, uniform)
+        if made.kept:
+            self.each_vector(
+                0,
+                unit.high - unit.low,
+                self.shape.run.extent,
+                lambda at, count: self._keep(made, unit, uniform, at, count),
+            )
+        return uniform
+
+    def _keep(self, made: _Pass, unit: Unit, uniform: Known, at: Index, count: int) -> None:
+        place, known = Place(0, unit.first + at, True, count), dict(uniform)
+        rooms = dict(zip(made.nodes, self.rooms, strict=False))
+        for node in made.spread:
+            made.formulas.keep(node, place, self.b.load(self.b.at(rooms[node], at)), known)
+        for node in made.kept:
+            self.b.store(made.formulas.evaluate(node, place, known), self.b.at(rooms[node], at))
+
+    def _spread(self, made: _Pass, unit: Unit, uniform: Known) -> None:
+        """Values of channels, each at all of the channel's columns: one after the other where these are."""
+        b, dst = self.b, self.kernel.dst
+        period = 1 if dst.element_strides[1] == 1 else prod(dst.spatial)
+        end = unit.first + (unit.high - unit.low)
+        last = end // period if period == 1 else (end + (period - 1)) // period
+        with b.loop(unit.first // period, last, name="spread") as index:
+            channel = index % dst.channels
+            place, known = Place(0, channel, False, self.lanes), dict(uniform)
+            begin = self._larger(index * period - unit.first, 0)
+            stop = b.smaller(index * period + period - unit.first, end - unit.first)
+            for node, room in zip(made.spread, self.rooms, strict=False):
+                value = made.by_channel.evaluate(node, place, known)
+                with b.loop(begin, stop, self.lanes, name="fill") as at:
+                    b.store(value, b.at(room, at))
+
+    def _larger(self, a: Value, least: int) -> Value:
+        return self.b.select(self.b.compare("sgt", a, least), a, least)
+
+    # ---- one vector of one row
+
+    def _known(self, made: _Pass, unit: Unit, uniform: Known, at: Index, count: int) -> tuple[Place, Known]:
+        """What a vector of columns has in all rows, for its columns as the place tells them."""
+        known, place = dict(uniform), Place(0, unit.first + at, True, count)
+        for node, room in zip(made.nodes, self.rooms, strict=False):
+            made.formulas.keep(node, place, self.b.load(self.b.at(room, at)), known)
+        return place, known
+
+    def _place(self, columns: Place, unit: Unit, row: Row, at: Index) -> Place:
+        """The place of those columns in one row."""
+        column = unit.low + at
+        inside = row[2] + unit.image + column * self.shape.run.image if self.shape.run.image else None
+        return replace(columns, element=row[0] + unit.dst + column, inside=inside)
+
+    def _read(self, unit: Unit, row: Row, at: Index, count: int) -> Value:
+        step = self.shape.run.src
+        offset = row[1] + unit.src + (unit.low + at) * step
+        return storage.read_apart(self.b, self.kernel.src.dtype, self.src, offset, step, count)
+
+    def _rows(self, part: Index) -> tuple[Index, Index]:
+        """The first row of a part, and the one behind its last."""
+        shape = self.shape
+        if shape.parts == 1:
+            return 0, shape.row_count
+        low = part * shape.part
+        return low, self.b.smaller(low + shape.part, shape.row_count)
+
+    # ---- sums
+
+    def reduce(self, number: int, unit: Unit, part: Index) -> None:
+        b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
+        uniform = self._prepared(made, unit)
+        low, high = self._rows(part)
+        width, extent = unit.high - unit.low, self.shape.run.extent
+
+        def clear(at: Index, count: int) -> None:
+            for quantity in range(len(reduction.names)):
+                b.store_first(b.const(0.0, self.wide), self.partial(unit, part, quantity, at), count)
+
+        def tiles(start: Index, stop: Index, rows: int) -> None:
+            with b.loop(start, stop, rows, name="row") as row:
+                begins = [offsets(self.shape.rows, row + i) for i in range(rows)]
+                add = self._adding(number, unit, part, (row - low, rows))
+                self.each_vector(0, width, extent, lambda at, count: add(at, count, begins, uniform))
+
+        self.each_vector(0, width, extent, clear)
+        whole = low + (high - low) // TILE * TILE
+        tiles(low, whole, TILE)
+        tiles(whole, high, 1)
+
+    def _adding(
+        self, number: int, unit: Unit, part: Index, counts: tuple[Index, int]
+    ) -> Callable[[Index, int, list[Row], Known], None]:
+        """What adds one tile to the sums: `counts` are the rows before it, and its own."""
+        b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
+        before = b.op("double", f"sitofp i64 {b.const(counts[0], I64).name} to double")
+        share = b.const(float(counts[1]), "double") / (before + b.const(float(counts[1]), "double"))
+        weights = b.splat(share), b.splat(share * before)
+
+        def add(at: Index, count: int, rows: list[Row], uniform: Known) -> None:
+            columns, known = self._known(made, unit, uniform, at, count)
+            found = [
+                made.formulas.values(
+                    self._read(unit, row, at, count), self._place(columns, unit, row, at), known
+                )
+                for row in rows
+            ]
+            where = [self.partial(unit, part, quantity, at) for quantity in range(len(reduction.names))]
+            old = [b.load_first(pointer, count, self.wide) for pointer in where]
+            terms = [list(values) for values in zip(*found, strict=True)]
+            if reduction.kind == "moments":
+                new = self._joined(old, terms[0], weights)
+            else:
+                new = [total + widened(b, _tree(values)) for total, values in zip(old, terms, strict=True)]
+            for pointer, value in zip(where, new, strict=True):
+                b.store_first(value, pointer, count)
+
+        return add
+
+    def _joined(self, old: list[Value], values: list[Value], weights: tuple[Value, Value]) -> list[Value]:
+        """Mean and squared deviations of what was before and of a tile."""
+        b, (mean, squares) = self.b, old
+        own = _tree(values) * (1 / len(values))
+        apart = widened(b, own) - mean
+        deviations = [value - own for value in values]
+        own_squares = widened(b, _tree([each * each for each in deviations]))
+        return [mean + apart * weights[0], squares + own_squares + apart * apart * weights[1]]
+
+    # ---- dst
+
+    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+        b, made = self.b, self.passes[-1]
+        uniform = self._prepared(made, unit)
+        low, high = self._rows(part)
+        if not self.knobs.stream:
+            self._lines(unit, (low, high), uniform, backwards=backwards, stream=False)
+            return
+        where = b.at(self.dst, unit.dst + unit.low, storage.element_type(self.kernel.dst.dtype))
+        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
+        apart = address % (self.lanes * self.kernel.dst.itemsize)
+        for stream in (True, False):
+            with b.when(b.compare("eq" if stream else "ne", apart, 0)):
+                self._lines(unit, (low, high), uniform, backwards=backwards, stream=stream)
+
+    def _lines(
+        self, unit: Unit, rows: tuple[Index, Index], uniform: Known, *, backwards: bool, stream: bool
+    ) -> None:
+        """A unit's columns of all rows of a part."""
+        b, width, extent = self.b, unit.high - unit.low, self.shape.run.extent
+        low, high = rows
+        with b.loop(low, high, name="row") as row:
+            begins = offsets(self.shape.rows, low + (high - 1) - row if backwards else row)
+            step = _UNROLL * self.lanes
+            whole = width // step * step
+            with b.loop(0, whole, step, name="step") as at:
+                for i in range(_UNROLL):
+                    self._element(unit, begins, at + i * self.lanes, self.lanes, uniform, stream=stream)
+            self.each_vector(
+                whole,
+                width,
+                extent,
+                lambda at, count: self._element(unit, begins, at, count, uniform, stream=stream),
+            )
+
+    def _element(self, unit: Unit, row: Row, at: Index, count: int, uniform: Known, *, stream: bool) -> None:
+        b, dtype, made = self.b, self.kernel.dst.dtype, self.passes[-1]
+        columns, known = self._known(made, unit, uniform, at, count)
+        place = self._place(columns, unit, row, at)
+        value = made.formulas.apply(self._read(unit, row, at, count), place, known)
+        where = b.at(self.dst, place.element, storage.element_type(dtype))
+        storage.write(b, dtype, value, where, count=count, stream=stream and count == self.lanes)
+
+
+def _tree(values: list[Value]) -> Value:
+    """The sum by pairs, pairs of pairs and so on."""
+    while len(values) > 1:
+        values = [sum(values[i + 1 : i + 2], values[i]) for i in range(0, len(values), 2)]
+    return values[0]
+
+
+def _by_column(operand: KernelOperand) -> str:
+    """A column is a place of an image: what is per activation is found by column."""
+    return "channel" if operand.per == "activation" else operand.per
+
+
+def _as_it_is(operand: KernelOperand) -> str:
+    return operand.per

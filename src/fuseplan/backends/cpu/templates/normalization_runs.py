@@ -1,0 +1,242 @@
+"""Reductions whose lanes are a run of one channel's positions: a tile's lanes become one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.ir import I64, Index, Value, Variable
+from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
+from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer, offsets
+from fuseplan.kernel import KernelOperand
+
+_UNROLL = 4
+
+Known = dict[object, Value]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Elements start..stop-1 of a run, and where the run begins."""
+
+    start: Index
+    stop: Index
+    dst: Index
+    src: Index
+    image: Index
+
+
+class RunWriter(Writer):
+    """Writes one kernel whose lanes are runs."""
+
+    def rooms_wanted(self) -> int:
+        self.passes = [self.pass_formulas(number, self._seen) for number in range(self.kernel.passes)]
+        return 0
+
+    def _seen(self, operand: KernelOperand) -> str:
+        """An operand per activation of one element is shared by all."""
+        return (
+            "channel"
+            if self.kernel.reduced_per == "activation" and operand.per == "activation"
+            else operand.per
+        )
+
+    # ---- tiles
+
+    def _tiles(
+        self, unit: Unit, part: Index, *, backwards: bool
+    ) -> Callable[[Callable[[_Tile], None]], None]:
+        """Goes through the tiles of a part."""
+        b, shape = self.b, self.shape
+
+        def each(visit: Callable[[_Tile], None]) -> None:
+            low: Index = part * shape.part if shape.parts > 1 else 0
+            high = b.smaller(low + shape.part, shape.row_count) if shape.parts > 1 else shape.row_count
+            with b.loop(low, high, name="tile") as index:
+                tile = low + (high - 1) - index if backwards else index
+                dst, src, image = offsets(shape.rows, tile // shape.chunks)
+                start: Index = tile % shape.chunks * shape.chunk if shape.chunks > 1 else 0
+                stop = (
+                    b.smaller(start + shape.chunk, shape.run.extent) if shape.chunks > 1 else shape.run.extent
+                )
+                visit(_Tile(start, stop, unit.dst + dst, unit.src + src, unit.image + image))
+
+        return each
+
+    def _vectors(self, tile: _Tile, visit: Callable[[Index, int, int, int], None]) -> None:
+        """All vectors of a tile: where, how many lanes exist, how many of them are new, and a number 0..3.
+
+        What is left at a run's end is a vector that begins early, of which only the last lanes are new.
+        """
+        b, lanes, extent = self.b, self.lanes, self.shape.run.extent
+        length, step = tile.stop - tile.start, lanes * _UNROLL
+        whole, even = tile.start + length // step * step, tile.start + length // lanes * lanes
+        with b.loop(tile.start, whole, step, name="step") as i:
+            for number in range(_UNROLL):
+                visit(i + number * lanes, lanes, lanes, number)
+        with b.loop(whole, even, lanes, name="vector") as i:
+            visit(i, lanes, lanes, 0)
+        rest = extent % lanes
+        if not rest:
+            return
+        with b.when(b.compare("eq", b.const(tile.stop, I64), extent)):
+            if extent >= lanes:
+                visit(extent - lanes, lanes, rest, 1)
+            else:
+                visit(extent - rest, rest, rest, 1)
+
+    def _place(self, unit: Unit, tile: _Tile, i: Index, count: int) -> Place:
+        step = self.shape.run.image
+        inside = tile.image + i * step if any(op.per == "activation" for op in self.kernel.operands) else None
+        return Place(tile.dst + i, unit.first, False, count, inside)
+
+    def _read(self, tile: _Tile, i: Index, count: int) -> Value:
+        step = self.shape.run.src
+        return storage.read_apart(self.b, self.kernel.src.dtype, self.src, tile.src + i * step, step, count)
+
+    def _known(self, formulas: Formulas, unit: Unit) -> Known:
+        """What is the same for all positions of a channel."""
+        known: Known = {}
+        formulas.prepare(Place(0, unit.first, False, self.lanes), known)
+        return known
+
+    # ---- sums
+
+    def reduce(self, number: int, unit: Unit, part: Index) -> None:
+        b, reduction = self.b, self.kernel.reductions[number]
+        known = self._known(self.passes[number], unit)
+        totals = [b.variable("double", 0.0) for _ in reduction.names]
+        seen = b.variable("double", 0.0)
+        each = self._tiles(unit, part, backwards=number % 2 == 1)
+        if reduction.kind == "moments":
+            each(lambda tile: self._join(number, unit, tile, known, totals, seen))
+        else:
+            each(lambda tile: self._add(number, unit, tile, known, totals))
+        for quantity, total in enumerate(totals):
+            b.store(total.get(), self.partial(unit, part, quantity))
+
+    def _values(
+        self, number: int, unit: Unit, tile: _Tile, i: Index, count: int, known: Known
+    ) -> list[Value]:
+        place = self._place(unit, tile, i, count)
+        return self.passes[number].values(self._read(tile, i, count), place, dict(known))
+
+    def _new(self, value: Value, count: int, new: int) -> Value:
+        """A vector's lanes that were in no vector before, and exist."""
+        if new == self.lanes:
+            return value
+        first = count - new
+        return chosen_lanes(self.b, value, [first <= lane < count for lane in range(self.lanes)])
+
+    def _add(self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable]) -> None:
+        """Adds a tile to sums."""
+        sums = [self._accumulators() for _ in totals]
+
+        def visit(i: Index, count: int, new: int, slot: int) -> None:
+            for accumulators, value in zip(
+                sums, self._values(number, unit, tile, i, count, known), strict=True
+            ):
+                accumulators[slot].set(accumulators[slot].get() + self._new(value, count, new))
+
+        self._vectors(tile, visit)
+        for total, accumulators in zip(totals, sums, strict=True):
+            total.set(total.get() + widened(self.b, self._sum(accumulators)))
+
+    def _accumulators(self) -> list[Variable]:
+        made = [self.b.variable(self.b.vector) for _ in range(_UNROLL)]
+        for each in made:
+            each.set(0.0)
+        return made
+
+    def _sum(self, accumulators: Sequence[Variable]) -> Value:
+        first, second, third, fourth = (each.get() for each in accumulators)
+        return lane_sum(self.b, (first + second) + (third + fourth))
+
+    def _join(
+        self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable], seen: Variable
+    ) -> None:
+        """Adds a tile to moments: its mean, then what its elements deviate from that."""
+        b, kind = self.b, self.b.element
+        length = b.const(tile.stop - tile.start, I64)
+        own = b.op("double", f"sitofp i64 {length.name} to double")
+        sums, apart, squares = self._accumulators(), self._accumulators(), self._accumulators()
+
+        def add(i: Index, count: int, new: int, slot: int) -> None:
+            (value,) = self._values(number, unit, tile, i, count, known)
+            sums[slot].set(sums[slot].get() + self._new(value, count, new))
+
+        self._vectors(tile, add)
+        middle = self._sum(sums) / (own if kind == "double" else b.convert("fptrunc", own, kind))
+        spread = b.splat(middle)
+
+        def deviate(i: Index, count: int, new: int, slot: int) -> None:
+            (value,) = self._values(number, unit, tile, i, count, known)
+            deviation = self._new(value - spread, count, new)
+            apart[slot].set(apart[slot].get() + deviation)
+            squares[slot].set(b.fma(deviation, deviation, squares[slot].get()))
+
+        self._vectors(tile, deviate)
+        # The tile's mean was rounded; what the deviations sum to corrects it, unless an element is infinite.
+        rest = widened(b, self._sum(apart)) / own
+        rest = b.select(b.compare("ord", rest, rest), rest, 0.0)
+        mean, square = widened(b, middle) + rest, widened(b, self._sum(squares)) - rest * rest * own
+        before = seen.get()
+        share = own / (before + own)
+        old = totals[0].get()
+        totals[0].set(old + (mean - old) * share)
+        totals[1].set(totals[1].get() + square + (mean - old) * (mean - old) * (share * before))
+        seen.set(before + own)
+
+    # ---- dst
+
+    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+        known = self._known(self.passes[-1], unit)
+
+        def visit(tile: _Tile) -> None:
+            if not self.knobs.stream:
+                self._plain(unit, tile, known)
+                return
+            length = self.b.const(tile.stop - tile.start, I64)
+            with self.b.when(self.b.compare("sge", length, 2 * self.lanes)):
+                self._streamed(unit, tile, known)
+            with self.b.when(self.b.compare("slt", length, 2 * self.lanes)):
+                self._plain(unit, tile, known)
+
+        self._tiles(unit, part, backwards=backwards)(visit)
+
+    def _plain(self, unit: Unit, tile: _Tile, known: Known) -> None:
+        self._vectors(tile, lambda i, count, _, __: self._element(unit, tile, i, count, known))
+
+    def _streamed(self, unit: Unit, tile: _Tile, known: Known) -> None:
+        """Aligned vectors go past the caches; the ends, which share lines with other runs, do not.
+
+        Where they overlap, both write the same values.
+        """
+        b, lanes = self.b, self.lanes
+        dtype = self.kernel.dst.dtype
+        where = b.at(self.dst, tile.dst + tile.start, storage.element_type(dtype))
+        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
+        lead = (0 - address // self.kernel.dst.itemsize) % lanes
+        with b.when(b.compare("ne", lead, 0)):
+            self._element(unit, tile, tile.start, lanes, known)
+        first = tile.start + lead
+        length, step = tile.stop - first, lanes * _UNROLL
+        whole, even = first + length // step * step, first + length // lanes * lanes
+        with b.loop(first, whole, step, name="step") as i:
+            for number in range(_UNROLL):
+                self._element(unit, tile, i + number * lanes, lanes, known, stream=True)
+        with b.loop(whole, even, lanes, name="vector") as i:
+            self._element(unit, tile, i, lanes, known, stream=True)
+        with b.when(b.compare("slt", even, tile.stop)):
+            self._element(unit, tile, tile.stop - lanes, lanes, known)
+
+    def _element(
+        self, unit: Unit, tile: _Tile, i: Index, count: int, known: Known, *, stream: bool = False
+    ) -> None:
+        b, dtype = self.b, self.kernel.dst.dtype
+        place = self._place(unit, tile, i, count)
+        value = self.passes[-1].apply(self._read(tile, i, count), place, dict(known))
+        where = b.at(self.dst, place.element, storage.element_type(dtype))
+        storage.write(b, dtype, value, where, count=count, stream=stream)

@@ -1,0 +1,395 @@
+"""The phases of a kernel with reductions, and what becomes of partial sums.
+
+Sums are made in parts, each of tiles: a tile in the compute type, tiles and parts in float64. A tile's
+moments are its mean and the sum of squared deviations from that, so that no large mean is ever squared; two
+such pairs become one by the formula of Chan, Golub and LeVeque, "Algorithms for computing the sample
+variance", The American Statistician 37 (1983). Parts depend on the kernel alone, and are combined in order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Protocol
+
+from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.ir import Index, Value, vector
+from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
+from fuseplan.backends.cpu.templates.normalization_shape import Shape
+from fuseplan.backends.cpu.walk import Axis
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
+from fuseplan.scalar import Scalar, leaf
+from fuseplan.target import Target
+
+F64 = "double"
+_SUMS_A_TASK = 8  # vectors, or sums of several columns, that one task combines
+_LINE = 64
+
+
+class Knobs(Protocol):
+    """What the template chose; see `Normalization`."""
+
+    @property
+    def whole(self) -> bool:
+        """A task makes all of its sums, and then the elements behind them."""
+
+    @property
+    def block(self) -> int:
+        """Columns or channels in a task."""
+
+    @property
+    def stream(self) -> bool:
+        """Writes go past the caches."""
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Columns, or one channel, that are gone through together.
+
+    Attributes:
+        low, high: the first and the one behind the last, of their run.
+        first: the first, of all.
+        dst, src, image: where their run begins.
+    """
+
+    low: Index
+    high: Index
+    first: Index
+    dst: Index = 0
+    src: Index = 0
+    image: Index = 0
+
+
+class Writer(ABC):
+    """Writes one kernel; how lanes lie is the subclass's."""
+
+    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target, shape: Shape) -> None:
+        self.knobs, self.kernel, self.shape = knobs, kernel, shape
+        self.frame = Frame(kernel, target, slots_of(kernel, workspace=True), f"{knobs.text}\n{kernel.text}")
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
+        self.wide = vector(self.lanes, F64)
+        self.quantities = max(len(each.names) for each in kernel.reductions)
+        self.names = [name for each in kernel.reductions for name in each.names]
+        self.along = shape.columns and shape.fold == 1
+        self._lay_out()
+
+    # ---- the workspace
+
+    def _lay_out(self) -> None:
+        """Statistics; partial sums, which are a thread's own where a task makes whole ones; rooms."""
+        item, shape, b = 8 if self.b.element == F64 else 4, self.shape, self.b
+        base, whole = self.frame.pointer("workspace"), self.knobs.whole
+        statistics = _lines((shape.cells + self.lanes) * item)
+        self.statistics = {name: b.at(base, i * statistics, "i8") for i, name in enumerate(self.names)}
+        self.pitch = _lines((self.knobs.block if whole else shape.width) * 8) // 8
+        partial, sums = shape.parts * self.quantities * self.pitch * 8, len(self.names) * statistics
+        room, rooms = _lines((self.knobs.block + self.lanes) * item), self.rooms_wanted()
+        self.shared = sums + (0 if whole else partial)
+        self.own = rooms * room + (partial if whole else 0)
+        mine = b.at(base, self.frame.thread * self.own + self.shared, "i8")
+        self.rooms = [b.at(mine, i * room, "i8") for i in range(rooms)]
+        self.partials = b.at(mine, rooms * room, "i8") if whole else b.at(base, sums, "i8")
+
+    def partial(self, unit: Unit, part: Index, quantity: int, at: Index = 0) -> Value:
+        """Where a part's quantity of column `at` of a unit lies."""
+        row = (part * self.quantities + quantity) * self.pitch
+        return self.b.at(self.partials, row + (at if self.knobs.whole else unit.first + at), F64)
+
+    # ---- the subclass's
+
+    @abstractmethod
+    def rooms_wanted(self) -> int:
+        """Arrays of a block's length that a thread needs."""
+
+    @abstractmethod
+    def reduce(self, number: int, unit: Unit, part: Index) -> None:
+        """The partial sums of one reduction."""
+
+    @abstractmethod
+    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+        """The elements of dst."""
+
+    # ---- phases
+
+    def source(self) -> Source:
+        """The whole kernel: one phase, or two for each reduction and one for dst."""
+        if self.knobs.whole:
+            self._whole()
+        else:
+            self._split()
+        return self.frame.source(workspace=self.shared, workspace_per_thread=self.own)
+
+    def _whole(self) -> None:
+        """A task goes through its data as often as it must: once from memory, if a cache holds it."""
+        b, shape = self.b, self.shape
+        with (
+            self.frame.tasks(self._blocks(self.knobs.block)) as task,
+            self._units(task, self.knobs.block) as unit,
+        ):
+            for number in range(len(self.kernel.reductions)):
+                with b.loop(0, shape.parts, name="part") as part:
+                    self.reduce(number, unit, self._turned(part, shape.parts, number % 2 == 1))
+                self.combine(number, unit)
+            self.results(unit)
+            backwards = len(self.kernel.reductions) % 2 == 1
+            with b.loop(0, shape.parts, name="part") as part:
+                self.write(unit, self._turned(part, shape.parts, backwards), backwards=backwards)
+            self._settle()
+
+    def _split(self) -> None:
+        """Tasks are parts of blocks; every other pass goes backwards, to meet what caches hold."""
+        parts, block = self.shape.parts, self.knobs.block
+        tasks = self._blocks(block) * parts
+        few = _SUMS_A_TASK * (self.lanes if self.along else self.shape.fold)
+        for number in range(len(self.kernel.reductions)):
+            with self.frame.tasks(tasks) as taken:
+                task = self._turned(taken, tasks, number % 2 == 1)
+                with self._units(task % self._blocks(block), block) as unit:
+                    self.reduce(number, unit, task // self._blocks(block))
+            self.frame.wait(tasks)
+            with self.frame.tasks(self._blocks(few)) as task, self._units(task, few) as unit:
+                self.combine(number, unit)
+                if number == len(self.kernel.reductions) - 1:
+                    self.results(unit)
+            self.frame.wait(self._blocks(few))
+        backwards = len(self.kernel.reductions) % 2 == 1
+        with self.frame.tasks(tasks) as taken:
+            task = self._turned(taken, tasks, backwards)
+            with self._units(task % self._blocks(block), block) as unit:
+                self.write(unit, task // self._blocks(block), backwards=backwards)
+            self._settle()
+
+    @staticmethod
+    def _turned(index: Value, count: int, backwards: bool) -> Value:
+        return (count - 1) - index if backwards else index
+
+    def _settle(self) -> None:
+        if self.knobs.stream:
+            # Stores past the caches are seen before the task counts as finished.
+            self.b.line("fence seq_cst")
+
+    def _blocks(self, block: int) -> int:
+        extent = self.shape.run.extent if self.shape.columns else self.shape.cells
+        return self.shape.segments * -(-extent // block)
+
+    @contextmanager
+    def _units(self, index: Index, block: int) -> Iterator[Unit]:
+        """A block: at once where it is columns, channel by channel where lanes are a run."""
+        b, shape = self.b, self.shape
+        extent = shape.run.extent if shape.columns else shape.cells
+        blocks = -(-extent // block)
+        low: Index = index % blocks * block if blocks > 1 else 0
+        high = b.smaller(low + block, extent) if blocks > 1 else extent
+        if shape.columns:
+            dst, src, image = offsets(shape.outer, index // blocks if shape.segments > 1 else 0)
+            yield Unit(low, high, dst + low, dst, src, image)
+            return
+        axis = shape.channel
+        with b.loop(low, high, name="channel") as channel:
+            yield Unit(
+                channel, channel + 1, channel, *(channel * step for step in (axis.dst, axis.src, axis.image))
+            )
+
+    # ---- formulas
+
+    def formulas(
+        self, stages: tuple[Stage, ...], expressions: tuple[Scalar, ...], seen: Callable[[KernelOperand], str]
+    ) -> Formulas:
+        """Formulas over operands, statistics and parameters; `seen` says what each operand is per."""
+        kernel = self.kernel
+        made = [
+            KernelOperand(name, kernel.reduced_per, (self.shape.cells,), kernel.compute_dtype, "epilogue")
+            for name in self.names
+        ]
+        operands = [replace(each, per=seen(each)) for each in (*kernel.operands, *made, *self._old_values())]
+        pointers = {**self.frame.operand_pointers, **self.statistics}
+        image = prod(kernel.dst.shape[1:])
+        return Formulas(self.b, stages, expressions, operands, kernel.parameters, pointers, image)
+
+    def pass_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
+        """What a pass computes of each element: what a reduction sums, or, after the last, dst."""
+        kernel = self.kernel
+        if number == len(kernel.reductions):
+            return self.formulas((*kernel.prologue, *kernel.epilogue), (), seen)
+        return self.formulas(kernel.prologue, kernel.reductions[number].expressions, seen)
+
+    def by_sum(self, operand: KernelOperand) -> str:
+        """Seen by whoever has one sum at hand: an operand per activation is indexed as sums are."""
+        return "channel" if operand.per == self.kernel.reduced_per else operand.per
+
+    def _old_values(self) -> list[KernelOperand]:
+        results = self.kernel.results
+        return [KernelOperand(each.key, each.per, each.shape, each.dtype, "epilogue") for each in results]
+
+    # ---- combination
+
+    def combine(self, number: int, unit: Unit) -> None:
+        """Statistics of partial sums, each written once."""
+        b, low = self.b, unit.low
+        if self.along:
+            self.each_vector(
+                0,
+                unit.high - low,
+                self.shape.run.extent,
+                lambda at, count: self._cell(number, unit, at, count),
+            )
+            return
+        fold = self.shape.fold
+        with b.loop(0, (unit.high - low) // fold, name="sum") as cell:
+            self._cell(number, unit, cell * fold, fold)
+
+    def _cell(self, number: int, unit: Unit, at: Index, count: int) -> None:
+        reduction = self.kernel.reductions[number]
+        if reduction.kind == "sums":
+            found = [
+                self._total(at, count, self._loaded(unit, quantity))
+                for quantity in range(len(reduction.names))
+            ]
+        else:
+            found = self._moments(unit, at, count)
+        first = unit.first + at
+        for name, value in zip(reduction.names, found, strict=True):
+            narrow = value if self.b.element == F64 else self.b.convert("fptrunc", value, self.b.element)
+            where = self.b.at(self.statistics[name], first if self.along else first // self.shape.fold)
+            self.b.store_first(narrow, where, count if self.along else 1)
+
+    def _loaded(self, unit: Unit, quantity: int) -> Callable[[Index, Index, int], Value]:
+        return lambda part, at, count: self.b.load_first(
+            self.partial(unit, part, quantity, at), count, self.wide
+        )
+
+    def _moments(self, unit: Unit, at: Index, count: int) -> list[Value]:
+        """Mean and variance of all parts: of their means, and of what each deviates from the whole's."""
+        b, means, squares = self.b, self._loaded(unit, 0), self._loaded(unit, 1)
+        elements = self.kernel.reduced_count
+        mean = self._total(at, count, lambda *where: means(*where) * self._weight(where[0], 1 / elements))
+        spread = mean if self.along else b.splat(mean)
+
+        def deviation(part: Index, column: Index, lanes: int) -> Value:
+            apart = means(part, column, lanes) - spread
+            return squares(part, column, lanes) + apart * apart * self._weight(part, 1.0)
+
+        return [mean, self._total(at, count, deviation) * (1 / elements)]
+
+    def _weight(self, part: Index, factor: float) -> Value:
+        """The elements of one column in a part, times a factor; the last part may be shorter."""
+        b, parts = self.b, self.shape.parts
+        usual, last = (b.const(self.shape.elements(each) * factor, F64) for each in (0, parts - 1))
+        if parts == 1:
+            return b.splat(usual)
+        return b.splat(b.select(b.compare("eq", b.const(part, "i64"), parts - 1), last, usual))
+
+    def _total(self, at: Index, count: int, term: Callable[[Index, Index, int], Value]) -> Value:
+        """A sum over parts; with `fold`, over the columns as well."""
+        b, lanes = self.b, self.lanes
+        total = b.variable(self.wide, 0.0)
+        with b.loop(0, self.shape.parts, name="part") as part:
+            if self.along:
+                total.set(total.get() + term(part, at, count))
+            else:
+                whole, rest = count // lanes * lanes, count % lanes
+                with b.loop(0, whole, lanes, name="column") as column:
+                    total.set(total.get() + term(part, at + column, lanes))
+                if rest:
+                    total.set(total.get() + first_lanes(b, term(part, at + whole, rest), rest))
+        return total.get() if self.along else lane_sum(b, total.get())
+
+    def each_vector(
+        self, start: Index, stop: Index, extent: int, write: Callable[[Index, int], None]
+    ) -> None:
+        """Whole vectors of start..stop-1, and what is left where that is the end of a run of `extent`."""
+        b, lanes, rest = self.b, self.lanes, extent % self.lanes
+        length = stop - start
+        whole = length // lanes * lanes
+        with b.loop(start, start + whole, lanes, name="vector") as at:
+            write(at, lanes)
+        if rest and isinstance(length, int):
+            write(start + whole, rest)
+        elif rest:
+            with b.when(b.compare("ne", b.const(whole, "i64"), length)):
+                write(start + whole, rest)
+
+    # ---- results
+
+    def results(self, unit: Unit) -> None:
+        """Results for the sums of a unit, each written once; updated ones read their old value first."""
+        if not self.kernel.results:
+            return
+        made = self.formulas((), tuple(each.expression for each in self.kernel.results), self.by_sum)
+        if self.along:
+            self.each_vector(
+                0,
+                unit.high - unit.low,
+                self.shape.run.extent,
+                lambda at, count: self._results(made, unit.first + at, count),
+            )
+            return
+        with self.b.loop(
+            unit.first // self.shape.fold,
+            (unit.first + (unit.high - unit.low)) // self.shape.fold,
+            name="sum",
+        ) as cell:
+            self._results(made, cell, 1)
+
+    def _results(self, made: Formulas, first: Index, count: int) -> None:
+        place, known = Place(0, first, self.along, count), dict[object, Value]()
+        listed = self.kernel.results
+        for result in listed:
+            if result.updated:
+                made.keep(leaf(result.key), place, self._old(result, first, count), known)
+        for result, value in zip(listed, made.values(None, place, known), strict=True):
+            pointer = self.frame.pointer("result", result.key)
+            if self._in_order(result):
+                self.b.store_first(value, self.b.at(pointer, first), count)
+                continue
+            for lane in range(count):
+                one = self.b.op(self.b.element, f"extractelement {value.type} {value.name}, i32 {lane}")
+                self.b.store(one, self.b.at(pointer, self._logical(first + lane)))
+
+    def _old(self, result: KernelResult, first: Index, count: int) -> Value:
+        b, pointer = self.b, self.frame.pointer("result", result.key)
+        if self._in_order(result):
+            return b.load_first(b.at(pointer, first), count, b.vector)
+        found = b.number(0.0)
+        for lane in range(count):
+            one = b.load(b.at(pointer, self._logical(first + lane)), b.element)
+            found = b.op(
+                b.vector, f"insertelement {b.vector} {found.name}, {one.type} {one.name}, i32 {lane}"
+            )
+        return found
+
+    def _in_order(self, result: KernelResult) -> bool:
+        """Whether a result's elements lie as sums do."""
+        return result.per == "channel" or not self.kernel.dst.is_channels_last
+
+    def _logical(self, place: Index) -> Index:
+        """Where a place of a channels-last image is in logical order."""
+        channels, spatial = self.kernel.dst.channels, prod(self.kernel.dst.spatial)
+        return place % channels * spatial + place // channels
+
+
+def _lines(size: int) -> int:
+    return -(-size // _LINE) * _LINE
+
+
+def offsets(axes: tuple[Axis, ...], index: Index) -> tuple[Index, Index, Index]:
+    """Where step `index` of loops begins in dst, src and an image."""
+    dst: Index = 0
+    src: Index = 0
+    image: Index = 0
+    for number, axis in enumerate(reversed(axes)):
+        outermost = number == len(axes) - 1
+        step, index = (index, index) if outermost else (index % axis.extent, index // axis.extent)
+        dst, src = step * axis.dst + dst, step * axis.src + src
+        image = step * axis.image + image if axis.image else image
+    return dst, src, image
