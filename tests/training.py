@@ -42,11 +42,18 @@ def training_arrays(plan: FusionPlan, seed: int = 0, mean: float = 0.0) -> Array
     key = step.keys.get("input", "src")
     arrays[key][...] = (wide(arrays[key]) + mean).astype(arrays[key].dtype) if mean else arrays[key]
     if "mean" in step.keys and "input" in step.keys:
-        axes = (0, *range(2, plan.src.rank)) if step.op.attributes()["mode"] == "spatial" else (0,)
-        x = wide(arrays[key])
-        arrays[step.keys["mean"]][...] = x.mean(axis=axes)
-        arrays[step.keys["inverse_variance"]][...] = 1 / np.sqrt(x.var(axis=axes) + 1e-5)
+        means, deviations = _moments(plan, arrays)
+        arrays[step.keys["mean"]][...] = means
+        arrays[step.keys["inverse_variance"]][...] = 1 / deviations
     return arrays
+
+
+def _moments(plan: FusionPlan, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of what is normalised: the means, and the deviations that it is divided by."""
+    step = next(step for step in plan if step.op.kind == "normalization")
+    axes = (0, *range(2, plan.src.rank)) if step.op.attributes()["mode"] == "spatial" else (0,)
+    x = wide(arrays[step.keys.get("input", "src")])
+    return x.mean(axis=axes), np.sqrt(x.var(axis=axes) + 1e-5)
 
 
 def assert_trained(compiled: CompiledPlan, arrays: Arrays) -> None:
@@ -61,10 +68,10 @@ def assert_trained(compiled: CompiledPlan, arrays: Arrays) -> None:
     got = {"out": outcome} if not results else dict(zip(outcome._fields, outcome, strict=True))
     assert list(got) == ["out", *results]
     step = next(step for step in plan if step.op.kind == "normalization")
-    x = wide(arrays[step.keys.get("input", "src")])
+    mean, deviation = _moments(plan, arrays)
     epsilon = DTYPES[plan.src.compute_dtype].epsilon
     scale = np.abs(wide(arrays[step.keys["scale"]])).max()
-    moved = epsilon * np.abs(x).max() * scale / min(1.0, x.std())
+    moved = epsilon * scale * max(1.0, (np.abs(mean) / deviation).max(), (1 / deviation).max())
     rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
     compared = {"out": (want, rounding, rounding / 8 * np.abs(want).max())}
     compared |= {key: (value, 0.0, epsilon * _walk(key, arrays, compiled)) for key, value in results.items()}

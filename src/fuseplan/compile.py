@@ -73,19 +73,22 @@ class CompiledPlan:
         return self.program.source.workspace(self.threads)
 
     def __call__(self, src: Any, out: Any = None, **values: Any) -> Any:
-        """Runs the kernel with operands and parameters by the plan's keys; packs the operands each time.
+        """Runs the kernel with what the plan's keys name; packs the operands each time.
 
         Args:
             src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
                 a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
-            **values: all operands; parameters where they differ from the plan's.
+            **values: all operands; parameters where they differ from the plan's; the tensors of results that
+                are updated, and of others to have them written there.
 
         Returns:
-            `out`, or the new tensor, of `plan.output`'s shape and layout.
+            `out`, or the new tensor, of `plan.output`'s shape and layout. Where the plan has results, a named
+            tuple of it, `out`, and of them by their keys: what was given, or new tensors of src's kind.
 
         Raises:
-            ArgumentError: a tensor is missing, unknown, not what the plan takes, or overlaps `out`.
+            ArgumentError: a tensor is missing, unknown, not what the plan takes, or overlaps one that is
+                written.
         """
         return self._running(self._unbound)(src, out, **values)
 
@@ -101,7 +104,7 @@ class CompiledPlan:
         """Packs constant operands once.
 
         Args:
-            arguments: operands and parameters to keep.
+            arguments: operands and parameters to keep, and tensors that every call writes results into.
             **values: the same by the plan's keys; they win.
 
         Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.plan import FusionPlan
+from fuseplan.scalar import Scalar, leaves_of
 from fuseplan.stages import Records, as_plan, decide
 from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy
+from fuseplan.template import Accuracy, Traffic
 from fuseplan.tune.verdict import recorded
 from fuseplan.tuned import processor_of
 
@@ -99,6 +100,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
             "choice": records.choice.to_json(),
             "kernel": kernel.text,
             "kernels": 1,
+            "passes": _passes(kernel, traffic),
             "operators": len(records.plan),
             "output": str(records.plan.output),
             "workspace_bytes": source.workspace(target.threads),
@@ -120,6 +122,34 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
             "verdict": _verdict(records),
         }
     )
+
+
+def _passes(kernel: Kernel, traffic: Traffic) -> dict[str, Any] | None:
+    """How often a kernel with statistics reads each tensor of the size of src; None of one without.
+
+    A template that keeps what it has read on the chip reads each once.
+    """
+    if not kernel.reductions:
+        return None
+    expressions = [each.expressions for each in kernel.reductions]
+    passes = [_leaves(each) for each in (*expressions, [stage.expression for stage in kernel.epilogue])]
+    before = {"src", *_leaves([stage.expression for stage in kernel.prologue])}
+    seen = [leaves | before if "x" in leaves else leaves for leaves in passes]
+    tensors = ["src", *(operand.key for operand in kernel.operands if operand.per == "element")]
+    counts = {name: sum(name in leaves for leaves in seen) for name in tensors}
+    written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+    is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes
+    return {
+        "count": kernel.passes,
+        "per": kernel.reduced_per,
+        "elements": kernel.reduced_count,
+        "kept": is_kept,
+        "reads": dict.fromkeys(tensors, 1) if is_kept else counts,
+    }
+
+
+def _leaves(expressions: Iterable[Scalar]) -> frozenset[str]:
+    return frozenset().union(*map(leaves_of, expressions))
 
 
 def _alone(plan: FusionPlan, target: Target) -> int:
@@ -174,6 +204,8 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield from _tuned_lines(told["choice"]["tuned"])
     yield from _considered_lines(told["choice"])
     yield f"kernels     {told['kernels']} for {told['operators']} operators"
+    if told["passes"]:
+        yield from _passes_lines(told["passes"])
     yield f"output      {told['output']}"
     yield f"workspace   {_bytes(told['workspace_bytes'])}"
     yield (
@@ -191,6 +223,18 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
         first, *others = told["verdict"]["text"].splitlines()
         yield f"verdict     {first}"
         yield from (f"          {line}" for line in others)
+
+
+def _passes_lines(passes: Mapping[str, Any]) -> Iterator[str]:
+    """Why there are several, and what they read."""
+    whose = "a channel" if passes["per"] == "channel" else "a place of all images"
+    yield (
+        f"passes      {passes['count']} over the data: the statistics of {whose}, {passes['elements']} "
+        "elements, come before what uses them;"
+    )
+    first, *others = (f"{name} is read in {count}" for name, count in passes["reads"].items())
+    listed = ", ".join([first, *(each.replace("is read ", "") for each in others)])
+    yield f"            {'all is read once, and kept on the chip' if passes['kept'] else listed}"
 
 
 def _resources_text(used: Mapping[str, int]) -> str:

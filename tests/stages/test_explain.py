@@ -98,3 +98,25 @@ def test_a_compiled_plan_explains_itself() -> None:
     told = compiled.explain()
     assert told.to_json()["workspace_bytes"] == compiled.workspace_bytes
     assert told.to_json()["traffic"]["fused"] == compiled.traffic.total
+
+
+def test_passes_are_told_with_their_reason() -> None:
+    """How often each tensor is read follows from what the formulas name."""
+    text = "f32[8x4x8x8] -> bias -> batch_norm_backward(relu, statistics=recomputed) -> add"
+    told = fuseplan.explain(text, "reference").to_json()
+    assert told["kernels"] == 1
+    reads = {"src": 1, "input": 1, "other": 1}
+    want = {"count": 3, "per": "channel", "elements": 512, "kept": True, "reads": reads}
+    assert told["passes"] == want
+    says = "3 over the data: the statistics of a channel, 512 elements"
+    assert says in str(fuseplan.explain(text, "reference"))
+    plain = fuseplan.explain(TEXT, "cpu:avx2")
+    assert plain.to_json()["passes"] is None
+    assert "passes" not in str(plain)
+
+
+def test_what_does_not_stay_on_the_chip_is_read_in_every_pass() -> None:
+    text = "f32[64x64x56x56] -> batch_norm_backward(relu, statistics=recomputed) -> add"
+    told = fuseplan.explain(text, "cpu:avx2")
+    assert told.to_json()["passes"]["reads"] == {"src": 2, "input": 3, "other": 1}
+    assert "src is read in 2, input in 3, other in 1" in str(told)
