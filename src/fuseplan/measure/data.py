@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import empty, narrow, widen
 from fuseplan.errors import ArgumentError, did_you_mean
-from fuseplan.op import Operand
+from fuseplan.measure.edges import at_edges, edged
+from fuseplan.op import Operand, broadcast
+from fuseplan.ops.affine import MODES
+from fuseplan.ops.normalization import reduced_axes
 from fuseplan.plan import FusionPlan, Step
+from fuseplan.reduction import reduce
+from fuseplan.scalar import NUMPY
 from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
@@ -82,7 +87,24 @@ def random_arrays(
         for old in (each for each in step.results if each.result.updated):
             values = _sized(generator.standard_normal(old.result.shape), old.result.name)
             arrays[old.key] = narrow(values, old.result.dtype)
+    _settle(plan, arrays)
     return arrays
+
+
+def _settle(plan: FusionPlan, arrays: Mapping[str, Array]) -> None:
+    """Makes gradients 0 where rounding decides what becomes of them."""
+    step = edged(plan)
+    if step is None:
+        return
+    rank, per = step.src.rank, step.op.attributes()["mode"]
+    leaves: dict[str, Any] = {each.key: np.float64(each.parameter.value) for each in step.parameters}
+    leaves |= {held.key: broadcast(_float64(arrays[held.key]), rank) for held in step.operands}
+    axes = reduced_axes(MODES[str(per)], rank)
+    with np.errstate(all="ignore"):
+        mask = at_edges(
+            step, {**leaves, "x": 1.0}, NUMPY, lambda each, known: reduce(each, known, step.src.shape, axes)
+        )
+    arrays["src"][np.broadcast_to(mask, step.src.shape)] = 0
 
 
 def check_inputs(inputs: str) -> None:

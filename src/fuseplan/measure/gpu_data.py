@@ -12,11 +12,13 @@ from math import prod, sqrt
 from typing import Any
 
 from fuseplan.measure.data import HALF, STATISTICS_OF_SQUARES, check_inputs, terms
+from fuseplan.measure.edges import at_edges, edged
 from fuseplan.op import Elementwise, Operand
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Matmul
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.plan import FusionPlan, Step
+from fuseplan.reduction import Reduction
 from fuseplan.scalar import fold
 from fuseplan.tensor import Dense, TensorSpec
 
@@ -80,6 +82,7 @@ def random_tensors(
         for old in (each for each in step.results if each.result.updated):
             values = _sized(normal(old.result.shape), old.result.name)
             tensors[old.key] = values.to(torch_dtype(old.result.dtype))
+    _settle(plan, tensors)
     return tensors
 
 
@@ -170,15 +173,8 @@ def _normalized(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The output of an operator with statistics, and its results by key; every sum is of all elements."""
     leaves, meanings = _leaves(step, x, tensors), _meanings(x.device)
-    axes = reduced_axes(op.per, x.dim())
     for each in op.reductions(step.leaves, step.src):
-        parts = [fold(part, leaves, meanings).expand(x.shape) for part in each.expressions]
-        if each.kind == "sums":
-            numbers = [part.sum(axes, keepdim=True) for part in parts]
-        else:
-            mean = parts[0].mean(axes, keepdim=True)
-            numbers = [mean, (parts[0] - mean).square().mean(axes, keepdim=True)]
-        leaves |= zip(each.names, numbers, strict=True)
+        leaves |= _reduced(each, leaves, step, op)
     formulas = op.result_formulas(step.leaves, step.src)
     shapes = {each.result.name: (each.key, each.result.shape) for each in step.results}
     results = {
@@ -186,6 +182,29 @@ def _normalized(
         for name, formula in formulas.items()
     }
     return fold(op.formula(step.leaves, step.src), leaves, meanings).expand(x.shape), results
+
+
+def _reduced(reduction: Reduction, leaves: Tensors, step: Step, op: Normalization) -> dict[str, Tensor]:
+    """The numbers of a reduction by name."""
+    axes, meanings = reduced_axes(op.per, step.src.rank), _meanings(leaves["x"].device)
+    parts = [fold(part, leaves, meanings).expand(step.src.shape) for part in reduction.expressions]
+    if reduction.kind == "sums":
+        numbers = [part.sum(axes, keepdim=True) for part in parts]
+    else:
+        mean = parts[0].mean(axes, keepdim=True)
+        numbers = [mean, (parts[0] - mean).square().mean(axes, keepdim=True)]
+    return dict(zip(reduction.names, numbers, strict=True))
+
+
+def _settle(plan: FusionPlan, tensors: Tensors) -> None:
+    """Makes gradients 0 where rounding decides what becomes of them."""
+    step = edged(plan)
+    if step is None or not isinstance(step.op, Normalization):
+        return
+    op, one = step.op, tensors["src"].new_ones((1,)).double()
+    leaves = {**_leaves(step, tensors["src"], tensors), "x": one}
+    mask = at_edges(step, leaves, _meanings(one.device), lambda each, known: _reduced(each, known, step, op))
+    tensors["src"].masked_fill_(mask.expand(step.src.shape), 0)
 
 
 def _meanings(device: Any) -> dict[str, Callable[..., Tensor]]:

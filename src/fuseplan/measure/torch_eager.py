@@ -11,6 +11,7 @@ import numpy as np
 
 from fuseplan.measure.layers import layers, running
 from fuseplan.measure.torch_stages import module_of, stage_of
+from fuseplan.measure.torch_training import is_training, training_call
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 
@@ -18,7 +19,9 @@ CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 def eager(plan: FusionPlan, tensors: Mapping[str, Any]) -> Callable[[], Any]:
-    """A call of torch's own operators, the fewest there are for the plan; its result is a torch tensor.
+    """A call of torch's own operators, the fewest there are for the plan.
+
+    What it gives is a torch tensor, or where the plan has results a tuple of the output and them.
 
     Args:
         plan: the plan.
@@ -28,9 +31,11 @@ def eager(plan: FusionPlan, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         CannotRunError: an operator has no equal in torch that is written here.
         ImportError: torch is not installed.
     """
-    stages = [stage_of(layer) for layer in layers(plan)]
     keys = running(plan)
     held = {key: _held(plan, as_torch(value), key in keys) for key, value in tensors.items()}
+    if is_training(plan):
+        return training_call(plan, held, "torch")
+    stages = [stage_of(layer) for layer in layers(plan)]
     held = {key: value.to(held["src"].dtype) for key, value in held.items()}
     constant = {key: value for key, value in held.items() if key not in keys}
     return partial(module_of(stages, constant, keys).eval(), *[held[key] for key in keys])
