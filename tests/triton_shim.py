@@ -9,8 +9,8 @@ Imported by `triton_server` alone, in a process that has TRITON_INTERPRET=1. Wha
 - a tensor map may have steps.
 
 What is added: memory is known, so that touching any other is an error, and so is writing what a kernel only
-reads; what a masked load leaves open is NaN, not zero; and programs may run in threads, side by side, and wait
-for each other by atomics, which give another thread its turn.
+reads; what a masked load leaves open is NaN, not zero; and programs may run in threads, side by side, and
+wait for each other by atomics, which give another thread its turn.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Known:
 
 
 def formulas_of(kernel: Kernel) -> tuple[Scalar, ...]:
-    """All formulas of a kernel with reductions: its operands lie as dst does, whichever formula reads them."""
+    """All formulas of a kernel with reductions: all its operands lie as dst does, whichever reads them."""
     reduced = (formula for reduction in kernel.reductions for formula in reduction.expressions)
     made = (result.expression for result in kernel.results)
     return (*(stage.expression for stage in (*kernel.prologue, *kernel.epilogue)), *reduced, *made)
@@ -189,7 +189,10 @@ class Elementwise:
 
         Args:
             formulas: simplified.
-            x: name of the tile they are of, as are `place`, `held` and `known` for `apply`.
+            x: as `apply` is given it.
+            place: likewise.
+            held: likewise.
+            known: likewise.
         """
         channelled = known.values if known and known.channel in ("", place.channel) else {}
         local: dict[Scalar, str] = {}
