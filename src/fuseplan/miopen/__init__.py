@@ -23,6 +23,8 @@ from fuseplan.miopen import (
     handle,
     onecall,
     plan,
+    problems,
+    solutions,
     tensors,
 )
 from fuseplan.miopen.call import Ref as Ref
@@ -39,6 +41,8 @@ MODULES = (
     onecall,
     batch_norm_inference,
     batch_norm_training,
+    problems,
+    solutions,
 )
 # Functions, objects and enumerations, in the module that defines each; enumerators are names of their own.
 NAMES: dict[str, Any] = {"Ref": Ref}

@@ -70,12 +70,13 @@ def template_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgori
     )
 
 
-def compile_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgorithm_t | None) -> CompiledPlan:
-    """The plan compiled, by templates of that algorithm alone where one is given.
+def compile_by(plan: FusionPlan, target: Target, by: miopenConvFwdAlgorithm_t | str | None) -> CompiledPlan:
+    """The plan compiled; by templates of an algorithm alone, or by the candidate of that text, where given.
 
     Raises:
         Unsupported: nothing computes the plan on the target, or nothing of that algorithm does.
         BuildError: the toolchain failed.
+        ArgumentError: there is no such candidate.
     """
-    wanted = None if algorithm is None else template_by(plan, target, algorithm).text
-    return compile_plan(plan, target, template=wanted)
+    is_algorithm = isinstance(by, miopenConvFwdAlgorithm_t)
+    return compile_plan(plan, target, template=template_by(plan, target, by).text if is_algorithm else by)

@@ -51,7 +51,7 @@ class miopenHandle_t(Object):
         self.stream: Any = None
         self.is_profiling = False
         self.milliseconds: float | None = None
-        self._kernels: dict[tuple[FusionPlan, Algorithm | None], CompiledPlan] = {}
+        self._kernels: dict[tuple[FusionPlan, Algorithm | str | None], CompiledPlan] = {}
         self.set_stream(stream)
 
     def set_stream(self, stream: Any) -> None:
@@ -67,17 +67,17 @@ class miopenHandle_t(Object):
             raise bad_parameter(f"{self.target} has no streams: want None; got {stream!r}")
         self.stream = _torch_stream(stream, self.target)
 
-    def kernel(self, plan: FusionPlan, algorithm: Algorithm | None) -> CompiledPlan:
-        """The plan compiled for the target, by templates of that algorithm alone where one is given.
+    def kernel(self, plan: FusionPlan, by: Algorithm | str | None) -> CompiledPlan:
+        """The plan compiled for the target; by templates of an algorithm alone, or a candidate, where given.
 
         Raises:
             Unsupported: nothing computes the plan there, or nothing of that algorithm does.
             BuildError: the toolchain failed.
         """
-        known = self._kernels.get((plan, algorithm))
+        known = self._kernels.get((plan, by))
         if known is None:
-            known = compile_by(plan, self.target, algorithm)
-            self._kernels[plan, algorithm] = known
+            known = compile_by(plan, self.target, by)
+            self._kernels[plan, by] = known
         return known
 
     def run(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:

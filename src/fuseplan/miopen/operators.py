@@ -73,17 +73,19 @@ class Lowered:
         plan: the fusion plan.
         operators: what it was made of.
         keys: for each operator, the plan's keys by the names of what it is given.
+        places: for each operator, the index of the plan's; two that are one have the same.
     """
 
     plan: FusionPlan
     operators: tuple[Operator, ...]
     keys: tuple[dict[str, str], ...]
+    places: tuple[int, ...]
 
     def named(self, index: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """What an operator is given, by the plan's keys; tensors without MIOpen's axes of length 1."""
         keys, unread = self.keys[index], self.operators[index].kind.unread
         read = {name: value for name, value in values.items() if name in keys or name not in unread}
-        return {keys[name]: self._without_ones(keys[name], value) for name, value in read.items()}
+        return {keys[name]: without_ones(self.plan, keys[name], value) for name, value in read.items()}
 
     def check(self, index: int, values: Mapping[str, Any]) -> None:
         """Checks what an operator is given.
@@ -94,20 +96,22 @@ class Lowered:
         for key, value in self.named(index, values).items():
             check_value(self.plan, key, value)
 
-    def _without_ones(self, key: str, value: Any) -> Any:
-        """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where the plan has that shape: a view of it."""
-        wanted = next((shape for name, shape in self._shapes() if name == key), None)
-        shape = tuple(getattr(value, "shape", ()))
-        if wanted is None or shape[:1] != (1,):
-            return value
-        rest = len(shape) - 1 - len(wanted)
-        if rest < 0 or shape != (1, *wanted, *(1,) * rest):
-            return value
-        return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
 
-    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from ((each.key, each.operand.shape) for each in self.plan.operands)
-        yield from ((each.key, each.result.shape) for each in self.plan.results)
+def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
+    """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where the plan has that shape: a view of it."""
+    wanted = dict(_shapes(plan)).get(key)
+    shape = tuple(getattr(value, "shape", ()))
+    if wanted is None or shape[:1] != (1,):
+        return value
+    rest = len(shape) - 1 - len(wanted)
+    if rest < 0 or shape != (1, *wanted, *(1,) * rest):
+        return value
+    return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
+
+
+def _shapes(plan: FusionPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from ((each.key, each.operand.shape) for each in plan.operands)
+    yield from ((each.key, each.result.shape) for each in plan.results)
 
 
 def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[int] = frozenset()) -> Lowered:
@@ -118,14 +122,16 @@ def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[in
     """
     plan = FusionPlan(src)
     keys: list[dict[str, str]] = []
+    places: list[int] = []
     for op, indices in _merged(operators):
         step = plan.add(op)
         for index in indices:
             keys.append(step.keys)
+            places.append(step.index)
             if index in scaled:
                 factor = plan.add(Expression("alpha * x", alpha=1.0))
                 keys[-1] = keys[-1] | {ALPHA: factor.keys["alpha"]}
-    return Lowered(plan, tuple(operators), tuple(keys))
+    return Lowered(plan, tuple(operators), tuple(keys), tuple(places))
 
 
 def _merged(operators: Sequence[Operator]) -> Iterator[tuple[Op, tuple[int, ...]]]:

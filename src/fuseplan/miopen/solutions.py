@@ -1,0 +1,357 @@
+"""Solutions of Find 2.0: kernels of a problem, each by another template, measured, run, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+from fuseplan.errors import FuseplanError
+from fuseplan.measure.ground import ground_of
+from fuseplan.miopen.algorithms import preferred
+from fuseplan.miopen.call import Object, Pointer, Ref, StatusError, api, bad_parameter, not_implemented
+from fuseplan.miopen.enums import (
+    miopenFindResultsOrder_t,
+    miopenStatus_t,
+    miopenTensorArgumentId_t,
+)
+from fuseplan.miopen.execute import check_same, workspace_size
+from fuseplan.miopen.handle import miopenHandle_t
+from fuseplan.miopen.operators import without_ones
+from fuseplan.miopen.problems import miopenProblem_t
+from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.plan import FusionPlan
+from fuseplan.stages import decide
+from fuseplan.tune.tuning import tune
+
+Id = miopenTensorArgumentId_t
+TUNING_SECONDS = 10.0
+FORMAT = 1
+
+
+class miopenFindOptions_t(Object):
+    """How solutions are found: whether candidates are tuned first, the order, and the most workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_tuning = False
+        self.order = miopenFindResultsOrder_t.miopenFindResultsOrderByTime
+        self.most_workspace: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a solution is, as it is saved.
+
+    Attributes:
+        plan: the fusion plan, as JSON.
+        target: of the handle that found it.
+        template: the candidate, as `explain` prints it.
+        src, dst: ids of input and output.
+        keys: the plan's key of each other id; empty for what is not read.
+        numbers: parameters that the problem fixed, by key.
+        milliseconds: of one launch, measured.
+        workspace: bytes that the kernel needs besides its tensors.
+    """
+
+    plan: str
+    target: str
+    template: str
+    src: int
+    dst: int
+    keys: dict[str, str]
+    numbers: dict[str, float]
+    milliseconds: float
+    workspace: int
+
+
+class miopenSolution_t(Object):
+    """A kernel of a problem."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self.found, self.plan = found, FusionPlan.from_json(found.plan)
+
+    @property
+    def saved(self) -> bytes:
+        """The solution as bytes."""
+        return json.dumps({"format": FORMAT, **asdict(self.found)}).encode()
+
+
+@dataclass(frozen=True)
+class miopenTensorArgument_t:
+    """A tensor of a problem, or a number.
+
+    Attributes:
+        id: which.
+        descriptor: as the problem describes it; None is that.
+        buffer: the tensor, or the number.
+    """
+
+    id: miopenTensorArgumentId_t
+    descriptor: Any
+    buffer: Any
+
+
+def _arguments(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
+    listed = value.value if isinstance(value, Ref) else value
+    is_listed = isinstance(listed, Sequence) and all(
+        isinstance(each, miopenTensorArgument_t) for each in listed
+    )
+    if not is_listed:
+        raise bad_parameter(
+            f"`{name}` is a sequence of miopenTensorArgument_t; got a {type(listed).__name__}"
+        )
+    return tuple(listed)
+
+
+Arguments = Annotated[tuple[miopenTensorArgument_t, ...], _arguments]
+
+
+def find(
+    handle: miopenHandle_t, problem: miopenProblem_t, options: miopenFindOptions_t
+) -> list[miopenSolution_t]:
+    """The best candidate of every template that takes the problem, timed in turns on random tensors.
+
+    Raises:
+        StatusError: the problem is not fully described.
+        Unsupported: nothing computes it on the handle's target.
+        BuildError: the target is not this machine, or the toolchain failed.
+        MemoryError: the tensors do not fit.
+    """
+    posed = problem.posed()
+    plan = posed.made.plan
+    if options.is_tuning:
+        tune(plan, handle.target, seconds=TUNING_SECONDS)
+    best = {each.name: each.text for each in reversed(list(preferred(decide(plan, handle.target).choice)))}
+    ground = ground_of(plan, handle.target)
+    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
+    calls = {
+        text: partial(
+            handle.kernel(plan, text).bind(**given, **ground.results()), ground.tensors["src"], ground.out()
+        )
+        for text in best.values()
+    }
+    found = Found(
+        plan.to_json(), str(handle.target), "", posed.src, posed.dst,
+        {name.name: key for name, key in posed.keys.items()}, posed.numbers, 0.0, 0,
+    )  # fmt: skip
+    made = [
+        replace(
+            found,
+            template=text,
+            milliseconds=1e3 * timing.median,
+            workspace=handle.kernel(plan, text).workspace_bytes,
+        )
+        for text, timing in ground.times(calls).items()
+    ]
+    return [miopenSolution_t(each) for each in _ordered(made, options)]
+
+
+def _ordered(found: list[Found], options: miopenFindOptions_t) -> Iterator[Found]:
+    """Those within the limit, sorted."""
+    is_by_time = options.order is miopenFindResultsOrder_t.miopenFindResultsOrderByTime
+    for each in sorted(found, key=lambda each: each.milliseconds if is_by_time else each.workspace):
+        if options.most_workspace is None or each.workspace <= options.most_workspace:
+            yield each
+
+
+@api
+def miopenCreateFindOptions(options: Ref) -> None:
+    """Makes options: no tuning, by time, any workspace."""
+    options.value = miopenFindOptions_t()
+
+
+@api
+def miopenDestroyFindOptions(options: miopenFindOptions_t) -> None:
+    """Ends options."""
+    options.destroy()
+
+
+@api
+def miopenSetFindOptionTuning(options: miopenFindOptions_t, value: int) -> None:
+    """Says whether candidates of every template are measured first, for 10 seconds about: 0 or 1."""
+    if value not in (0, 1):
+        raise bad_parameter(f"`value` is 0 or 1; got {value}")
+    options.is_tuning = bool(value)
+
+
+@api
+def miopenSetFindOptionResultsOrder(options: miopenFindOptions_t, value: miopenFindResultsOrder_t) -> None:
+    """Says how solutions are sorted."""
+    options.order = value
+
+
+@api
+def miopenSetFindOptionWorkspaceLimit(options: miopenFindOptions_t, value: int) -> None:
+    """Sets the most bytes of workspace that a solution may need."""
+    if value < 0:
+        raise bad_parameter(f"`value` is 0 or more bytes; got {value}")
+    options.most_workspace = value
+
+
+@api
+def miopenSetFindOptionPreallocatedWorkspace(
+    options: miopenFindOptions_t, buffer: Pointer | None, size: int
+) -> None:
+    """Checks a workspace for measuring, which is not needed: fuseplan has memory of its own."""
+    workspace_size(buffer, size)
+
+
+@api
+def miopenSetFindOptionPreallocatedTensor(
+    options: miopenFindOptions_t, id: miopenTensorArgumentId_t, buffer: Pointer
+) -> None:
+    """Takes a tensor for measuring, which is not needed and stays as it is: random ones are made."""
+
+
+@api
+def miopenSetFindOptionAttachBinaries(options: miopenFindOptions_t, attach: int) -> None:
+    """Takes 0: kernels are in the cache on disk, not in a saved solution."""
+    if attach:
+        raise not_implemented("a saved solution holds no binaries: kernels are in the cache on disk")
+
+
+@api
+def miopenFindSolutions(
+    handle: miopenHandle_t,
+    problem: miopenProblem_t,
+    options: miopenFindOptions_t | None,
+    solutions: Ref,
+    numSolutions: Ref | None,
+    maxSolutions: int,
+) -> None:
+    """Finds the kernels of a problem, measures each, and reads at most so many as a tuple, sorted."""
+    if maxSolutions < 1:
+        raise bad_parameter(f"`maxSolutions` is 1 or more; got {maxSolutions}")
+    found = find(handle, problem, options or miopenFindOptions_t())[:maxSolutions]
+    solutions.value = tuple(found)
+    if numSolutions is not None:
+        numSolutions.value = len(found)
+
+
+@api
+def miopenRunSolution(
+    handle: miopenHandle_t,
+    solution: miopenSolution_t,
+    nInputs: int,
+    tensors: Arguments,
+    workspace: Pointer | None,
+    workspaceSize: int,
+) -> None:
+    """Runs a solution on tensors by their ids, and numbers likewise."""
+    found, plan = solution.found, solution.plan
+    if nInputs != len(tensors):
+        raise bad_parameter(f"`tensors` has {len(tensors)} entries; nInputs is {nInputs}")
+    if found.target != str(handle.target):
+        raise bad_parameter(f"the solution is for {found.target}; the handle's target is {handle.target}")
+    size = workspace_size(workspace, workspaceSize)
+    if size is not None and size < found.workspace:
+        raise bad_parameter(f"the workspace has {size} bytes; the kernel needs {found.workspace}")
+    ends: dict[int, Any] = {}
+    values: dict[str, Any] = dict(found.numbers)
+    for each in tensors:
+        _take(each, solution, ends, values)
+    missing = [Id(end).name for end in (found.src, found.dst) if end not in ends]
+    if missing:
+        raise bad_parameter(f"the solution needs {' and '.join(missing)}")
+    handle.run(handle.kernel(plan, found.template), ends[found.src], ends[found.dst], values)
+
+
+def _take(
+    given: miopenTensorArgument_t, solution: miopenSolution_t, ends: dict[int, Any], values: dict[str, Any]
+) -> None:
+    """Puts a tensor or a number where it belongs.
+
+    Raises:
+        StatusError: it belongs nowhere, is null, or is described as the problem does not describe it.
+    """
+    found, plan = solution.found, solution.plan
+    name = Id(given.id)
+    if given.buffer is None:
+        raise bad_parameter(f"{name.name} is null")
+    if name in (found.src, found.dst):
+        if given.descriptor is not None:
+            spec = plan.src if name == found.src else plan.output
+            check_same(name.name, _spec(given.descriptor), spec)
+        ends[name] = given.buffer
+        return
+    if name.name not in found.keys:
+        raise bad_parameter(f"the solution has no {name.name}; it has {', '.join(found.keys)}")
+    key = found.keys[name.name]
+    if key:
+        value = given.buffer.value if isinstance(given.buffer, Ref) else given.buffer
+        values[key] = without_ones(plan, key, value)
+
+
+def _spec(descriptor: Any) -> Any:
+    held = descriptor.value if isinstance(descriptor, Ref) else descriptor
+    if not isinstance(held, miopenTensorDescriptor_t) or not held.is_alive:
+        raise bad_parameter(
+            f"a miopenTensorArgument_t's descriptor is a miopenTensorDescriptor_t; got {held!r}"
+        )
+    return held.spec
+
+
+@api
+def miopenDestroySolution(solution: miopenSolution_t) -> None:
+    """Ends a solution."""
+    solution.destroy()
+
+
+@api
+def miopenSaveSolution(solution: miopenSolution_t, data: Ref) -> None:
+    """Reads a solution as bytes, which any machine of its kind may load."""
+    data.value = solution.saved
+
+
+@api
+def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
+    """Makes a solution of bytes that were saved."""
+    if size != len(data):
+        raise bad_parameter(f"`data` has {len(data)} bytes; size is {size}")
+    try:
+        told = json.loads(data)
+        version = told.pop("format")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise StatusError(
+            miopenStatus_t.miopenStatusInvalidValue, "`data` is not what miopenSaveSolution wrote"
+        ) from None
+    if version != FORMAT:
+        raise StatusError(
+            miopenStatus_t.miopenStatusVersionMismatch,
+            f"the solution was saved in format {version}; this library reads format {FORMAT}: find it again",
+        )
+    try:
+        solution.value = miopenSolution_t(Found(**told))
+    except (TypeError, FuseplanError) as error:
+        raise StatusError(
+            miopenStatus_t.miopenStatusInvalidValue, f"`data` holds no solution: {error}"
+        ) from None
+
+
+@api
+def miopenGetSolutionSize(solution: miopenSolution_t, size: Ref) -> None:
+    """Reads how many bytes miopenSaveSolution gives."""
+    size.value = len(solution.saved)
+
+
+@api
+def miopenGetSolutionWorkspaceSize(solution: miopenSolution_t, workspaceSize: Ref) -> None:
+    """Reads the bytes that the kernel needs besides its tensors; fuseplan keeps that memory itself."""
+    workspaceSize.value = solution.found.workspace
+
+
+@api
+def miopenGetSolutionTime(solution: miopenSolution_t, time: Ref) -> None:
+    """Reads how long one launch took when the solution was found, in milliseconds."""
+    time.value = solution.found.milliseconds
+
+
+@api
+def miopenGetSolutionSolverId(solution: miopenSolution_t, solverId: Ref) -> None:
+    """Reads a number for the template: the CRC-32 of its name."""
+    solverId.value = zlib.crc32(solution.found.template.partition("(")[0].encode())
