@@ -78,5 +78,5 @@ def compile_by(plan: FusionPlan, target: Target, by: miopenConvFwdAlgorithm_t | 
         BuildError: the toolchain failed.
         ArgumentError: there is no such candidate.
     """
-    is_algorithm = isinstance(by, miopenConvFwdAlgorithm_t)
-    return compile_plan(plan, target, template=template_by(plan, target, by).text if is_algorithm else by)
+    wanted = template_by(plan, target, by).text if isinstance(by, miopenConvFwdAlgorithm_t) else by
+    return compile_plan(plan, target, template=wanted)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 
 from fuseplan.miopen.activations import miopenActivationDescriptor_t
 from fuseplan.miopen.call import Object, Ref, StatusError, api, bad_parameter, not_implemented
@@ -210,7 +211,8 @@ def _described(part: Part, name: Id) -> TensorSpec:
     if name not in part.tensors:
         raise StatusError(
             miopenStatus_t.miopenStatusInvalidValue,
-            f"the problem is missing the {name.name} tensor descriptor: miopenSetProblemTensorDescriptor sets it",
+            f"the problem is missing the {name.name} tensor descriptor: "
+            "miopenSetProblemTensorDescriptor sets it",
         )
     return part.tensors[name]
 
@@ -236,10 +238,10 @@ def miopenCreateConvProblem(
 ) -> None:
     """Makes the problem of a forward convolution; X and W are to be described."""
     role = _role("convolution", direction)
-    operatorDesc.checked()
+    described = deepcopy(operatorDesc.checked())  # which may change, or be destroyed
 
     def make(src: TensorSpec, tensors: Described) -> Operator:
-        return Operator(CONVOLUTION, operatorDesc.operator(src, tensors[Id.miopenTensorConvolutionW]))
+        return Operator(CONVOLUTION, described.operator(src, tensors[Id.miopenTensorConvolutionW]))
 
     problem.value = miopenProblem_t(Part(role, make))
 
@@ -290,11 +292,7 @@ def miopenSetProblemTensorDescriptor(
 @api
 def miopenFuseProblems(problem1: miopenProblem_t, problem2: miopenProblem_t) -> None:
     """Appends the operators of the second problem to the first."""
-    if problem1 is problem2:
-        raise bad_parameter(
-            "`problem1` and `problem2` are one problem: its operators would share their tensors"
-        )
-    problem1.parts += problem2.parts
+    problem1.parts += [replace(part, tensors=dict(part.tensors)) for part in problem2.parts]
 
 
 @api

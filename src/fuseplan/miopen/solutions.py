@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from fuseplan.errors import FuseplanError
 from fuseplan.measure.ground import ground_of
 from fuseplan.miopen.algorithms import preferred
 from fuseplan.miopen.call import Object, Pointer, Ref, StatusError, api, bad_parameter, not_implemented
@@ -28,6 +28,7 @@ from fuseplan.stages import decide
 from fuseplan.tune.tuning import tune
 
 Id = miopenTensorArgumentId_t
+INVALID = miopenStatus_t.miopenStatusInvalidValue
 TUNING_SECONDS = 10.0
 FORMAT = 1
 
@@ -77,8 +78,13 @@ class miopenSolution_t(Object):
 
     @property
     def saved(self) -> bytes:
-        """The solution as bytes."""
-        return json.dumps({"format": FORMAT, **asdict(self.found)}).encode()
+        """The solution as bytes: a line with format and checksum, then JSON."""
+        body = json.dumps(asdict(self.found)).encode()
+        return _head(FORMAT, body) + body
+
+
+def _head(version: int, body: bytes) -> bytes:
+    return f"fuseplan solution {version} {zlib.crc32(body):08x}\n".encode()
 
 
 @dataclass(frozen=True)
@@ -98,13 +104,10 @@ class miopenTensorArgument_t:
 
 def _arguments(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
     listed = value.value if isinstance(value, Ref) else value
-    is_listed = isinstance(listed, Sequence) and all(
-        isinstance(each, miopenTensorArgument_t) for each in listed
-    )
-    if not is_listed:
-        raise bad_parameter(
-            f"`{name}` is a sequence of miopenTensorArgument_t; got a {type(listed).__name__}"
-        )
+    kinds = {type(each) for each in listed} if isinstance(listed, Sequence) else {type(listed)}
+    if kinds - {miopenTensorArgument_t}:
+        told = ", ".join(each.__name__ for each in kinds)
+        raise bad_parameter(f"`{name}` is a sequence of miopenTensorArgument_t; got {told}")
     return tuple(listed)
 
 
@@ -290,9 +293,7 @@ def _take(
 def _spec(descriptor: Any) -> Any:
     held = descriptor.value if isinstance(descriptor, Ref) else descriptor
     if not isinstance(held, miopenTensorDescriptor_t) or not held.is_alive:
-        raise bad_parameter(
-            f"a miopenTensorArgument_t's descriptor is a miopenTensorDescriptor_t; got {held!r}"
-        )
+        raise bad_parameter(f"want a miopenTensorDescriptor_t in a miopenTensorArgument_t; got {held!r}")
     return held.spec
 
 
@@ -313,24 +314,18 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     """Makes a solution of bytes that were saved."""
     if size != len(data):
         raise bad_parameter(f"`data` has {len(data)} bytes; size is {size}")
-    try:
-        told = json.loads(data)
-        version = told.pop("format")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise StatusError(
-            miopenStatus_t.miopenStatusInvalidValue, "`data` is not what miopenSaveSolution wrote"
-        ) from None
-    if version != FORMAT:
+    head, _, body = data.partition(b"\n")
+    match = re.fullmatch(rb"fuseplan solution (\d+) [0-9a-f]{8}", head)
+    if match is None:
+        raise StatusError(INVALID, "`data` is not what miopenSaveSolution wrote")
+    if int(match[1]) != FORMAT:
         raise StatusError(
             miopenStatus_t.miopenStatusVersionMismatch,
-            f"the solution was saved in format {version}; this library reads format {FORMAT}: find it again",
+            f"the solution was saved in format {int(match[1])}; this is format {FORMAT}: find it again",
         )
-    try:
-        solution.value = miopenSolution_t(Found(**told))
-    except (TypeError, FuseplanError) as error:
-        raise StatusError(
-            miopenStatus_t.miopenStatusInvalidValue, f"`data` holds no solution: {error}"
-        ) from None
+    if _head(FORMAT, body) != head + b"\n":
+        raise StatusError(INVALID, "`data` was changed after miopenSaveSolution wrote it")
+    solution.value = miopenSolution_t(Found(**json.loads(body)))
 
 
 @api
