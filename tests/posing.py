@@ -30,7 +30,7 @@ from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Template
-from interpreted import Array, ask
+from interpreted import WRITTEN, Array, ask
 
 HOST = torch.device("cpu")
 CUDA_0 = replace(parse_target("triton:sm_90"), device=0)  # a GPU that this machine pretends to have
@@ -100,6 +100,9 @@ class _Known:
             return self.source.workspace(1) // 4, "i32"
         if slot.kind == "parameters":
             return len(kernel.parameters), kernel.compute_dtype
+        if slot.kind == "result":
+            made = next(each for each in kernel.results if each.key == slot.key)
+            return prod(made.shape), made.dtype
         operand = kernel.operand(slot.key)
         if operand.per == "element":
             return kernel.shape_of(operand).span, operand.dtype
@@ -138,7 +141,8 @@ class PosingDriver(FakeDriver):
                 "types": list(launched.artifact.types),
                 "values": known.values(launched.arguments),
                 "grid": list(launched.grid),
-                "writes": [place for place, slot in enumerate(slots) if slot.kind in ("dst", "workspace")],
+                "writes": [place for place, slot in enumerate(slots) if slot.kind in WRITTEN],
+                "cooperative": launched.cooperative,
             }
         )
         assert "error" not in reply, reply["error"]

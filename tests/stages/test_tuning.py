@@ -242,7 +242,16 @@ def test_a_verdict_is_measured_and_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["bf16[2x8x5x5] -> batch_norm -> relu", "f16[8x16] -> matmul(8) -> bias -> gelu"]
+    "plan",
+    [
+        "bf16[2x8x5x5] -> batch_norm -> relu",
+        "f16[8x16] -> matmul(8) -> bias -> gelu",
+        "f32[2x8x5x5] -> batch_norm_training -> relu",
+        "f32[2x8x5x5] -> batch_norm_backward(relu)",
+        *(f"f32[2x8x5x5] -> activation_backward({of})" for of in ("relu", "leaky_relu(0.3)", "elu(0.3)")),
+        *(f"f32[2x8x5x5] -> activation_backward({of})" for of in ("silu", "hardswish", "hardsigmoid")),
+        *(f"f32[2x8x5x5] -> activation_backward({of})" for of in ("mish", "gelu")),
+    ],
 )
 def test_torch_is_given_the_same_numbers_in_every_dtype(plan: str) -> None:
     assert "torch" in fuseplan.compile(plan, threads=1).verdict().others
@@ -253,6 +262,8 @@ def test_a_run_that_there_is_none_of_is_refused_by_name() -> None:
     assert alone.others == {}
     assert alone.refused["one at a time"] == "the plan is one operator"
     assert "not taught 'softplus'" in alone.refused["torch"]
+    backward = fuseplan.compile("f32[1x4x8x8] -> activation_backward(gelu(tanh))", threads=1).verdict()
+    assert backward.refused["torch"] == "the backward pass of gelu is not measured in torch"
     assert "nothing to compare" in str(alone)
 
 

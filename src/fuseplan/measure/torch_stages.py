@@ -20,6 +20,20 @@ FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mish": ("mish", {}),
 }
 
+# Their backward passes, of a gradient and of what the activation was applied to; then further arguments.
+BACKWARD: Mapping[str, Callable[[Any, Mapping[str, float]], Callable[[Any, Any], Any]]] = {
+    "relu": lambda aten, _: lambda dy, x: aten.threshold_backward(dy, x, 0),
+    "leaky_relu": lambda aten, given: (
+        lambda dy, x: aten.leaky_relu_backward(dy, x, given["negative_slope"], False)
+    ),
+    "elu": lambda aten, given: lambda dy, x: aten.elu_backward(dy, given["alpha"], 1, 1, False, x),
+    "silu": lambda aten, _: aten.silu_backward,
+    "hardswish": lambda aten, _: aten.hardswish_backward,
+    "hardsigmoid": lambda aten, _: aten.hardsigmoid_backward,
+    "mish": lambda aten, _: aten.mish_backward,
+    "gelu": lambda aten, _: aten.gelu_backward,
+}
+
 Stage = Callable[
     [Any, Mapping[str, Any], Mapping[str, Any]], Any
 ]  # (x, stored tensors, running tensors) -> x
@@ -47,6 +61,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         "add": _add,
         "batch_norm": _batch_norm,
         "gelu": _gelu,
+        "activation_backward": _activation_backward,
     }
     if layer.name not in makers:
         raise refuse(peer, layer)
@@ -179,3 +194,15 @@ def _batch_norm(functional: Any, layer: Layer) -> Stage:
 def _gelu(functional: Any, layer: Layer) -> Stage:
     approximate = layer.attributes["approximate"]
     return lambda x, stored, given: functional.gelu(x, approximate=approximate)
+
+
+def _activation_backward(_: Any, layer: Layer) -> Stage:
+    import torch
+
+    of = layer.attributes["of"]
+    is_plain = all(is_default for name, _, is_default in of.written() if name in of.attributes())
+    if of.name not in BACKWARD or not is_plain:
+        raise CannotRunError(f"the backward pass of {of.name} is not measured in torch")
+    function = BACKWARD[of.name](torch.ops.aten, layer.parameters)
+    key = layer.keys["input"]
+    return lambda x, stored, given: function(x, given[key])

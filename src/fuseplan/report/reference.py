@@ -21,8 +21,9 @@ from fuseplan.errors import PlanError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.op import Elementwise, Op
+from fuseplan.op import Elementwise, Op, Operand, Result
 from fuseplan.ops import OPERATORS
+from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
 from fuseplan.report.docstrings import markdown, parse, prose, table
@@ -46,9 +47,13 @@ Lines = Iterator[str]
 
 
 def operators() -> Lines:
-    """Each operator: formula, fields, operands, and its samples."""
+    """Each operator: formula, fields, operands, results, and its samples."""
     yield "An operand is a tensor given at run time; a parameter is a number given at run time, whose default"
-    yield "the plan writes down; an attribute is fixed in the plan."
+    yield "the plan writes down; an attribute is fixed in the plan. An attribute that is an activation is any"
+    yield "elementwise operator without operands, and brings its parameters."
+    yield ""
+    yield "A result is a tensor that the operator gives besides its output, in the compute dtype; one that is"
+    yield "updated is given by the caller."
     yield ""
     yield "Weights, and operands of the shape of src, have src's dtype. Other operands have the compute dtype"
     yield "(f64 for f64, else f32); arrays of src's dtype are taken for them too, and widened."
@@ -75,21 +80,35 @@ def _operator(kind: type[Op]) -> Lines:
         yield ""
         yield from table(["field", "is", "default"], fields)
     yield ""
-    yield from table(["plan", "operands", "output"], [_sample(src, op) for src, op in samples])
-    formulas = dict.fromkeys(text(op.formula()) for _, op in samples if isinstance(op, Elementwise))
+    head = ["plan", "operands", "output", *(["results"] if kind.result_fields else [])]
+    yield from table(head, [_sample(src, op) for src, op in samples])
+    formulas = dict.fromkeys(line for src, op in samples for line in _formulas(src, op))
     if formulas:
         yield from ("", "Computed as:", "", "```text", *formulas, "```")
+
+
+def _formulas(src: TensorSpec, op: Op) -> Lines:
+    """What an element is, and before it the statistics and the results that come of them."""
+    if isinstance(op, Elementwise):
+        yield text(op.formula())
+    if isinstance(op, Normalization):
+        yield f"{operator_text(op)}:"
+        yield from (f"  {each.text}, per {op.per}" for each in op.reductions(Names(), src))
+        yield from (f"  {name} = {text(made)}" for name, made in op.result_formulas(Names(), src).items())
+        yield f"  {text(op.formula(Names(), src))}"
 
 
 def _fields(kind: type[Op]) -> Iterator[list[str]]:
     """The fields as the class declares them; a formula's parameters have the names it gives them."""
     declared = dataclasses.fields(cast(Any, kind))
     parameters = {each.name for each in declared if "parameter" in each.metadata}
+    activations = kind.inner_names()
     for each in inspect.signature(kind).parameters.values():
         if each.kind is inspect.Parameter.VAR_KEYWORD:
             yield ["any other name", "parameter", "required"]
             continue
         what = "parameter" if each.name in parameters else "attribute"
+        what += ", an activation" if each.name in activations else ""
         is_required = each.default is inspect.Parameter.empty
         yield [f"`{each.name}`", what, "required" if is_required else f"`{_value(each.default)}`"]
 
@@ -99,8 +118,14 @@ def _value(value: object) -> str:
 
 
 def _sample(src: TensorSpec, op: Op) -> list[str]:
-    needed = [f"`{each.name}: {each.dtype}[{'x'.join(map(str, each.shape))}]`" for each in op.operands(src)]
-    return [f"`{src} -> {operator_text(op)}`", " ".join(needed) or "none", f"`{op.output(src)}`"]
+    cells = [f"`{src} -> {operator_text(op)}`", _tensors(op.operands(src)), f"`{op.output(src)}`"]
+    return [*cells, _tensors(op.results(src))] if type(op).result_fields else cells
+
+
+def _tensors(made: Iterable[Operand | Result]) -> str:
+    return (
+        " ".join(f"`{each.name}: {each.dtype}[{'x'.join(map(str, each.shape))}]`" for each in made) or "none"
+    )
 
 
 def rules() -> Lines:
