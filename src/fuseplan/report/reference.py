@@ -92,10 +92,9 @@ def _formulas(src: TensorSpec, op: Op) -> Lines:
     if isinstance(op, Elementwise):
         yield text(op.formula())
     if isinstance(op, Normalization):
-        yield f"{operator_text(op)}:"
-        yield from (f"  {each.text}, per {op.per}" for each in op.reductions(Names(), src))
-        yield from (f"  {name} = {text(made)}" for name, made in op.result_formulas(Names(), src).items())
-        yield f"  {text(op.formula(Names(), src))}"
+        lines = [f"{each.text}, per {op.per}" for each in op.reductions(Names(), src)]
+        lines += [f"{name} = {text(made)}" for name, made in op.result_formulas(Names(), src).items()]
+        yield "\n  ".join([f"{operator_text(op)}:", *lines, text(op.formula(Names(), src))])
 
 
 def _fields(kind: type[Op]) -> Iterator[list[str]]:
