@@ -48,7 +48,7 @@ def _no_measured_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OURS = ("fuseplan", "fuseplan:strict", "fuseplan:unfused")
-TORCH = ("torch", "torch:nhwc", "unfused:first", "unfused:last")
+TORCH = ("torch", "torch:nhwc", "unfused:nchw", "unfused:nhwc")
 RUNTIME = ("onnxruntime", "unfused:onnxruntime")
 PEERS = (*OURS, *TORCH, *RUNTIME)
 PAIRS = [(name, text) for name in PEERS for text in PLANS if name not in TORCH or text != UNEVEN]

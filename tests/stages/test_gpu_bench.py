@@ -123,7 +123,7 @@ def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
 
 
 def test_what_is_right_is_timed_and_stamped() -> None:
-    names = ("torch", "torch:steps", "unfused:first", "unfused:last")
+    names = ("torch", "torch:steps", "unfused:nchw", "unfused:nhwc")
     found = rows(*names, run="2026-01-01", commit="abc")
     assert tuple(found) == names
     assert all(row.error is not None and row.error < 1e-6 for row in found.values())

@@ -63,7 +63,7 @@ def test_tensors_lie_as_the_plan_says_and_hold_what_fits_its_dtype() -> None:
     assert not torch.equal(gpu_data.random_tensors(plan, 2, "cpu")["src"], tensors["src"])
 
 
-UNFUSED = ("unfused:first", "unfused:last")
+UNFUSED = ("unfused:nchw", "unfused:nhwc")
 
 
 def test_deviation_is_infinite_where_an_element_was_not_written() -> None:
@@ -92,7 +92,7 @@ def test_training_in_torch(text: str, compiler: Any) -> None:
 
 @pytest.mark.parametrize("text", [CONV, RESIDUAL, MATMUL, CONV.replace(", nhwc", "")])
 @pytest.mark.parametrize(
-    "name", ["torch", "torch:nhwc", "torch:steps", "unfused:first", "unfused:last", "cublaslt"]
+    "name", ["torch", "torch:nhwc", "torch:steps", "unfused:nchw", "unfused:nhwc", "cublaslt"]
 )
 def test_a_peer_computes_the_plan(name: str, text: str) -> None:
     plan, peer = FusionPlan.parse(text), BY_NAME[name]()
@@ -109,7 +109,7 @@ def test_which_peers_are_measured_for_which_plan() -> None:
         return {name for name, peer in BY_NAME.items() if peer().takes(FusionPlan.parse(text))}
 
     usual = {"fuseplan", "fuseplan:again", "fuseplan:unfused", "torch", "torch.compile"}
-    usual |= {"unfused:first", "unfused:last", "torch.compile:default"}
+    usual |= {"unfused:nchw", "unfused:nhwc", "torch.compile:default"}
     other_layout = {"torch:nhwc", "torch.compile:nhwc", "cudnn:nhwc"}
     assert taking(CONV) == usual | {"torch:steps", "cudnn", "cublaslt"}
     assert taking(CONV.replace(", nhwc", "")) == usual | other_layout | {"torch:steps", "cudnn"}

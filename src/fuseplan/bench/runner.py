@@ -122,9 +122,10 @@ class _Measured:
         live = [name for name, answer in prepared.items() if "refused" not in answer]
         blocks: dict[str, list[list[float]]] = {name: [] for name in live}
         disturbed: dict[str, list[float]] = {name: [] for name in live}
-        for number, name in turns(live, self._setting.protocol.rounds) if live else ():
+        for place, (number, name) in enumerate(turns(live, self._setting.protocol.rounds) if live else ()):
             progress(f"{self._case.name}: round {number + 1}")
-            patience.wait()
+            if place % len(live) == 0:
+                patience.wait()
             time.sleep(SETTLE)
             before = processor_seconds()
             answer = started[name].ask(do="block", seconds=self._setting.protocol.block_seconds)

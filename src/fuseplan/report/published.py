@@ -32,9 +32,11 @@ with bias and activation (CBA), 8 batch normalizations with activation (NA), 64 
 published` measures the same shapes; every figure on this page is from its recorded results.
 
 - **Fused** is the plan as one kernel of fuseplan. **One at a time** is the fastest of other libraries'
-  separate kernels, never ours: torch eager calling each operator of the plan, in place where it can, its
-  tensors in channels first (`first`) or channels last (`last`), whichever is faster; on a CPU also
-  onnxruntime without graph optimizations, a node an operator.
+  separate kernels, never ours: torch eager calling each operator of the plan, in place where it can; on a
+  CPU also onnxruntime without graph optimizations, a node an operator. Where the plan takes channels last,
+  torch is given channels first (`nchw`) or last (`nhwc`), whichever is faster. Where it takes channels
+  first, so does torch; *either layout* is what remains when the other layout counts there too, its
+  conversions left out.
 - **The fastest other** is the fastest library that computes the plan in its own best way, fused where it
   can: cuDNN's and cuBLASLt's fused kernels and torch.compile on a GPU; onnxruntime, openvino and
   torch.compile on a CPU. ncnn takes one image at a time and is not measured.
@@ -54,6 +56,7 @@ class Point:
         shape, group: which.
         ours, unfused, other: our row, the fastest of one operator at a time, the fastest other library's.
         waited: the least wall time of one operator at a time, which another form of it may have.
+        anyhow: the least kernel time of one operator at a time, its tensors in either layout.
     """
 
     shape: Published
@@ -61,6 +64,7 @@ class Point:
     ours: Row
     unfused: Row
     waited: float | None
+    anyhow: float
     other: Row | None
 
     @property
@@ -84,7 +88,7 @@ class Point:
 def points(rows: Iterable[Row]) -> list[Point]:
     """What rows of one device and thread count say; shapes without both times are left out."""
     shapes = {(each.combination, each.name): each for each in published()}
-    found = []
+    rows, found = sorted(rows, key=lambda row: row.group), []
     for line in lines(rows):
         unfused = line.best(UNFUSED)
         others = [row for row in line.peers if not _is_unfused(row)]
@@ -92,7 +96,11 @@ def points(rows: Iterable[Row]) -> list[Point]:
         if line.ours.median and unfused is not None:
             shape = shapes[line.group.split(",")[0], line.case]
             other = min(others, key=_seconds, default=None)
-            found.append(Point(shape, line.group, line.ours, unfused, min(walls, default=None), other))
+            anyhow = min(
+                row.median for row in rows if row.plan == line.ours.plan and _is_unfused(row) and row.median
+            )
+            waited = min(walls, default=None)
+            found.append(Point(shape, line.group, line.ours, unfused, waited, anyhow, other))
     return found
 
 
@@ -216,8 +224,8 @@ def _quiet(found: Sequence[Point]) -> str:
 
 def _means(found: Sequence[Point]) -> Iterator[str]:
     """Geometric means of each group, beside MIOpen's and what we want."""
-    heads = ["geometric means", "shapes", "kernel time", "wanted", "least", "wall time", "MIOpen's, kernel",
-             "MIOpen's, wall", "fastest other / ours", "least"]  # fmt: skip
+    heads = ["geometric means", "shapes", "kernel time", "wanted", "least", "either layout", "wall time",
+             "MIOpen's, kernel", "MIOpen's, wall", "fastest other / ours", "least"]  # fmt: skip
     rows = []
     aims = PUBLISHED_AIMS["cuda" if is_on_gpu(found[0].ours) else "cpu"]
     for group in dict.fromkeys(each.group for each in found):
@@ -225,11 +233,13 @@ def _means(found: Sequence[Point]) -> Iterator[str]:
         kernel, walls = [each.kernel for each in mine], [each.wall for each in mine if each.wall]
         ahead = [each.ahead for each in mine if each.ahead]
         wanted = aims.get(mine[0].shape.combination)
+        anyhow = [each.anyhow / _seconds(each.ours) for each in mine]
+        shapes = [each.shape for each in mine]
         rows.append([
             group, str(len(mine)), f"{geomean(kernel):.2f}", "" if wanted is None else f"{wanted:.2f}",
-            f"{min(kernel):.2f}", _mean(walls), _mean([each.shape.kernel_speedup for each in mine]),
-            _mean([each.shape.wall_speedup for each in mine]), _mean(ahead),
-            f"{min(ahead):.2f}" if ahead else "",
+            f"{min(kernel):.2f}", _mean(anyhow), _mean(walls),
+            _mean([each.kernel_speedup for each in shapes]), _mean([each.wall_speedup for each in shapes]),
+            _mean(ahead), f"{min(ahead):.2f}" if ahead else "",
         ])  # fmt: skip
     yield from table(heads, rows)
 

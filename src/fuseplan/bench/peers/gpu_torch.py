@@ -131,7 +131,7 @@ class GpuTorchSteps(GpuTorch):
 class GpuUnfusedFirst(GpuTorch):
     """Eager at its best without fusing: every operator a kernel, in place where it can be; channels first."""
 
-    name = "unfused:first"
+    name = "unfused:nchw"
     is_channels_first = True
 
     def stages(self, plan: FusionPlan) -> list[Stage]:
@@ -142,7 +142,7 @@ class GpuUnfusedFirst(GpuTorch):
 class GpuUnfusedLast(GpuUnfusedFirst):
     """The same in channels last."""
 
-    name = "unfused:last"
+    name = "unfused:nhwc"
     is_channels_first = False
     is_channels_last = True
 

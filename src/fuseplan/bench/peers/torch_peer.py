@@ -106,7 +106,7 @@ class TorchCompileChannelsLast(Torch):
 class UnfusedFirst(Torch):
     """Eager at its best without fusing: every operator a kernel, in place where it can be; channels first."""
 
-    name = "unfused:first"
+    name = "unfused:nchw"
 
     def stages(self, plan: FusionPlan) -> list[Stage]:
         """Every operator of the plan by itself, the bias too."""
@@ -116,5 +116,5 @@ class UnfusedFirst(Torch):
 class UnfusedLast(UnfusedFirst):
     """The same in channels last."""
 
-    name = "unfused:last"
+    name = "unfused:nhwc"
     is_channels_last = True
