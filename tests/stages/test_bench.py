@@ -175,3 +175,4 @@ def test_cases_are_chosen_by_name_and_group() -> None:
     ]
     with pytest.raises(ArgumentError, match="no case"):
         suite.chosen(found, "NA & 3x3")
+    assert {case.group for case in suite.chosen(suite.load("gpu_matmul"), "f16").cases} == {"f16"}

@@ -34,6 +34,11 @@ class Case:
     model: str
 
 
+def is_of(group: str, whole: str) -> bool:
+    """Whether a group is that one, or a part of it: `f16, large` of `f16`."""
+    return group == whole or group.startswith(f"{whole}, ")
+
+
 @dataclass(frozen=True)
 class Aim:
     """What a group should reach: the fastest peer's time over ours.
@@ -53,7 +58,7 @@ class Aim:
 
     def covers(self, group: str) -> bool:
         """Whether a group's shapes count."""
-        return group == self.group or group.startswith(f"{self.group}, ")
+        return is_of(group, self.group)
 
 
 @dataclass(frozen=True)
@@ -82,15 +87,15 @@ def load(name: str) -> Suite:
 
 
 def chosen(suite: Suite, only: str) -> Suite:
-    """The suite with the cases whose name or group contains `only`; of `a & b`, both.
+    """The suite with the cases of the group `only`, or whose name or group contains it; of `a & b`, both.
 
     Raises:
         ArgumentError: there is none.
     """
-    words = [word.strip() for word in only.split("&")]
-    cases = tuple(
-        case for case in suite.cases if all(word in case.name or word in case.group for word in words)
-    )
+    cases = suite.cases
+    for word in (each.strip() for each in only.split("&")):
+        exact = tuple(case for case in cases if is_of(case.group, word))
+        cases = exact or tuple(case for case in cases if word in case.name or word in case.group)
     if not cases:
         raise ArgumentError(f"no case of the suite {suite.name} has {only!r} in its name or group")
     return Suite(suite.name, suite.title, cases, suite.aims)
