@@ -1,13 +1,19 @@
-"""Shorthand for tests of `fuseplan.miopen`: calls that must succeed or fail, and descriptors in one line."""
+"""Shorthand for tests of `fuseplan.miopen`: calls that must succeed or fail, descriptors, a whole plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
+from fuseplan.miopen.tensors import DTYPES
+from fuseplan.tensor import TensorSpec
 
+Array = NDArray[Any]
 Status = miopen.miopenStatus_t
 
 
@@ -41,20 +47,26 @@ def tensor(*shape: int, dtype: Any = miopen.miopenFloat, layout: Any = None) -> 
     return made
 
 
+def described(spec: TensorSpec) -> Ref:
+    """A descriptor of a tensor of this library."""
+    made = created(miopen.miopenCreateTensorDescriptor)
+    kind = next(kind for kind, name in DTYPES.items() if name == spec.dtype)
+    ok(miopen.miopenSetTensorDescriptor(made, kind, spec.rank, spec.shape, spec.element_strides))
+    return made
+
+
 def convolution(
-    axes: int = 2, *, pad: int = 0, stride: int = 1, dilation: int = 1, groups: int = 1, mode: Any = 0
+    axes: int = 2, *, pad: int = 0, stride: int = 1, dilation: int = 1, groups: int = 1, mode: int = 0
 ) -> Ref:
-    made = Ref()
-    ok(miopen.miopenCreateConvolutionDescriptor(made))
-    numbers: list[Sequence[int]] = [(each,) * axes for each in (pad, stride, dilation)]
+    made = created(miopen.miopenCreateConvolutionDescriptor)
+    numbers = [(each,) * axes for each in (pad, stride, dilation)]
     ok(miopen.miopenInitConvolutionNdDescriptor(made, axes, *numbers, mode))
     ok(miopen.miopenSetConvolutionGroupCount(made, groups))
     return made
 
 
 def activation(mode: Any, *numbers: float) -> Ref:
-    made = Ref()
-    ok(miopen.miopenCreateActivationDescriptor(made))
+    made = created(miopen.miopenCreateActivationDescriptor)
     ok(miopen.miopenSetActivationDescriptor(made, mode, *(*numbers, 0.0, 0.0, 0.0)[:3]))
     return made
 
@@ -66,17 +78,45 @@ def created(create: Any, *rest: Any, plan: Ref | None = None) -> Ref:
     return made
 
 
-def output(plan: Ref) -> Ref:
-    """A descriptor of what a plan gives."""
-    spec = plan.value.place
-    made = created(miopen.miopenCreateTensorDescriptor)
-    made.value.set(next(kind for kind in KINDS if KINDS[kind] == spec.dtype), spec.shape, layout=spec.layout)
-    return made
+def random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-KINDS = {
-    miopen.miopenHalf: "f16",
-    miopen.miopenFloat: "f32",
-    miopen.miopenBFloat16: "bf16",
-    miopen.miopenDouble: "f64",
-}
+def close(got: Array, exact: Array, bound: float = 1e-5) -> None:
+    wide = got.astype(np.float64)
+    assert np.isfinite(wide).all()
+    assert np.abs(wide - exact).max() <= bound * max(1e-30, float(np.abs(exact).max()))
+
+
+class Built:
+    """A plan with its operators and arguments, on a handle."""
+
+    def __init__(self, src: Ref, target: str = "cpu", direction: Any = miopen.miopenVerticalFusion) -> None:
+        self.handle, self.src = handle(target), src
+        self.plan = created(miopen.miopenCreateFusionPlan, direction, src)
+        self.args = created(miopen.miopenCreateOperatorArgs)
+
+    def add(self, create: Any, *rest: Any) -> Ref:
+        """The operator that a miopenCreateOp... call appends."""
+        return created(create, *rest, plan=self.plan)
+
+    def compile(self) -> None:
+        ok(miopen.miopenCompileFusionPlan(self.handle, self.plan))
+
+    def execute(self, x: Array) -> Array:
+        """The output, into an array of NaN."""
+        out = self.plan.value.lowered().plan.output
+        y = np.full(out.shape, np.nan, x.dtype)
+        self.execute_into(x, y)
+        return y
+
+    def execute_into(self, x: Array, y: Array) -> None:
+        dst = described(self.plan.value.lowered().plan.output)
+        ok(miopen.miopenExecuteFusionPlan(self.handle, self.plan, self.src, x, dst, y, self.args))
+
+    def reference(
+        self, x: Array, operands: Mapping[str, Array], parameters: Mapping[str, float] | None = None
+    ) -> Array:
+        """The plan's meaning in float64, by this library's own names."""
+        exact: Array = self.plan.value.lowered().plan.reference(x, operands, parameters)
+        return exact

@@ -5,50 +5,240 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pytest
+import torch
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
-from miopen_calls import convolution, created, handle, ok, tensor
+from fuseplan.miopen.activations import ACTIVATIONS
+from miopen_calls import Built, close, convolution, created, described, fails, handle, ok, random, tensor
 
-Array = NDArray[Any]
-BN = ("scale", "shift", "mean", "variance")
-
-
-def random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def close(got: Array, exact: Array, bound: float = 1e-5) -> None:
-    assert np.isfinite(got).all()
-    assert np.abs(got - exact).max() <= bound * np.abs(exact).max()
-
-
-def execute(where: Ref, plan: Ref, x: Array, args: Ref) -> Array:
-    src = plan.value.src
-    assert src.shape == x.shape
-    made = plan.value.lowered().plan.output
-    y = np.full(made.shape, np.nan, x.dtype)
-    ok(miopen.miopenExecuteFusionPlan(where, plan, tensor(*src.shape), x, tensor(*made.shape), y, args))
-    return y
+X, W, B = random(4, 8, 9, 9), random(16, 8, 3, 3, seed=1), random(1, 16, 1, 1, seed=2)
+SCALE, SHIFT, MEAN = (random(1, 16, 1, 1, seed=seed) for seed in (3, 4, 5))
+VARIANCE = random(1, 16, 1, 1, seed=6) ** 2
+# The combinations of the driver's fusion modes 0 to 6, and three that MIOpen computes as something else.
+COMBINATIONS = ("CBNA", "CNA", "NA", "CN", "CBA", "CA", "CB", "CAN", "CAA", "AC")
+OWN = {
+    "bias": B.ravel(),
+    "weight": W,
+    "scale": SCALE.ravel(),
+    "shift": SHIFT.ravel(),
+    "mean": MEAN.ravel(),
+    "variance": VARIANCE.ravel(),
+}
 
 
-def test_convolution_bias_activation() -> None:
-    where, plan = (
-        handle(),
-        created(miopen.miopenCreateFusionPlan, miopen.miopenVerticalFusion, tensor(4, 8, 9, 9)),
-    )
-    conv = created(miopen.miopenCreateOpConvForward, convolution(pad=1), tensor(16, 8, 3, 3), plan=plan)
-    bias = created(miopen.miopenCreateOpBiasForward, tensor(1, 16, 1, 1), plan=plan)
-    act = created(miopen.miopenCreateOpActivationForward, miopen.miopenActivationLEAKYRELU, plan=plan)
-    ok(miopen.miopenCompileFusionPlan(where, plan))
-    args = created(miopen.miopenCreateOperatorArgs)
-    x, w, b = random(4, 8, 9, 9), random(16, 8, 3, 3, seed=1), random(1, 16, 1, 1, seed=2)
-    ok(miopen.miopenSetOpArgsConvForward(args, conv, 1.0, 0.0, w))
-    ok(miopen.miopenSetOpArgsBiasForward(args, bias, Ref(1.0), None, b))
-    ok(miopen.miopenSetOpArgsActivForward(args, act, 1, 0, 0.25, 0.0, 0.0))
-    fused = plan.value.lowered().plan
-    assert str(fused) == "f32[4x8x9x9] -> conv2d(16, kernel=3, padding=1) -> bias -> leaky_relu"
-    exact = fused.reference(x, {"weight": w, "bias": b.ravel()}, {"negative_slope": 0.25})
-    close(execute(where, plan, x, args), exact)
-    ok(miopen.miopenDestroyFusionPlan(plan))
+def built(letters: str, x: Any = None, alpha: float = 1.0) -> Built:
+    """A plan of these operators with all arguments; alpha is each operator's but the bias's."""
+    made = Built(x or tensor(4, 8 if "C" in letters else 16, 9, 9))
+    for letter in letters:
+        LETTERS[letter](made, alpha)
+    return made
+
+
+def add_convolution(made: Built, alpha: float) -> None:
+    op = made.add(miopen.miopenCreateOpConvForward, convolution(pad=1), tensor(16, 8, 3, 3))
+    ok(miopen.miopenSetOpArgsConvForward(made.args, op, alpha, 0.0, W))
+
+
+def add_bias(made: Built, alpha: float) -> None:
+    op = made.add(miopen.miopenCreateOpBiasForward, tensor(1, 16, 1, 1))
+    ok(miopen.miopenSetOpArgsBiasForward(made.args, op, Ref(1.0), None, B))
+
+
+def add_normalization(made: Built, alpha: float) -> None:
+    op = made.add(miopen.miopenCreateOpBatchNormInference, miopen.miopenBNSpatial, tensor(1, 16, 1, 1))
+    values = (SCALE, SHIFT, MEAN, VARIANCE, 1e-3)
+    ok(miopen.miopenSetOpArgsBatchNormInference(made.args, op, alpha, 0, *values))
+
+
+def add_activation(made: Built, alpha: float) -> None:
+    op = made.add(miopen.miopenCreateOpActivationForward, miopen.miopenActivationLEAKYRELU)
+    ok(miopen.miopenSetOpArgsActivForward(made.args, op, alpha, 0, 0.25, 0.0, 0.0))
+
+
+LETTERS = {"C": add_convolution, "B": add_bias, "N": add_normalization, "A": add_activation}
+
+
+def exactly(made: Built, x: Any) -> Any:
+    plan = made.plan.value.lowered().plan
+    operands = {each.key: OWN[each.key] for each in plan.operands}
+    values = {"epsilon": 1e-3, "negative_slope": 0.25, "negative_slope_2": 0.25}
+    given = {each.key: values[each.key] for each in plan.parameters}
+    return made.reference(x, operands, given)
+
+
+@pytest.mark.parametrize("letters", COMBINATIONS)
+def test_combinations_compute_what_they_say(letters: str) -> None:
+    made = built(letters)
+    made.compile()
+    x = X if "C" in letters else random(4, 16, 9, 9)
+    close(made.execute(x), exactly(made, x))
+    ok(miopen.miopenDestroyOperatorArgs(made.args))
+    ok(miopen.miopenDestroyFusionPlan(made.plan))
+
+
+def test_alpha_multiplies_each_result() -> None:
+    made = built("CNA", alpha=-2.0)
+    made.compile()
+    assert "alpha" not in str(made.plan.value.lowered().plan)  # its factors are in kernels of their own
+    conv = -2 * torch.nn.functional.conv2d(torch.tensor(X), torch.tensor(W), padding=1)
+    channel = [torch.tensor(OWN[name]) for name in ("mean", "variance", "scale", "shift")]
+    norm = -2 * torch.nn.functional.batch_norm(conv, *channel, False, 0.0, 1e-3)
+    exact = -2 * torch.nn.functional.leaky_relu(norm, 0.25)
+    close(made.execute(X), exact.numpy(), 1e-4)
+
+
+@pytest.mark.parametrize("mode", ACTIVATIONS, ids=lambda mode: mode.name)
+def test_activations_take_their_numbers_at_run_time(mode: Any) -> None:
+    made = Built(tensor(2, 3, 4, 5))
+    op = made.add(miopen.miopenCreateOpActivationForward, mode)
+    made.compile()
+    x = random(2, 3, 4, 5)
+    names = ACTIVATIONS[mode].parameters
+    for numbers in ((0.5, 0.75, 2.0), (0.25, 1.5, 0.5)):
+        ok(miopen.miopenSetOpArgsActivForward(made.args, op, 1.0, 0.0, *numbers))
+        exact = made.reference(x, {}, dict(zip(names, numbers, strict=False)))
+        close(made.execute(x), exact)
+
+
+def test_power_has_miopens_threshold_in_half_precision() -> None:
+    for kind, threshold in ((miopen.miopenHalf, 1e-4), (miopen.miopenFloat, 1e-6)):
+        made = Built(tensor(2, 3, dtype=kind))
+        op = made.add(miopen.miopenCreateOpActivationForward, miopen.miopenActivationPOWER)
+        assert op.value.operator.op.threshold == threshold
+
+
+@pytest.mark.parametrize("layout", [miopen.miopenTensorNHWC, miopen.miopenTensorCHWN])
+def test_layouts(layout: Any) -> None:
+    made = Ref()
+    ok(miopen.miopenCreateTensorDescriptor(made))
+    status = miopen.miopenSetNdTensorDescriptorWithLayout(made, miopen.miopenFloat, layout, (4, 8, 9, 9), 4)
+    if layout is miopen.miopenTensorCHWN:
+        fails(status, "NotImplemented", "miopenTensorCHWN", "strides")
+        ok(miopen.miopenSet4dTensorDescriptorEx(made, miopen.miopenFloat, 4, 8, 9, 9, 1, 324, 36, 4))
+        x = np.ascontiguousarray(X.transpose(1, 2, 3, 0)).transpose(3, 0, 1, 2)
+    else:
+        x = np.ascontiguousarray(X.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    plan = built("CBA", made)
+    plan.compile()
+    out = plan.plan.value.lowered().plan.output
+    y = np.full(out.size, np.nan, np.float32)
+    y = np.lib.stride_tricks.as_strided(y, out.shape, [4 * each for each in out.element_strides])
+    plan.execute_into(x, y)
+    close(y, exactly(plan, X))
+
+
+def test_per_activation_parameters_lose_their_axis_of_one() -> None:
+    made = Built(tensor(4, 3, 5, 6))
+    derived = created(miopen.miopenCreateTensorDescriptor)
+    ok(miopen.miopenDeriveBNTensorDescriptor(derived, made.src, miopen.miopenBNPerActivation))
+    assert derived.value.spec.shape == (1, 3, 5, 6)
+    op = made.add(miopen.miopenCreateOpBatchNormInference, miopen.miopenBNPerActivation, derived)
+    values = [random(1, 3, 5, 6, seed=seed) for seed in range(3)] + [random(1, 3, 5, 6) ** 2]
+    ok(miopen.miopenSetOpArgsBatchNormInference(made.args, op, 1.0, 0.0, *values, 1e-5))
+    made.compile()
+    x = random(4, 3, 5, 6, seed=9)
+    names = ("scale", "shift", "mean", "variance")
+    operands = {name: value[0] for name, value in zip(names, values, strict=True)}
+    close(made.execute(x), made.reference(x, operands), 1e-4)
+
+
+def test_arguments_are_overwritten_and_tensors_are_read_at_each_execution() -> None:
+    made = built("CBA")
+    made.compile()
+    first = made.execute(X)
+    B[...] *= 2
+    try:
+        close(made.execute(X), exactly(made, X))
+        assert not np.array_equal(made.execute(X), first)
+    finally:
+        B[...] /= 2
+    assert np.array_equal(made.execute(X), first)
+    bias = created_op(made, 1)
+    ok(miopen.miopenSetOpArgsBiasForward(made.args, bias, 1.0, 0.0, np.zeros(16, np.float32)))
+    exact = made.reference(X, {"weight": W, "bias": np.zeros(16)}, {"negative_slope": 0.25})
+    close(made.execute(X), exact)
+
+
+def created_op(made: Built, index: int) -> Ref:
+    op = Ref()
+    ok(miopen.miopenFusionPlanGetOp(made.plan, index, op))
+    return op
+
+
+def test_arguments_serve_an_equal_plan() -> None:
+    first, second = built("CBA"), built("CBA")
+    second.compile()
+    second.args = first.args
+    close(second.execute(X), exactly(second, X))
+
+
+def test_a_plan_is_compiled_for_each_handle_and_again_after_an_operator() -> None:
+    made = built("CB")
+    made.compile()
+    other = handle()
+    y, dst = np.empty((4, 16, 9, 9), np.float32), tensor(4, 16, 9, 9)
+    status = miopen.miopenExecuteFusionPlan(other, made.plan, made.src, X, dst, y, made.args)
+    fails(status, "BadParm", "was not compiled with this handle")
+    ok(miopen.miopenCompileFusionPlan(other, made.plan))
+    ok(miopen.miopenExecuteFusionPlan(other, made.plan, made.src, X, dst, y, made.args))
+    made.execute(X)
+    add_activation(made, 1.0)
+    status = miopen.miopenExecuteFusionPlan(other, made.plan, made.src, X, dst, y, made.args)
+    fails(status, "BadParm", "was not compiled with this handle as it is now")
+    made.compile()
+    close(made.execute(X), exactly(made, X))
+
+
+def test_profiling_times_a_launch() -> None:
+    made, time = built("CBA"), Ref()
+    made.compile()
+    fails(miopen.miopenGetKernelTime(made.handle, time), "NotInitialized", "miopenEnableProfiling")
+    ok(miopen.miopenEnableProfiling(made.handle, True))
+    close(made.execute(X), exactly(made, X))
+    ok(miopen.miopenGetKernelTime(made.handle, time))
+    assert 0 < time.value < 1000
+
+
+def test_a_cpu_has_no_streams() -> None:
+    made, stream = handle(), Ref(1)
+    ok(miopen.miopenSetStream(made, None))
+    ok(miopen.miopenGetStream(made, stream))
+    assert stream.value is None
+    fails(miopen.miopenSetStream(made, 1234), "BadParm", "has no streams")
+    fails(miopen.miopenCreateWithStream(Ref(), 1234, "cpu"), "BadParm", "has no streams")
+    ok(miopen.miopenSetAllocator(made, None, None, None))
+    fails(miopen.miopenSetAllocator(made, print, None, None), "NotImplemented", "allocator")
+
+
+def test_a_workspace_is_checked_and_not_needed() -> None:
+    made, size = built("CBA"), Ref()
+    algo = miopen.miopenConvolutionFwdAlgoWinograd
+    ok(miopen.miopenFusionPlanConvolutionSetAlgo(made.plan, algo))
+    ok(miopen.miopenFusionPlanGetWorkSpaceSize(made.handle, made.plan, size, algo))
+    made.compile()
+    compiled = made.handle.value.kernel(made.plan.value.lowered().plan, algo)
+    assert size.value == compiled.workspace_bytes > 0
+    y, dst = np.empty((4, 16, 9, 9), np.float32), tensor(4, 16, 9, 9)
+    call = (made.handle, made.plan, made.src, X, dst, y, made.args)
+    ok(miopen.miopenExecuteFusionPlan_v2(*call, None, 0))
+    close(y, exactly(made, X), 1e-4)
+    ok(miopen.miopenExecuteFusionPlan_v2(*call, np.empty(size.value, np.uint8), size))
+    told = ("the workspace has 1 bytes", f"needs {size.value}")
+    fails(miopen.miopenExecuteFusionPlan_v2(*call, np.empty(1, np.uint8), 1), "BadParm", *told)
+    fails(miopen.miopenExecuteFusionPlan_v2(*call, None, 8), "BadParm", "`workspace` is null")
+
+
+def test_a_horizontal_plan_is_not_yet_fused() -> None:
+    made = Built(tensor(4, 8, 9, 9), direction=miopen.miopenHorizontalFusion)
+    convolutions = [tensor(16, 8, 3, 3), tensor(32, 8, 3, 3)]
+    first, _ = (made.add(miopen.miopenCreateOpConvForward, convolution(), each) for each in convolutions)
+    told = "[horizontal]", "operators are fused one after the other, not side by side"
+    fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
+    fails(miopen.miopenSetOpArgsConvForward(made.args, first, 1.0, 0.0, W), "UnsupportedOp", *told)
+
+
+def test_the_output_descriptor_follows_from_the_plan() -> None:
+    made = built("CBA")
+    assert described(made.plan.value.place).value.spec == tensor(4, 16, 9, 9).value.spec
