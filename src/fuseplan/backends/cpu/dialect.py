@@ -41,6 +41,15 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
     def pow_(x: Value, y: Value) -> Value:
         return constant_power(b, x, numbers[y.name]) if y.name in numbers else power(b, x, y)
 
+    def frozen(value: Value) -> Value:
+        if value.name in numbers:
+            return value
+        return b.op(value.type, f"freeze {value.type} {value.name}")
+
+    def where(condition: Value, x: Value, y: Value) -> Value:
+        # What is frozen is loaded first: a load under the mask would wait for the condition.
+        return b.select(condition, frozen(x), frozen(y))
+
     def bounded(bound: Callable[[Builder, Value, Value], Value], x: Value, y: Value) -> Value:
         if x.name in numbers:
             return bound(b, y, x)
@@ -65,7 +74,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         "sqrt": lambda x: b.intrinsic("llvm.sqrt", x.type, x),
         "tanh": partial(tanh, b),
         "erf": partial(erf, b),
-        "where": b.select,
+        "where": where,
         "gt": partial(b.compare, "ogt"),
         "ge": partial(b.compare, "oge"),
     }

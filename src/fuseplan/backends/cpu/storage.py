@@ -22,7 +22,7 @@ def read_one(b: Builder, dtype: str, pointer: Value) -> Value:
 
 
 def read_apart(b: Builder, dtype: str, pointer: Value, offset: Index, step: int, count: int) -> Value:
-    """`count` elements from element `offset` on, which lie `step` apart, as a vector; other lanes are zero."""
+    """`count` elements from element `offset` on, `step` apart, as a vector; other lanes are zero."""
     kind = element_type(dtype)
     if step == 1 or count == 1:
         return read(b, dtype, b.at(pointer, offset, kind), b.lanes, count=count)

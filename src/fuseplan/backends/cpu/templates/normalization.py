@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import log2
+from math import lcm, log2
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from fuseplan.tensor import dtype_of
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
 _WIDEST = 4096  # columns in a task that sums a part of them
 _NARROWEST = 256  # bytes of a row that are worth fetching alone
-_FOLDED = 8  # vectors: in shorter runs the sum of lanes costs more than columns of their own
+_FOLDED = 256  # elements: in shorter runs the sums of lanes cost more than columns of their own
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
 
 
@@ -61,7 +61,7 @@ class Normalization(Template):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         large = _moved(kernel, None) + kernel.dst.nbytes > target.l3_bytes
-        knobs = product(_foldings(kernel, target), (True, False), (True, False) if large else (False,))
+        knobs = product(_foldings(kernel), (True, False), (True, False) if large else (False,))
         for folded, whole, stream in knobs:
             made = _blocked(kernel, target, folded=folded, whole=whole)
             if made is not None and (not stream or _can_stream(made, kernel, target)):
@@ -139,11 +139,11 @@ def _moved(kernel: Kernel, number: int | None) -> int:
     return read + (kernel.src.nbytes if "x" in used else 0)
 
 
-def _foldings(kernel: Kernel, target: Target) -> tuple[bool, ...]:
+def _foldings(kernel: Kernel) -> tuple[bool, ...]:
     """Whether short runs become columns, the better first; of several images only."""
     if not can_fold(kernel):
         return (False,)
-    few = kernel.dst.size // (kernel.dst.batch * kernel.dst.channels) < _FOLDED * lanes(kernel, target)
+    few = kernel.dst.size // (kernel.dst.batch * kernel.dst.channels) < _FOLDED
     return (True, False) if few and kernel.dst.batch >= TILE else (False, True)
 
 
@@ -172,7 +172,7 @@ def _step(shape: Shape, width: int) -> int:
     """Of what a block is a multiple: whole vectors, of whole channels where columns are folded."""
     if not shape.columns:
         return 1
-    return shape.fold * width if shape.fold > 1 else width
+    return lcm(shape.fold, width)
 
 
 def _rounded(size: int, step: int) -> int:

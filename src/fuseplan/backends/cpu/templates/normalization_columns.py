@@ -218,7 +218,7 @@ class ColumnWriter(Writer):
         b, width, extent = self.b, unit.high - unit.low, self.shape.run.extent
         low, high = rows
         with b.loop(low, high, name="row") as row:
-            begins = offsets(self.shape.rows, low + (high - 1) - row if backwards else row)
+            begins = offsets(self.shape.rows, row)
             step = _UNROLL * self.lanes
             whole = width // step * step
             with b.loop(0, whole, step, name="step") as at:
