@@ -92,11 +92,17 @@ class Normalization:
             return
         names = ("running_mean", "running_variance")
         steps.add(Operator(TRAINING, op), **values, **dict(zip(names, new, strict=True)), momentum=factor)
-        steps.checked(self.call.src[0]).check(0, dict(zip(names, old, strict=True)))
-        for into, of in zip(new, old, strict=True):
-            if into is not of:
-                self.call.handle.copy(into, of)
+        if new is not old:
+            self._copy(steps, dict(zip(names, old, strict=True)))
         self._finish(steps)
+
+    def _copy(self, steps: Steps, old: Values) -> None:
+        """Copies old values into the tensors that the first step updates."""
+        made = steps.checked(self.call.src[0])
+        made.check(0, old)
+        into = made.named(0, steps.given[0])
+        for key, of in made.named(0, old).items():
+            self.call.handle.copy(into[key], of)
 
     def differentiate(self, x: Any, values: Values, saved: tuple[Any, Any], epsilon: float) -> None:
         """Computes the gradients of x, scale and bias from dy, which is the call's input.
