@@ -40,6 +40,7 @@ from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
@@ -52,10 +53,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Abs",
+    "ActivationBackward",
     "Add",
     "ArgumentError",
     "Arguments",
     "BatchNorm",
+    "BatchNormBackward",
+    "BatchNormTraining",
     "Bias",
     "BoundPlan",
     "BuildError",
