@@ -10,6 +10,7 @@ from fuseplan.build import Program, build
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
+from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan, runner_of
 from fuseplan.stages import Records, decide
@@ -157,7 +158,8 @@ class CompiledPlan:
             MemoryError: the tensors, or what float64 needs besides, do not fit.
         """
         runner = self._running(self._runner)
-        return verdict_on(replace(self.records, target=self.target), runner, seed)
+        ground = ground_of(self.plan, self.target, seed)
+        return verdict_on(replace(self.records, target=self.target), runner, ground)
 
     def explain(self) -> Explanation:
         """What was decided and why, what it saves, and how far from the machine's limits it is."""

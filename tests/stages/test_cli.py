@@ -27,6 +27,7 @@ class PosedGround(ground.HostGround):
 
     def __init__(self, plan: Any, seed: int, device: int, inputs: str) -> None:
         super().__init__(plan, seed, inputs)
+        self.deviation(super().out())  # which makes float64 of the arrays
         self.tensors = {key: torch.from_numpy(array) for key, array in self.tensors.items()}
 
     def out(self) -> Any:

@@ -68,6 +68,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch)
     result = call(CBA, "-V", "1")
     assert (result.exit_code, "WRONG" in result.stdout) == (1, True)
+    monkeypatch.setattr(data, "evaluated", None)  # which is not asked
     unseen = call(CBA, "-V", "0")
     assert (unseen.exit_code, "not compared with float64" in unseen.stdout) == (0, True)
 
@@ -113,6 +114,12 @@ def test_json_is_one_line_a_run(sweep: Any) -> None:
     assert [each["right"] for each in many] == [True, True, False]
     assert [each["line"] for each in many] == [CBA, f"{CBA} -m 1", "CBAInfer -n x"]
     assert many[2]["error"] == "PlanError"
+
+
+def test_what_is_wrong_is_not_measured_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch)
+    (found,) = lines_of(call(CBA, "--unfused", "--json"))
+    assert (found["right"], found["unfused"]) == (False, None)
 
 
 def test_errors_alone_have_their_statuses() -> None:

@@ -277,7 +277,8 @@ def test_a_wrong_kernel_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_verdict_on_a_gpu_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setitem(verdict_on.__globals__, "ground_of", lambda plan, target, seed: PosingGround(plan))
+    made = fuseplan.CompiledPlan.verdict.__globals__
+    monkeypatch.setitem(made, "ground_of", lambda plan, target, seed: PosingGround(plan))
     with posing():
         compiled = fuseplan.compile("f16[2x16x8x8, nhwc] -> scale -> relu", CUDA_0)
         before = torch.backends.cudnn.benchmark, torch.is_inference_mode_enabled()

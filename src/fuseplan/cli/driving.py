@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.ground import allowed_deviation, ground_of
+from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
 from fuseplan.plan import FusionPlan
+from fuseplan.run import runner_of
+from fuseplan.tune.judging import verdict_on
 from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import processor_of
 
@@ -88,7 +90,7 @@ class Driven:
         compiled: the plan.
         checks: of the output and of each result; none where they were not compared.
         kernel, wall: times; None where they were not taken.
-        verdict: the unfused runs beside it; None where it was not compared.
+        verdict: the unfused runs beside it; None where it was not compared, or is wrong.
     """
 
     compiled: CompiledPlan
@@ -137,13 +139,21 @@ def drive(plan: FusionPlan, how: How) -> Driven:
     errors = ground.deviations(got) if how.is_verified else {}
     timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None
     walled = ground.wall_seconds(call, how.iterations) if how.is_walled else None
+    checks = _checks(compiled, errors)
+    is_right = all(each.is_right for each in checks)
     return Driven(
         compiled=compiled,
-        checks=_checks(compiled, errors),
+        checks=checks,
         kernel=Seconds.of(timed) if timed else None,
         wall=Seconds.of(walled) if walled else None,
-        verdict=compiled.verdict() if how.is_compared else None,
+        verdict=_verdict(compiled, ground) if how.is_compared and is_right else None,
     )
+
+
+def _verdict(compiled: CompiledPlan, ground: Ground) -> Verdict:
+    runner = runner_of(compiled.plan, compiled.kernel, compiled.choice.template, compiled.program)
+    assert runner is not None  # it was bound
+    return verdict_on(replace(compiled.records, target=compiled.target), runner, ground)
 
 
 def _checks(compiled: CompiledPlan, errors: Mapping[str, float]) -> tuple[Check, ...]:

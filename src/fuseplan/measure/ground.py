@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,8 +73,12 @@ class HostGround:
         self._plan = plan
         self.tensors: Mapping[str, Any] = data.random_arrays(plan, seed, inputs=inputs)
         self._old = {key: self.tensors[key].copy() for key in updated(plan)}
-        out, results = data.evaluated(plan, self.tensors)
-        self._want = {OUT: out, **results}
+
+    @cached_property
+    def _want(self) -> dict[str, Any]:
+        """The output and the results in float64; made when a result is first compared."""
+        out, results = data.evaluated(self._plan, {**self.tensors, **self._old})
+        return {OUT: out, **results}
 
     def out(self) -> Any:
         """A new array."""
@@ -112,9 +118,14 @@ class GpuGround:
         self._plan, self._device = plan, f"cuda:{device}"
         self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device, inputs=inputs)
         self._old = {key: self.tensors[key].clone() for key in updated(plan)}
-        out, results = gpu_data.evaluated(plan, self.tensors)
-        self._want = {OUT: out, **results}
         self._clock = GpuClock(device, GpuProtocol(block_seconds=GPU_BLOCK))
+
+    @cached_property
+    def _want(self) -> dict[str, Any]:
+        """The output and the results in float64; made when a result is first compared."""
+        with _memory_errors():
+            out, results = gpu_data.evaluated(self._plan, {**self.tensors, **self._old})
+        return {OUT: out, **results}
 
     def out(self) -> Any:
         """A new tensor."""
@@ -181,14 +192,21 @@ def ground_of(plan: FusionPlan, target: Target, seed: int = 0, inputs: str = "no
     """Where a plan is tried for a target: one of this machine's. `src` looks as `data.INPUTS` says.
 
     Raises:
-        MemoryError: the tensors, or what float64 needs besides, do not fit.
+        MemoryError: the tensors do not fit; or, when a result is first compared, what float64 needs besides.
     """
     if target.device is None:
         return HostGround(plan, seed, inputs)
-    try:
+    with _memory_errors():
         return GpuGround(plan, seed, target.device, inputs)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Torch's out of memory, as Python's: torch is imported only where it is used."""
+    try:
+        yield
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is used
+        if type(error).__name__ != "OutOfMemoryError":
             raise
         raise MemoryError(str(error)) from error
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError
-from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
+from fuseplan.measure.ground import Ground, allowed_deviation
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import at_its_best, eager
 from fuseplan.run import BoundPlan, Runner
@@ -22,20 +22,18 @@ ANOTHER = 0.1  # of the largest output: what is further away computes something 
 SHOWN = 200  # characters of torch's own message
 
 
-def verdict_on(records: Records, runner: Runner, seed: int = 0) -> Verdict:
-    """The verdict on a plan, measured on random tensors and kept.
+def verdict_on(records: Records, runner: Runner, ground: Ground) -> Verdict:
+    """The verdict on a plan, measured and kept.
 
     Args:
         records: of the fused plan; its target is one of this machine's.
         runner: of its program.
-        seed: of the tensors.
+        ground: the plan's, on the target.
 
     Raises:
         ArgumentError: the fused kernel's result is wrong here; it is not compared then.
-        MemoryError: the tensors, or what float64 needs besides, do not fit.
+        MemoryError: what float64 needs does not fit.
     """
-    plan, target = records.plan, records.target
-    ground = ground_of(plan, target, seed)
     variants: dict[str, Callable[[], object]] = {FUSED: _fused(records, runner, ground)}
     refused: dict[str, str] = {}
     with _torch_at_its_best(records):
