@@ -92,6 +92,19 @@ def test_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (foreign.exit_code, "does not run here" in foreign.stderr) == (1, True)
 
 
+def test_the_driver_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "GpuGround", PosedGround)
+    with machine(ToyChain) as gpu:
+        gpu.driver.meaning = chain
+        found = json.loads(call("driver", CHAIN, "--target", "cuda", "-t", "1", "-w", "1", "--json").stdout)
+        assert (found["right"], found["target"]) == (True, "triton:sm_90")
+        assert found["kernel_seconds"]["calls"] == found["wall_seconds"]["calls"] == 1
+        gpu.driver.meaning = lambda launch: None
+        assert call("driver", CHAIN, "--target", "cuda").exit_code == 1, "nothing was written"
+        foreign = call("driver", CHAIN, "--target", "triton:gfx942")
+        assert (foreign.exit_code, "does not run here" in foreign.stderr) == (1, True)
+
+
 def test_tensors_that_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
