@@ -12,7 +12,16 @@ from typing import Annotated, Any
 
 from fuseplan.measure.ground import ground_of
 from fuseplan.miopen.algorithms import preferred
-from fuseplan.miopen.call import Object, Pointer, Ref, StatusError, api, bad_parameter, not_implemented
+from fuseplan.miopen.call import (
+    Object,
+    Pointer,
+    Ref,
+    StatusError,
+    api,
+    bad_parameter,
+    check_of,
+    not_implemented,
+)
 from fuseplan.miopen.enums import (
     miopenFindResultsOrder_t,
     miopenStatus_t,
@@ -132,11 +141,10 @@ def find(
     best = {each.name: each.text for each in reversed(list(preferred(decide(plan, handle.target).choice)))}
     ground = ground_of(plan, handle.target)
     given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
+    kernels = {text: handle.kernel(plan, text) for text in best.values()}
     calls = {
-        text: partial(
-            handle.kernel(plan, text).bind(**given, **ground.results()), ground.tensors["src"], ground.out()
-        )
-        for text in best.values()
+        text: partial(compiled.bind(**(given | ground.results())), ground.tensors["src"], ground.out())
+        for text, compiled in kernels.items()
     }
     found = Found(
         plan.to_json(), str(handle.target), "", posed.src, posed.dst,
@@ -147,7 +155,7 @@ def find(
             found,
             template=text,
             milliseconds=1e3 * timing.median,
-            workspace=handle.kernel(plan, text).workspace_bytes,
+            workspace=kernels[text].workspace_bytes,
         )
         for text, timing in ground.times(calls).items()
     ]
@@ -273,7 +281,7 @@ def _take(
         StatusError: it belongs nowhere, is null, or is described as the problem does not describe it.
     """
     found, plan = solution.found, solution.plan
-    name = Id(given.id)
+    name: Id = check_of(Id)("id", given.id)
     if given.buffer is None:
         raise bad_parameter(f"{name.name} is null")
     if name in (found.src, found.dst):

@@ -1,0 +1,362 @@
+"""Problems and solutions of Find 2.0, convolution with bias and activation in one call, and algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fuseplan import miopen
+from fuseplan.backends import BACKENDS
+from fuseplan.miopen import Ref
+from fuseplan.miopen.algorithms import ALGORITHMS
+from miopen_calls import (
+    Built,
+    activation,
+    close,
+    convolution,
+    created,
+    fails,
+    handle,
+    ok,
+    random,
+    tensor,
+)
+
+FORWARD = miopen.miopenProblemDirectionForward
+BACKWARD = miopen.miopenProblemDirectionBackward
+INFERENCE = miopen.miopenProblemDirectionInference
+X, W, B, Z = random(2, 8, 9, 9), random(16, 8, 3, 3, seed=1), random(16, seed=2), random(2, 16, 9, 9, seed=3)
+CONV = torch.nn.functional.conv2d(
+    torch.tensor(X, dtype=torch.float64), torch.tensor(W, dtype=torch.float64), padding=1
+).numpy()
+WITH_BIAS = CONV + B[:, None, None]
+LEAKY = np.where(WITH_BIAS > 0, WITH_BIAS, 0.25 * WITH_BIAS)
+
+
+def describe(problem: Ref, **descriptors: Ref) -> None:
+    for name, descriptor in descriptors.items():
+        id = getattr(miopen, f"miopenTensor{name}")
+        ok(miopen.miopenSetProblemTensorDescriptor(problem, id, descriptor))
+
+
+def argument(name: str, buffer: Any, descriptor: Any = None) -> Any:
+    id = getattr(miopen, f"miopenTensor{name}", None) or getattr(miopen, f"miopenScalar{name}")
+    return miopen.miopenTensorArgument_t(id, descriptor, buffer)
+
+
+def fused() -> Ref:
+    """convolution, bias, leaky relu."""
+    first = created(miopen.miopenCreateConvProblem, convolution(pad=1), FORWARD)
+    describe(first, ConvolutionX=tensor(2, 8, 9, 9), ConvolutionW=tensor(16, 8, 3, 3))
+    second = created(miopen.miopenCreateBiasProblem, FORWARD)
+    describe(second, Bias=tensor(1, 16, 1, 1))
+    third = created(
+        miopen.miopenCreateActivationProblem, activation(miopen.miopenActivationLEAKYRELU, 0.25), FORWARD
+    )
+    for each in (second, third):
+        ok(miopen.miopenFuseProblems(first, each))
+        ok(miopen.miopenDestroyProblem(each))
+    return first
+
+
+def found(problem: Ref, options: Ref | None = None, most: int = 8) -> tuple[Ref, ...]:
+    solutions, count = Ref(), Ref()
+    ok(miopen.miopenFindSolutions(handle(), problem, options, solutions, count, most))
+    assert count.value == len(solutions.value) <= most
+    return tuple(Ref(each) for each in solutions.value)
+
+
+def read(getter: Any, solution: Ref) -> Any:
+    return created(lambda cell: getter(solution, cell)).value
+
+
+def tensors(y: Any) -> list[Any]:
+    named = {"ConvolutionX": X, "ConvolutionW": W, "Bias": B, "ActivationY": y}
+    return [argument(name, value) for name, value in named.items()]
+
+
+def test_solutions_are_measured_saved_loaded_and_run() -> None:
+    solutions = found(fused())
+    assert len({read(miopen.miopenGetSolutionSolverId, each) for each in solutions}) == len(solutions) > 1
+    times = [read(miopen.miopenGetSolutionTime, each) for each in solutions]
+    assert times[0] > 0
+    assert times == sorted(times)
+    for each in solutions:
+        data = read(miopen.miopenSaveSolution, each)
+        assert len(data) == read(miopen.miopenGetSolutionSize, each)
+        ok(miopen.miopenDestroySolution(each))
+        loaded = created(miopen.miopenLoadSolution, data, len(data))
+        y = np.full((2, 16, 9, 9), np.nan, np.float32)
+        ok(miopen.miopenRunSolution(handle(), loaded, 4, tensors(y), None, 0))
+        close(y, LEAKY)
+
+
+def test_options_order_and_limit_solutions() -> None:
+    options = created(miopen.miopenCreateFindOptions)
+    ok(miopen.miopenSetFindOptionResultsOrder(options, miopen.miopenFindResultsOrderByWorkspaceSize))
+    sizes = [read(miopen.miopenGetSolutionWorkspaceSize, each) for each in found(fused(), options)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    ok(miopen.miopenSetFindOptionWorkspaceLimit(options, sizes[-1] - 1))
+    assert len(found(fused(), options)) == len(sizes) - 1
+    assert len(found(fused(), most=1)) == 1
+    ok(miopen.miopenSetFindOptionPreallocatedWorkspace(options, np.empty(8, np.uint8), 8))
+    ok(miopen.miopenSetFindOptionPreallocatedTensor(options, miopen.miopenTensorConvolutionX, X))
+    ok(miopen.miopenSetFindOptionAttachBinaries(options, 0))
+    ok(miopen.miopenSetFindOptionTuning(options, 1))
+    assert options.value.is_tuning
+    fails(miopen.miopenSetFindOptionTuning(options, 2), "BadParm", "0 or 1")
+    fails(miopen.miopenSetFindOptionWorkspaceLimit(options, -1), "BadParm", "0 or more")
+    fails(miopen.miopenSetFindOptionAttachBinaries(options, 1), "NotImplemented", "no binaries")
+    status = miopen.miopenSetFindOptionPreallocatedWorkspace(options, None, 8)
+    fails(status, "BadParm", "`workspace` is null")
+
+
+def test_normalization_and_activation() -> None:
+    norm = created(miopen.miopenCreateBatchnormProblem, miopen.miopenBNSpatial, False, INFERENCE)
+    describe(norm, BatchnormX=tensor(2, 8, 9, 9), BatchnormEstimatedMean=tensor(1, 8, 1, 1))
+    relu = created(miopen.miopenCreateActivationProblem, activation(miopen.miopenActivationRELU), FORWARD)
+    ok(miopen.miopenFuseProblems(norm, relu))
+    (solution, *_) = found(norm)
+    y, ones, zeros = np.full_like(X, np.nan), np.ones((1, 8, 1, 1), np.float32), np.zeros(8, np.float32)
+    named = {
+        "BatchnormX": X, "BatchnormScale": 2 * ones, "BatchnormBias": zeros, "ActivationY": y,
+        "BatchnormEstimatedMean": zeros, "BatchnormEstimatedVariance": ones, "BatchnormEpsilon": Ref(3.0),
+    }  # fmt: skip
+    listed = [argument(name, value) for name, value in named.items()]
+    ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
+    close(y, np.maximum(X, 0))  # 2 * x/sqrt(1 + 3)
+
+
+def test_training_and_its_backward_pass() -> None:
+    norm = created(miopen.miopenCreateBatchnormProblem, miopen.miopenBNSpatial, True, FORWARD)
+    describe(norm, BatchnormX=tensor(2, 8, 9, 9))
+    (solution, *_) = found(norm)
+    mean, variance, saved, inverse = (np.zeros(8, np.float32) for _ in range(4))
+    scale, shift, y = random(8, seed=4), random(8, seed=5), np.full_like(X, np.nan)
+    named = {
+        "BatchnormX": X, "BatchnormY": y, "BatchnormScale": scale, "BatchnormBias": shift,
+        "BatchnormRunningMean": mean, "BatchnormRunningVariance": variance,
+        "BatchnormSavedMean": saved, "BatchnormSavedVariance": inverse,
+        "BatchnormExpAvgFactor": 1.0, "BatchnormEpsilon": 1e-5,
+    }  # fmt: skip
+    listed = [argument(name, value) for name, value in named.items()]
+    ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
+    close(mean, X.astype(np.float64).mean((0, 2, 3)))
+    assert np.array_equal(mean, saved)
+    back = created(miopen.miopenCreateBatchnormProblem, miopen.miopenBNSpatial, False, BACKWARD)
+    describe(back, BatchnormDY=tensor(2, 8, 9, 9))
+    elu = created(miopen.miopenCreateActivationProblem, activation(miopen.miopenActivationELU, 0.5), BACKWARD)
+    ok(miopen.miopenFuseProblems(back, elu))
+    (solution, *_) = found(back)
+    dy, dx, dscale, dshift = random(2, 8, 9, 9, seed=6), np.full_like(X, np.nan), mean.copy(), mean.copy()
+    named = {
+        "BatchnormDY": dy, "ActivationDX": dx, "BatchnormX": X, "BatchnormScale": scale,
+        "BatchnormBias": shift, "BatchnormScaleDiff": dscale, "BatchnormBiasDiff": dshift,
+        "BatchnormSavedMean": saved, "BatchnormSavedVariance": inverse, "ActivationY": y,
+    }  # fmt: skip
+    listed = [argument(name, value) for name, value in named.items()]
+    ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
+    leaves = [torch.tensor(each, dtype=torch.float64, requires_grad=True) for each in (X, scale, shift)]
+    norms = torch.nn.functional.batch_norm(leaves[0], None, None, *leaves[1:], True, 0.0, 1e-5)
+    torch.nn.functional.elu(norms, 0.5).backward(torch.tensor(dy))
+    for got, leaf in zip((dx, dscale, dshift), leaves, strict=True):
+        assert leaf.grad is not None
+        close(got, leaf.grad.numpy())
+
+
+def load(data: bytes, size: int | None = None) -> Any:
+    return miopen.miopenLoadSolution(Ref(), data, len(data) if size is None else size)
+
+
+def run(listed: Any, count: int | None = None, target: str = "cpu", **workspace: Any) -> Any:
+    usual = {"workspace": None, "workspaceSize": 0} | workspace
+    (solution,) = found(fused(), most=1)
+    return miopen.miopenRunSolution(
+        handle(target), solution, len(listed) if count is None else count, listed, **usual
+    )
+
+
+def undescribed(**descriptors: Ref) -> Any:
+    problem = created(miopen.miopenCreateConvProblem, convolution(pad=1), FORWARD)
+    describe(problem, **descriptors)
+    return miopen.miopenFindSolutions(handle(), problem, None, Ref(), None, 1)
+
+
+def twice_a_bias() -> Any:
+    problem = fused()
+    other = created(miopen.miopenCreateBiasProblem, FORWARD)
+    describe(other, Bias=tensor(1, 16, 1, 1))
+    ok(miopen.miopenFuseProblems(problem, other))
+    return miopen.miopenFindSolutions(handle(), problem, None, Ref(), None, 1)
+
+
+Y = np.empty((2, 16, 9, 9), np.float32)
+SRC, WEIGHT = tensor(2, 8, 9, 9), tensor(16, 8, 3, 3)
+REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
+    "no bytes of ours": (lambda: load(b"{}"), "InvalidValue", ("is not what miopenSaveSolution wrote",)),
+    "another format": (
+        lambda: load(b"fuseplan solution 99 00000000\n{}"),
+        "VersionMismatch",
+        ("saved in format 99",),
+    ),
+    "changed bytes": (
+        lambda: load(b"fuseplan solution 1 00000000\n{}"),
+        "InvalidValue",
+        ("was changed",),
+    ),
+    "another size": (lambda: load(b"12", 3), "BadParm", ("`data` has 2 bytes; size is 3",)),
+    "no input": (
+        lambda: run(tensors(Y)[1:]),
+        "BadParm",
+        ("the solution needs miopenTensorConvolutionX",),
+    ),
+    "no weight": (lambda: run([tensors(Y)[0], *tensors(Y)[2:]]), "BadParm", ("`weight`", "missing")),
+    "a null buffer": (lambda: run([argument("Bias", None)]), "BadParm", ("miopenTensorBias is null",)),
+    "a tensor of another problem": (
+        lambda: run([argument("BatchnormX", X)]),
+        "BadParm",
+        ("the solution has no miopenTensorBatchnormX",),
+    ),
+    "no such tensor": (
+        lambda: run([miopen.miopenTensorArgument_t(999, None, X)]),
+        "BadParm",
+        ("999 is none of",),
+    ),
+    "another descriptor": (
+        lambda: run([argument("ConvolutionX", X, tensor(2, 8, 9, 8))]),
+        "BadParm",
+        ("miopenTensorConvolutionX descriptors do not match",),
+    ),
+    "no descriptor": (
+        lambda: run([argument("ConvolutionX", X, "x")]),
+        "BadParm",
+        ("want a miopenTensorDescriptor_t",),
+    ),
+    "a count": (lambda: run([], 3), "BadParm", ("`tensors` has 0 entries; nInputs is 3",)),
+    "another machine": (lambda: run(tensors(Y), target="reference"), "BadParm", ("is reference",)),
+    "no workspace": (
+        lambda: run(tensors(Y), workspace=None, workspaceSize=8),
+        "BadParm",
+        ("`workspace` is null",),
+    ),
+    "no input described": (undescribed, "InvalidValue", ("missing the miopenTensorConvolutionX",)),
+    "no weight described": (
+        lambda: undescribed(ConvolutionX=SRC),
+        "InvalidValue",
+        ("missing the miopenTensorConvolutionW",),
+    ),
+    "another output": (
+        lambda: undescribed(ConvolutionX=SRC, ConvolutionW=WEIGHT, ConvolutionY=SRC),
+        "BadParm",
+        ("miopenTensorConvolutionY is described as",),
+    ),
+    "two of a kind": (
+        twice_a_bias,
+        "NotImplemented",
+        ("have a miopenTensorBias",),
+    ),
+    "no tensor of the problem": (
+        lambda: miopen.miopenSetProblemTensorDescriptor(fused(), miopen.miopenTensorBatchnormX, SRC),
+        "BadParm",
+        ("the problem has no tensor miopenTensorBatchnormX",),
+    ),
+    "no solutions wanted": (
+        lambda: miopen.miopenFindSolutions(handle(), fused(), None, Ref(), None, 0),
+        "BadParm",
+        ("`maxSolutions` is 1 or more",),
+    ),
+    "a backward convolution": (
+        lambda: miopen.miopenCreateConvProblem(Ref(), convolution(), BACKWARD),
+        "NotImplemented",
+        ("want miopenProblemDirectionForward",),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_problems_and_solutions_that_cannot_be(what: str) -> None:
+    call, status, told = REFUSED[what]
+    fails(call(), status, *told)
+
+
+def one_call(**other: Any) -> Any:
+    usual: dict[str, Any] = {
+        "handle": handle(), "alpha1": 1.0, "xDesc": SRC, "x": X, "wDesc": WEIGHT, "w": W,
+        "convDesc": convolution(pad=1), "algo": miopen.miopenConvolutionFwdAlgoDirect,
+        "workspace": None, "workspaceSizeInBytes": 0, "alpha2": 0.0, "zDesc": None, "z": None,
+        "biasDesc": tensor(1, 16, 1, 1), "bias": B,
+        "activationDesc": activation(miopen.miopenActivationLEAKYRELU, 0.25),
+        "yDesc": tensor(2, 16, 9, 9), "y": Y,
+    }  # fmt: skip
+    Y[...] = np.nan
+    return miopen.miopenConvolutionBiasActivationForward(*(usual | other).values())
+
+
+@pytest.mark.parametrize("algorithm", ["Direct", "Winograd"])
+def test_convolution_bias_activation_in_one_call(algorithm: str) -> None:
+    algo = getattr(miopen, f"miopenConvolutionFwdAlgo{algorithm}")
+    ok(one_call(algo=algo))
+    close(Y, LEAKY)
+    ok(one_call(algo=algo, alpha1=-0.5, activationDesc=activation(miopen.miopenActivationPASTHRU)))
+    close(Y, -0.5 * CONV + B[:, None, None])
+    plain = {"activationDesc": activation(miopen.miopenActivationRELU), "zDesc": tensor(2, 16, 9, 9), "z": Z}
+    ok(one_call(algo=algo, alpha1=2.0, alpha2=0.5, **plain))
+    close(Y, np.maximum(2 * CONV + 0.5 * Z + B[:, None, None], 0))
+
+
+def test_what_one_call_refuses() -> None:
+    algo = miopen.miopenConvolutionFwdAlgoFFT
+    fails(one_call(algo=algo), "UnsupportedOp", "no kernel of miopenConvolutionFwdAlgoFFT", "AlgoDirect")
+    fails(one_call(z=Z), "BadParm", "`zDesc` is null")
+    fails(one_call(z=Z, zDesc=SRC), "BadParm", "the z descriptors do not match")
+    fails(one_call(yDesc=SRC), "BadParm", "the output descriptors do not match")
+    fails(one_call(biasDesc=tensor(1, 8, 1, 1)), "BadParm", "`biasDesc` does not describe")
+    fails(one_call(workspaceSizeInBytes=3), "BadParm", "`workspace` is null")
+
+
+def test_the_algorithms_are_those_that_would_run_it() -> None:
+    made = Built(tensor(2, 8, 9, 9))
+    count, listed = Ref(), Ref()
+    get, bind = miopen.miopenFusionPlanConvolutionGetAlgo, miopen.miopenFusionPlanConvolutionSetAlgo
+    fails(get(made.plan, 8, count, listed), "BadParm", "the plan has no convolution")
+    fails(bind(made.plan, 1), "BadParm", "the plan has no convolution")
+    made.add(miopen.miopenCreateOpConvForwardAlgo, convolution(), 1, WEIGHT)
+    assert made.plan.value.algorithm is miopen.miopenConvolutionFwdAlgoDirect
+    fails(get(made.plan, 0, count, listed), "BadParm", "`requestAlgoCount` is 1 or more")
+    ok(get(made.plan, 8, count, listed))
+    assert set(listed.value) == {
+        miopen.miopenConvolutionFwdAlgoDirect,
+        miopen.miopenConvolutionFwdAlgoWinograd,
+    }
+    preferred = listed.value[0]
+    ok(get(made.plan, 1, count, listed))
+    assert (count.value, listed.value) == (1, (preferred,))
+    ok(get(made.plan, 8, count, listed, handle("triton:sm_90")))
+    assert miopen.miopenConvolutionFwdAlgoImplicitGEMM in listed.value
+    for algo in (miopen.miopenConvolutionFwdAlgoDirect, miopen.miopenConvolutionFwdAlgoWinograd):
+        ok(bind(made.plan, algo))
+        made.compile()
+        plan = made.plan.value.lowered().plan
+        assert ALGORITHMS[made.handle.value.kernel(plan, algo).choice.template.name] is algo
+    ok(bind(made.plan, miopen.miopenConvolutionFwdAlgoGEMM))
+    told = "no kernel of miopenConvolutionFwdAlgoGEMM", "miopenConvolutionFwdAlgoWinograd"
+    fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
+
+
+def test_a_bound_algorithm_that_cannot_says_why() -> None:
+    made = Built(tensor(2, 8, 9, 9))
+    made.add(miopen.miopenCreateOpConvForward, convolution(stride=2), WEIGHT)
+    ok(miopen.miopenFusionPlanConvolutionSetAlgo(made.plan, miopen.miopenConvolutionFwdAlgoWinograd))
+    told = "[no-transform]", "^^^^^^", "`direct` takes any convolution"
+    fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
+
+
+def test_every_template_of_a_convolution_has_an_algorithm() -> None:
+    others = {"pointwise", "normalization"}
+    names = {template.name for backend in BACKENDS for template in backend.templates}
+    assert names - others == set(ALGORITHMS)
