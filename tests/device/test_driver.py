@@ -1,4 +1,4 @@
-"""Lines of the driver on a GPU: checked, timed by its own clock and by the host's, and beside unfused runs."""
+"""Lines of the driver on a GPU: checked, timed by its own clock and the host's, and beside unfused runs."""
 
 import json
 from pathlib import Path
