@@ -75,12 +75,18 @@ a call. Before it a buffer of {flushed} MB is overwritten, so that the second ca
 tensors, and the host is ahead of the GPU by {ahead} such writes. Blocks last {gpu_milliseconds:.0f} ms.
 
 - `torch` is eager, `torch:steps` calls every operator of the plan by itself, `torch.compile` is
-  max-autotune with frozen weights and without CUDA graphs.
+  max-autotune with frozen weights and without CUDA graphs, its candidates tried in a process of their
+  own, which some of them end. `torch.compile:default` is its default mode.
+- Of batch norm in training `torch` is what its layers and their gradients call, cuDNN where they
+  choose it, relu in place; backward, relu's gradient reads what relu gave. `torch.compile` makes the
+  same of one function, where relu's argument is computed anew. No element lies so near relu's edge
+  that rounding decides its gradient. All results are checked, statistics and gradients too.
 - `cudnn` is `torch.cudnn_convolution_relu`, or its form with a residual; `cudnn:folded` is given
   weights that the statistics of the normalization were put into beforehand. `cublaslt` is
   `torch._addmm_activation`. What ends in `:nhwc` is given channels last.
 - All compute f32 without TF32. The floor is what torch's copy and products of matrices reach; in
-  f32 it allows three products in TF32."""
+  f32 it allows three products in TF32. Where statistics need several passes over the data, it counts
+  the bytes of each; tensors that the second cache holds can be faster."""
 
 
 def _protocol() -> str:
