@@ -14,6 +14,7 @@ from fuseplan.cli.driver import driver_command, plan_of
 from fuseplan.driver.letters import ACTIVATIONS, BY_WORD, LETTERS, MODES, PROBLEMS
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import PlanError
+from fuseplan.miopen.activations import ACTIVATIONS as OF_MIOPEN
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
@@ -146,6 +147,11 @@ def test_activations(number: int, text: str) -> None:
 )
 def test_training(letters: str, operators: str) -> None:
     assert said(f"{letters} -n 2 -c 4 -H 9 -W 8") == f"f32[2x4x9x8] -> {operators}"
+
+
+def test_the_numbers_are_those_of_fuseplans_miopen() -> None:
+    ours = list(ACTIVATIONS.values())
+    assert ours == [(type(each.op), each.parameters) for _, each in sorted(OF_MIOPEN.items())]
 
 
 def test_power_in_half_precision_has_miopens_threshold() -> None:
