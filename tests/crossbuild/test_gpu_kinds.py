@@ -4,6 +4,7 @@
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ PLANS = (
     "bf16[16384x1024] -> matmul(4096) -> bias -> gelu",
     "f32[512x1024] -> matmul(256) -> bias -> relu",
     "bf16[32x19x33] -> conv1d(37, kernel=5, stride=2) -> tanh",
+    "f16[64x128x28x28, nhwc] -> batch_norm_training(running=True) -> relu",
+    "f32[64x256x14x14] -> batch_norm_backward(relu, statistics=recomputed)",
+    "bf16[64x64x55x55] -> batch_norm_backward(gelu)",
+    "f32[64x37x9x9, nhwc] -> batch_norm_training(mode=per_activation)",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")
@@ -84,6 +89,10 @@ def test_faults() -> None:
     }  # fmt: skip
     for name, value in wrong.items():
         assert len(list(faults(source, types, sound | {name: value}, target))) == 1, name
+    meeting = replace(source, options=(("cooperative", 1),), grid=(132, 1, 1))
+    assert list(faults(meeting, types, sound, target)) == []
+    (said,) = faults(replace(meeting, grid=(133, 1, 1)), types, sound, target)
+    assert said == "its 133 programs wait for each other, and 132 run at once"
     assert not list(faults(source, types, sound | {"spill_bytes": 4}, target, allowed_spill=4))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 from fuseplan.emit import Source
 from fuseplan.target import Target
@@ -31,6 +32,9 @@ def faults(
         yield f"needs {used['shared_bytes']} bytes of shared memory of {target.l1_bytes}"
     if not used["programs"]:
         yield "no multiprocessor holds even one program"
+    places, programs = used["programs"] * target.processors, prod(source.grid)
+    if dict(source.options).get("cooperative") and programs > places:
+        yield f"its {programs} programs wait for each other, and {places} run at once"
     reads = [slot for slot in source.slots if slot.map is not None and slot.kind != "dst"]
     if reads and not used.get("tma_loads"):
         yield "reads no tensor map, though it has some"

@@ -6,11 +6,13 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
+    GpuNormalization,
     GpuDepthwise,
     Hopper,
     Product,

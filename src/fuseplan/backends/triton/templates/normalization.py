@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import ceil, log2
 from typing import ClassVar
 
-from fuseplan.backends.triton import model
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.elementwise import formulas_of
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.templates import normalization_cost as cost
+from fuseplan.backends.triton.templates.normalization_choice import choices
+from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
-from fuseplan.backends.triton.templates.pointwise_writer import ceil_div
+from fuseplan.backends.triton.templates.pointwise import calls
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
 
+MOST = 20  # candidates
+
 
 @dataclass(frozen=True)
 class GpuNormalization(GpuTemplate):
     """Sums and moments over a channel or a place, and elementwise operators before and behind them.
+
+    Groups of programs share a tile's rows or positions. Each program reduces its own, passes on what it
+    found, waits for the others of its group, and goes on: one kernel, whatever has to be known first.
 
     reads:  src and operands per element once a reduction and once more, or once where a program keeps them
     writes: dst and every result once
@@ -33,13 +43,11 @@ class GpuNormalization(GpuTemplate):
         programs: of a group, which share the rows or positions of a tile.
         groups: of programs, which share the tiles.
         warps: of a program.
-        resident: programs that a processor holds at a time.
+        resident: programs that a processor has to hold at a time.
     """
 
     name: ClassVar[str] = "normalization"
-    error_scale: ClassVar[str] = (
-        "the sum of the sizes of what is added, and what each function of the formulas gives"
-    )
+    error_scale: ClassVar[str] = "the sum of the sizes of what a reduction adds, and what each function gives"
 
     form: str
     rows: int
@@ -53,30 +61,49 @@ class GpuNormalization(GpuTemplate):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.reductions), Reason.NO_NORMALIZATION)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+        if not isinstance(accuracy, str):
+            least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
+            yield accuracy_claim(least, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        channels = (
-            kernel.dst.channels if kernel.reduced_per == "channel" else kernel.dst.size // kernel.dst.batch
-        )
-        yield cls("rows", 16, 64, 2, 1, ceil_div(channels, 64), 4, 1)
+        made = cls._made(kernel, target)
+        if not isinstance(accuracy, str):
+            made = [each for each in made if each.error_bound(kernel) <= accuracy]
+        yield from made[:MOST]
+
+    @classmethod
+    def _made(cls, kernel: Kernel, target: Target) -> list[GpuNormalization]:
+        """All that are worth a thought, the best guess first."""
+        made = [cls(**asdict(choice)) for choice in choices(kernel, target)]
+        return sorted(made, key=lambda each: each.seconds(kernel, target))
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         return vector_packing(kernel, operand)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel)
+        """Every pass counts as a read, although a cache may serve it; what is kept is read once."""
+        written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+        large = cost.kept_bytes(kernel)
+        vectors = kernel.minimum_bytes - written - large
+        read = large if not self.unrolled else sum(cost.read_per_pass(kernel))
+        return Traffic(read + vectors, written, cost.passed_bytes(kernel, self))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return model.seconds(target, self.traffic(kernel, target))
-
-    @staticmethod
-    def bound(kernel: Kernel) -> float:
-        return kernel.reduced_count * unit_roundoff(kernel)
+        return round(cost.seconds(kernel, target, self), 7)
 
     def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
+        """One rounding for each addition that a term goes through, and the errors of the functions.
+
+        A lane adds up what it reads, then lanes and programs are added in pairs: Higham, Accuracy and
+        Stability of Numerical Algorithms, 2002, section 4.2. Moments take twice as many roundings.
+        """
+        cut = Cut(kernel, self)
+        own = cut.steps * max(1, self.unrolled)
+        pairs = sum(ceil(log2(count)) for count in (cut.block, cut.segment, self.programs))
+        names = (name for formula in formulas_of(kernel) for name in calls(formula))
+        functions = sum(dialect.relative_error(name, kernel.dst.dtype) for name in names)
+        return 2 * (own + pairs + 2) * unit_roundoff(kernel) + functions
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return NormalizationWriter(self, kernel, self.text).source()
+        return NormalizationWriter(self, kernel, target, self.text).source()

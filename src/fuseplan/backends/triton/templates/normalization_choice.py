@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from fuseplan.backends.triton.resources import REGISTERS
+from fuseplan.backends.triton.templates.normalization_cost import kept_bytes
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.backends.triton.templates.pointwise_writer import ceil_div, power_of_two
 from fuseplan.kernel import Kernel
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 
-REGISTERS = 65536  # of a processor
-MOST = 255  # of a thread
+WIDTHS = (32, 64, 128, 256)  # bytes of a row in a tile
+MOST = 255  # registers of a thread
 OWN = 56  # registers of a thread that hold no kept tile
+PLACE = 1.5  # those that hold where a kept tile lies, moved in whole vectors
+RESIDENT = ((4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2))  # warps, programs of a processor
+FEWEST = {4: 2, 8: 1, 16: 1}
+MEETING = 32  # numbers of other programs that a thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -31,35 +36,15 @@ class Choice:
     resident: int
 
 
-def read_per_pass(kernel: Kernel) -> list[int]:
-    """Bytes of the tensors per element that each pass reads; the last is the one that writes dst."""
-    sizes = {op.key: op.nbytes for op in kernel.operands if op.per == "element"}
-    inner = frozenset().union(*(leaves_of(stage.expression) for stage in kernel.prologue))
-    passes = [reduction.expressions for reduction in kernel.reductions]
-    passes.append(tuple(stage.expression for stage in kernel.epilogue))
-    found = []
-    for formulas in passes:
-        used = frozenset().union(*map(leaves_of, formulas))
-        used |= inner if "x" in used else frozenset()
-        found.append(sum(sizes[key] for key in sizes if key in used) + kernel.src.nbytes * ("x" in used))
-    return found
-
-
-def kept_bytes(kernel: Kernel) -> int:
-    """Bytes of what a kernel that keeps its tiles has to hold."""
-    return kernel.src.nbytes + sum(op.nbytes for op in kernel.operands if op.per == "element")
-
-
 def shapes(kernel: Kernel) -> Iterator[tuple[str, int]]:
     """Forms, and columns of a tile of rows; 0 for planes."""
     area, channels = prod(kernel.dst.spatial), kernel.dst.channels
-    if kernel.reduced_per == "activation":
-        across = area * channels
-        yield from (("rows", columns) for columns in (32, 64, 128) if columns < 2 * across)
-    elif kernel.dst.is_channels_last or area == 1:
-        widths = [width // kernel.dst.itemsize for width in (32, 64, 128, 256)]
-        fitting = [columns for columns in widths if columns < 2 * channels]
-        yield from (("rows", columns) for columns in fitting or [power_of_two(channels)])
+    per_place = kernel.reduced_per == "activation"
+    if per_place or kernel.dst.is_channels_last or area == 1:
+        across = area * channels if per_place else channels
+        widths = [width // kernel.dst.itemsize for width in WIDTHS]
+        fitting = [columns for columns in widths if columns < 2 * across]
+        yield from (("rows", columns) for columns in fitting or [power_of_two(across)])
     else:
         yield "planes", 0
         if area <= 256:
@@ -70,8 +55,8 @@ def choices(kernel: Kernel, target: Target) -> Iterator[Choice]:
     """All that are worth a thought."""
     vector = 16 // kernel.dst.itemsize
     for form, columns in shapes(kernel):
-        for warps, resident in ((4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2)):
-            tile = warps * 32 * vector
+        for warps, resident in RESIDENT:
+            tile = warps * target.warp * vector
             rows, width = (1, tile) if form == "planes" else (max(1, tile // columns), columns)
             for unrolled in (0, 2, 4):
                 made = Choice(form, rows, width, unrolled, 1, 1, warps, resident)
@@ -82,35 +67,32 @@ def grids(kernel: Kernel, target: Target, choice: Choice) -> Iterator[Choice]:
     """The numbers of groups and of programs in each that fill the GPU."""
     cut = Cut(kernel, choice)
     places = target.processors * choice.resident
-    most = ceil_div(cut.extent, cut.block * max(1, choice.unrolled))
-    for groups in sorted({min(cut.tiles, places), *divisors(cut.tiles, places)}):
-        programs = min(most, max(1, places // groups))
-        made = Choice(**{**choice.__dict__, "groups": groups, "programs": programs})
-        if fits(kernel, made):
-            yield made
-    if cut.tiles > places // 2:
-        made = Choice(**{**choice.__dict__, "groups": cut.tiles})
-        if fits(kernel, made):
+    found = {(min(places // groups, cut.blocks), groups) for groups in shares(cut.tiles, places)}
+    found |= {(1, cut.tiles)}  # more than are there at a time, if need be: alone, nobody waits
+    for programs, groups in sorted(found):
+        made = replace(choice, programs=programs, groups=groups)
+        is_double = programs == 1 and choice.resident > FEWEST[choice.warps]
+        if not is_double and fits(kernel, target, made):
             yield made
 
 
-def divisors(tiles: int, places: int) -> Iterator[int]:
-    """Numbers of groups that have equally many tiles."""
-    for each in (1, 2, 4, 8):
-        groups = ceil_div(tiles, each)
-        if groups <= places:
-            yield groups
+def shares(tiles: int, places: int) -> Iterator[int]:
+    """Numbers of groups that have as many tiles each, or nearly, and places for two programs or more."""
+    yield from (ceil_div(tiles, each) for each in range(1, 17) if 2 * ceil_div(tiles, each) <= places)
 
 
-def fits(kernel: Kernel, choice: Choice) -> bool:
+def fits(kernel: Kernel, target: Target, choice: Choice) -> bool:
     """Whether the registers of a processor hold the programs."""
     cut = Cut(kernel, choice)
-    threads = 32 * choice.warps
+    threads = target.warp * choice.warps
     if threads * choice.resident > 2048:
         return False
-    room = min(MOST, REGISTERS // (threads * choice.resident))
+    room = min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
     each = choice.rows * choice.columns / threads
+    if power_of_two(choice.programs) * cut.numbers > MEETING * threads:
+        return False
     if cut.is_kept:
-        need = cut.steps * each * kept_bytes(kernel) / kernel.dst.size / 4
-        return cut.steps <= 64 and need + OWN <= room
+        tensors = kept_bytes(kernel) / kernel.dst.size
+        place = PLACE if cut.is_aligned else each
+        return cut.steps * (each * tensors / 4 + place) + OWN <= room
     return room >= 64

@@ -27,7 +27,7 @@ class Meeting:
         text: takes the lines.
         programs: of a group.
         groups: of programs.
-        channels: of a tile; 1: what is passed on are single numbers.
+        channels: of a tile; 0: what is passed on are single numbers.
         most: numbers of a channel that are passed on at a time, at most.
         compute: Triton's name of their dtype.
         repeats: whether there is a loop around the meetings.
@@ -47,12 +47,17 @@ class Meeting:
         return self.programs > 1
 
     @property
+    def size(self) -> int:
+        """What all programs pass on of one number."""
+        return self.programs * max(1, self.channels)
+
+    @property
     def workspace_bytes(self) -> int:
         """Counters, and what is passed on in two meetings."""
         if not self.is_needed:
             return 0
         size = 8 if self.compute == "tl.float64" else WORD
-        return COUNTER_BYTES + 2 * self.groups * self.most * self.programs * self.channels * size
+        return COUNTER_BYTES + 2 * self.groups * self.most * self.size * size
 
     def begin(self) -> None:
         """Writes where the group's counter is, and where it passes things on."""
@@ -68,15 +73,15 @@ class Meeting:
 
     def exchange(self, found: Sequence[str]) -> list[str]:
         """Passes numbers on, and reads those of all: names of tensors whose first axis is the program."""
-        text, size = self.text, self.programs * self.channels
-        number, lane = self._number(), "" if self.channels == 1 else f" + tl.arange(0, {self.channels})"
+        text, size = self.text, self.size
+        number, lane = self._number(), f" + tl.arange(0, {self.channels})" if self.channels else ""
         text.line("# the programs of a group pass on what they found")
         room = text.let("room", f"passed + (group * 2 + {number} % 2) * {self.most * size}")
         for place, name in enumerate(found):
-            text.line(f"tl.store({room} + {place * size} + member * {self.channels}{lane}, {name})")
+            text.line(f"tl.store({room} + {place * size} + member * {max(1, self.channels)}{lane}, {name})")
         self._wait(number)
         count = power_of_two(self.programs)
-        if self.channels == 1:
+        if not self.channels:
             index = f"tl.arange(0, {count})"
             mask = f"{index} < {self.programs}"
         else:

@@ -84,7 +84,7 @@ class Cut:
         extent: rows or positions over which is summed.
         row: columns of the matrix; 1 of planes.
         width: columns that a tile is for; no more than it has.
-        numbers: channels (or places) of a tile, a power of two.
+        numbers: channels (or places) of a tile, a power of two; 0 of planes, which have one.
         tiles: tiles side by side; a group has one at a time.
         block: rows or positions of a tile.
     """
@@ -105,12 +105,12 @@ class Cut:
         self.block = knobs.columns if self.is_planes else knobs.rows
         self.each = self._each()
         self.width = 1 if self.is_planes else self.each * self.segment
-        self.numbers = 1 if self.is_planes else power_of_two(self.each)
+        self.numbers = 0 if self.is_planes else power_of_two(self.each)
         self.tiles = self.channels if self.is_planes else ceil_div(self.row, self.width)
         self.is_wide = max(kernel.src.span, dst.span) + 2 * knobs.rows * knobs.columns >= WIDE
 
     def _each(self) -> int:
-        """Channels or places of a tile: so many that every tile begins at a whole vector, where that can be."""
+        """Channels or places of a tile: so many that tiles begin at whole vectors, where that can be."""
         if self.is_planes:
             return 1
         fitting = self.knobs.columns // self.segment
@@ -137,6 +137,11 @@ class Cut:
     def is_even(self) -> bool:
         """Whether every block is whole."""
         return self.extent % (self.block * max(1, self.knobs.unrolled)) == 0
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether rows, or planes, are whole vectors, and elements can be moved so."""
+        return (self.area if self.is_planes else self.row) % (VECTOR // self.kernel.dst.itemsize) == 0
 
     @property
     def is_exact(self) -> bool:
@@ -185,11 +190,36 @@ class Cut:
         """Writes where the tile is whose place among the blocks is `block`; `is_cut`: parts may not exist."""
         wide = "tl.full((), 0, tl.int64) + " if self.is_wide else ""
         length = self.block
+        if self.is_crossing:
+            return self._crossing(text, f"({wide}{block} * {length})", is_cut)
         at = text.let(
             "position" if self.is_planes else "row", f"{wide}{block} * {length} + tl.arange(0, {length})"
         )
         exists = text.let("exists", f"{at} < {self.extent}") if is_cut else ""
         return self._planes(text, at, exists) if self.is_planes else self._rows(text, at, exists)
+
+    @property
+    def is_crossing(self) -> bool:
+        """Whether a tile meets two planes at most, and positions are counted one by one in any case.
+
+        Where a plane is no multiple of a vector, no two positions are moved at once, and a division for each
+        would take longer than the move.
+        """
+        is_dense = self.kernel.src.layout is not None
+        return self.is_planes and not self.is_aligned and self.block <= self.area and is_dense
+
+    def _crossing(self, text: Text, start: str, is_cut: bool) -> Tile:
+        """A tile that begins in one plane and may end in the next image's."""
+        first = text.let("first", start)
+        text.line(f"image = {first} // {self.area}")
+        spot = text.let("spot", f"({first} - image * {self.area}) + tl.arange(0, {self.block})")
+        across = self.channels * self.area
+        jump = f"tl.where({spot} < {self.area}, 0, {across - self.area})"
+        element = text.let("at", f"(image * {across} + channel * {self.area}) + {spot} + {jump}")
+        left = f"{self.extent} - {first}"
+        exists = text.let("exists", f"tl.arange(0, {self.block}) < {left}") if is_cut else ""
+        inside = f"channel * {self.area} + tl.where({spot} < {self.area}, {spot}, {spot} - {self.area})"
+        return Tile(element, Place(element, "channel", inside, exists, ""), exists)
 
     def _planes(self, text: Text, position: str, exists: str) -> Tile:
         dst, src = (self._positions(position, strides) for strides in self._strides())

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, Stages, argument
+from fuseplan.backends.triton.resources import PARTITIONS, REGISTERS
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, in_turn, together
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs, Tile
-from fuseplan.backends.triton.templates.pointwise_writer import STORED, power_of_two
+from fuseplan.backends.triton.templates.pointwise_writer import STORED, ceil_div, power_of_two
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel, Stage
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import Scalar, leaves_of
+from fuseplan.target import Target
 
-REGISTERS = 65536
+MOST = 255  # registers of a thread
 
 
 @dataclass
@@ -30,6 +32,10 @@ class Held:
     operands: dict[str, str] = field(default_factory=dict)
 
 
+Values = Callable[[Held], list[str]]  # names of what a reduction's expressions are of a tile
+Take = Callable[[list[str], str], None]  # adds them, where elements exist, to what was found before
+
+
 class NormalizationWriter:
     """Writes one kernel.
 
@@ -37,8 +43,8 @@ class NormalizationWriter:
     every second pass runs backwards, to meet what the second cache still holds.
     """
 
-    def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title = knobs, kernel, title
+    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target, title: str) -> None:
+        self.knobs, self.kernel, self.target, self.title = knobs, kernel, target, title
         self.cut = Cut(kernel, knobs)
         self.text = Text()
         self.elements = Elementwise(kernel, "epilogue", self.text)
@@ -78,13 +84,17 @@ class NormalizationWriter:
         )
 
     def _options(self) -> Iterator[tuple[str, int]]:
-        knobs = self.knobs
-        yield "num_warps", knobs.warps
+        """A program that meets others must run beside them: its registers are limited to its share."""
+        warps, resident = self.knobs.warps, self.knobs.resident
+        yield "num_warps", warps
         yield "num_stages", 1
-        if self.meeting.is_needed:
-            yield "cooperative", 1
-        most = REGISTERS // (knobs.warps * 32 * knobs.resident) // 8 * 8
-        if most < 255:
+        if not self.meeting.is_needed:
+            return
+        yield "cooperative", 1
+        most = REGISTERS // (warps * 32 * resident)
+        if self.target.name.startswith("gfx"):
+            yield "waves_per_eu", ceil_div(warps * resident, PARTITIONS)
+        elif most < MOST:
             yield "maxnreg", most
 
     def _body(self) -> None:
@@ -247,14 +257,18 @@ class NormalizationWriter:
             made = self._sums(reduction, held, values, is_backward)
         self.elements.given |= dict(zip(reduction.names, made, strict=True))
 
-    def _loop(self, reduction: Reduction, values, take, is_backward: bool) -> None:
+    def _loop(self, reduction: Reduction, values: Values, take: Take, is_backward: bool) -> None:
+        """Reads the program's blocks, and hands on the values of each tile."""
         with self._blocks(is_backward) as places:
             tiles = [self.cut.tile(self.text, place, not self.cut.is_even) for place in places]
             read = [self._read(tile, reduction.expressions, self._hint(False)) for tile in tiles]
             for each in read:
                 take(values(each), each.tile.exists)
 
-    def _sums(self, reduction: Reduction, held: Sequence[Held], values, is_backward: bool) -> list[str]:
+    def _sums(
+        self, reduction: Reduction, held: Sequence[Held], values: Values, is_backward: bool
+    ) -> list[str]:
+        """The sums of all elements of the tile's channels."""
         sums = Sums(self.text, self.shape, self.compute, len(reduction.names))
         sums.begin()
         for each in held:
@@ -281,7 +295,10 @@ class NormalizationWriter:
         gathered = [f"tl.where({inside}, tl.gather({name}, {index}, 0), 0.0)" for name in lanes]
         return [text.let("segments", f"tl.reshape({each}, {shape})") for each in gathered]
 
-    def _moments(self, reduction: Reduction, held: Sequence[Held], values, is_backward: bool) -> list[str]:
+    def _moments(
+        self, reduction: Reduction, held: Sequence[Held], values: Values, is_backward: bool
+    ) -> list[str]:
+        """Mean and variance of all elements of the tile's channels."""
         text, cut = self.text, self.cut
         if held:
             each = (values(tile)[0] for tile in held)
@@ -332,7 +349,7 @@ class NormalizationWriter:
         share = text.let("shares", f"tl.where({member} < {self.knobs.programs}, {self._share(member)}, 0.0)")
         if cut.segment > 1:
             share = text.let("shares", f"{share} * {cut.segment}.0")
-        return share if cut.numbers == 1 else f"{share}[:, None]"
+        return f"{share}[:, None]" if cut.numbers else share
 
     def _write(self, held: Sequence[Held], before: Known, is_backward: bool) -> None:
         """The last pass."""
