@@ -77,13 +77,14 @@ TRAINING = (
 @pytest.mark.parametrize("name", TORCH[:2])
 def test_peers_train(name: str, text: str, tmp_path: Path) -> None:
     """All that the plan gives goes through the worker's files, and is what float64 says."""
-    made = worker.Worker(BY_NAME[name](1))
+    made, plan = worker.Worker(BY_NAME[name](1)), FusionPlan.parse(text)
+    arrays = decided(plan, random_arrays(plan, seed=3))
+    np.savez(tmp_path / "arrays.npz", **arrays)
     place = tmp_path / "y.npy"
-    ask = {"do": "prepare", "plan": text, "data": {"seed": 3}, "copies": 1, "result": str(place)}
-    answer = made.answer(ask)
+    given = {"arrays": str(tmp_path / "arrays.npz"), "copies": 1, "result": str(place)}
+    answer = made.answer({"do": "prepare", "plan": text, **given})
     assert answer["outputs"] == 3, answer
-    plan = FusionPlan.parse(text)
-    want, results = evaluated(plan, decided(plan, random_arrays(plan, seed=3)))
+    want, results = evaluated(plan, arrays)
     for number, exact in enumerate((want, *results.values())):
         assert deviation(np.load(worker.part(place, number)), exact) < 2e-6
 

@@ -1,15 +1,38 @@
 """Random arrays, float64 references, and the measure of a deviation."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError
-from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference, stored
+from fuseplan.measure.data import INPUTS, deviation, laid_out, random_arrays, reference, stored
 from fuseplan.measure.gpu_data import random_tensors
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
 PLAN = "[2x8x6x7, nhwc] -> conv2d(4, kernel=3) -> bias -> add -> batch_norm -> relu"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bf16[2x3x4x5, nhwc] -> conv2d(6, kernel=1) -> bias -> add -> relu",
+        "f32[2x3x4x5] -> batch_norm_backward",
+    ],
+)
+def test_arrays_from_a_file_lie_as_the_plan_says(text: str, tmp_path: Path) -> None:
+    plan = FusionPlan.parse(text)
+    drawn: dict[str, Any] = random_arrays(plan, seed=2)
+    np.savez(tmp_path / "arrays.npz", **drawn)
+    with np.load(tmp_path / "arrays.npz") as found:
+        made = laid_out(plan, found)
+    assert made.keys() == drawn.keys()
+    for key, array in drawn.items():
+        assert made[key].strides == array.strides
+        assert made[key].dtype == array.dtype
+        assert np.array_equal(made[key], array)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])

@@ -30,6 +30,7 @@ from fuseplan.target import parse_target
 
 WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
 QUIET = 0.12  # share of the machine that others may use while we begin a round
+ARRAYS = "arrays.npz"  # drawn once for all peers
 LOOK = 0.15  # seconds to look at what others use
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
@@ -116,6 +117,7 @@ class _Measured:
         arrays = decided(self._plan, random_arrays(self._plan, self._setting.seed))
         out, results = evaluated(self._plan, arrays)
         want = (out, *results.values())
+        np.savez(folder / ARRAYS, **arrays)
         for name, process in started.items():
             progress(f"{self._case.name}: {name}")
             prepared[name] = self._prepare(process, folder / f"{name.replace(':', '-')}.npy", want)
@@ -142,7 +144,7 @@ class _Measured:
         answer = process.ask(
             do="prepare",
             plan=str(self._plan),
-            data={"seed": self._setting.seed},
+            arrays=str(place.with_name(ARRAYS)),
             copies=self._copies,
             result=str(place),
         )

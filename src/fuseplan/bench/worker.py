@@ -7,7 +7,8 @@ answers: an answer begins with `@`.
     {"do": "prepare", "plan": "...", "data": {"seed": 1}, "copies": 1, "result": "/path.npy"}
         -> {"setup": seconds, "facts": {...}, "outputs": 1}   and the output, logical order, in that file,
            further results in files beside it, see `part`;
-           "data" is what `random_arrays` takes; "src": "/path.npy" gives the input itself
+           "data" is what `random_arrays` takes, or "arrays": "/path.npz" holds what it gave; "src":
+           "/path.npy" gives the input itself
     {"do": "block", "seconds": 0.04}
         -> {"samples": [seconds a call, ...], "busy": seconds of processor time the block took}
     {"do": "release"}  -> {}
@@ -30,9 +31,8 @@ from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
-from fuseplan.measure.data import random_arrays, stored
+from fuseplan.measure.data import Array, laid_out, random_arrays, stored
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.torch_training import decided
 from fuseplan.plan import FusionPlan
 
 MARK = "@"
@@ -42,6 +42,13 @@ SHOWN = 300  # characters of a library's own message
 def part(place: Path, number: int) -> Path:
     """The file of one result: the first is the output, in the place itself."""
     return place.with_suffix(f".{number}{place.suffix}") if number else place
+
+
+def _arrays(plan: FusionPlan, request: Mapping[str, Any]) -> dict[str, Array]:
+    if "arrays" not in request:
+        return random_arrays(plan, **request["data"])
+    with np.load(request["arrays"]) as found:
+        return laid_out(plan, found)
 
 
 class Worker:
@@ -56,7 +63,7 @@ class Worker:
         """Makes a plan ready, runs it once, stores its output."""
         self.release({})
         plan = FusionPlan.parse(request["plan"])
-        copies = [decided(plan, random_arrays(plan, **request["data"])) for _ in range(request["copies"])]
+        copies = [_arrays(plan, request) for _ in range(request["copies"])]
         if "src" in request:
             copies = [{**arrays, "src": stored(plan.src, np.load(request["src"]))} for arrays in copies]
         begin = time.perf_counter()

@@ -143,6 +143,19 @@ def stored(spec: TensorSpec, values: Float64) -> Array:
     return array
 
 
+def laid_out(plan: FusionPlan, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies of what `random_arrays` gave, read from a file, that lie in memory as the plan says."""
+    specs = {"src": plan.src}
+    for step in plan.steps:
+        specs |= {held.key: step.dst for held in step.operands if held.operand.per == "element"}
+    made = {key: np.array(array) for key, array in arrays.items() if key not in specs}
+    for key, spec in specs.items():
+        made[key] = empty(spec)
+        bits = made[key].view(np.uint16) if spec.dtype == "bf16" else made[key]
+        bits[...] = arrays[key]
+    return made
+
+
 def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:
     """What the plan makes of the arrays `random_arrays` gave, in float64 and logical order."""
     return evaluated(plan, arrays)[0]
