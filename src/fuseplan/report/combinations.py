@@ -1,0 +1,244 @@
+"""What each template takes of each combination of operators: asked of its limits, by probe plans.
+
+A combination is written as MIOpen writes it, a letter an operator: Convolution, Matmul, Bias, batch
+Normalization, Activation, Scaled residual; `-train` and `-backward` say which pass it is of. A cell is a
+combination, a template, a layout and a dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+from fuseplan.backends import backend_of
+from fuseplan.errors import Unsupported
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops import activation, affine, conv, matmul, training
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Refusal, first_refusal
+from fuseplan.target import Target
+from fuseplan.template import Template
+from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+
+COMBINATIONS = (
+    "C", "CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "CNSA", "CAN", "CAA", "CNN", "CANA", "NAC",
+    "M", "MB", "MBA", "MSBA",
+    "B", "A", "BA", "N", "NA", "NSA",
+    "N-train", "NA-train", "N-backward", "NA-backward", "A-backward", "CNA-train",
+)  # fmt: skip
+MODES = tuple(affine.MODES)
+SPATIAL = {2: (), 3: (9,), 4: (5, 6), 5: (3, 4, 5)}
+BATCH = 2
+CONVOLUTIONS: dict[int, Callable[..., Op]] = {3: conv.Conv1d, 4: conv.Conv2d, 5: conv.Conv3d}
+ACTIVATIONS: dict[str, Elementwise] = {  # each with its first sample's parameters
+    kind.name: cast(Elementwise, next(iter(kind.samples()))[1]) for kind in activation.ACTIVATIONS
+}
+USUAL = "relu"
+
+# What a convolution may be, an axis of the table each; the first value is the usual one.
+AXES: dict[str, tuple[str, ...]] = {
+    "filter": ("3", "1", "2", "4", "5", "7", "11", "1x3"),
+    "stride": ("1", "2", "3"),
+    "dilation": ("1", "2"),
+    "padding": ("same", "none", "asymmetric"),
+    "groups": ("1", "2", "8 narrow", "depthwise", "depthwise, 2 features"),
+    "channels": ("multiples of 16", "odd"),
+}
+# Channels, features and groups, by whether channels are odd and by the groups' axis.
+SIZES = {
+    "multiples of 16": ((32, 64, 1), (32, 64, 2), (32, 32, 8), (32, 32, 32), (32, 64, 32)),
+    "odd": ((19, 23, 1), (10, 14, 2), (24, 24, 8), (19, 19, 19), (19, 38, 19)),
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A value on each axis: what the contraction of a probe is."""
+
+    filter: str = "3"
+    stride: str = "1"
+    dilation: str = "1"
+    padding: str = "same"
+    groups: str = "1"
+    channels: str = "multiples of 16"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Channels, features, groups."""
+        return SIZES[self.channels][AXES["groups"].index(self.groups)]
+
+    def convolution(self, axes: int) -> Op:
+        """The operator, for a tensor with so many spatial axes."""
+        kernel: Any = int(self.filter) if "x" not in self.filter else (*(1,) * (axes - 1), 3)
+        padding: Any = {"same": "same", "none": 0, "asymmetric": ((0, 1),) * axes}[self.padding]
+        _, features, groups = self.sizes
+        return CONVOLUTIONS[axes + 2](
+            features,
+            kernel=kernel,
+            stride=int(self.stride),
+            dilation=int(self.dilation),
+            padding=padding,
+            groups=groups,
+        )
+
+
+# A template takes one of these, or nothing.
+BASES = (Geometry(), Geometry(filter="1"), Geometry(groups="8 narrow"), Geometry(groups="depthwise"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a template takes of a combination in a layout and dtype.
+
+    Attributes:
+        combination, template, layout, dtype: which.
+        code: the reason's code where it takes nothing; else empty.
+        taken: geometries that it takes, the usual one first; one that says nothing without a contraction.
+        refused: axes and values that it takes none of, with the reason's code.
+        modes: of batch normalization; empty where there is none.
+        activations: by their operators' names; empty where there is none.
+    """
+
+    combination: str
+    template: str
+    layout: str
+    dtype: str
+    code: str = ""
+    taken: tuple[Geometry, ...] = ()
+    refused: tuple[tuple[str, str, str], ...] = ()
+    modes: tuple[str, ...] = ()
+    activations: tuple[str, ...] = ()
+
+    def plan(self, turn: int = 0) -> FusionPlan:
+        """A plan of the cell: another geometry, mode and activation each turn."""
+        geometry = self.taken[turn % len(self.taken)] if self.taken else BASES[turn % len(BASES)]
+        modes, activations = self.modes or MODES, self.activations or tuple(ACTIVATIONS)
+        return probe(
+            self.combination,
+            self.layout,
+            self.dtype,
+            geometry,
+            modes[turn % len(modes)],
+            activations[turn % len(activations)],
+        )
+
+
+def probe(
+    combination: str,
+    layout: str,
+    dtype: str,
+    geometry: Geometry = BASES[0],
+    mode: str = MODES[0],
+    act: str = USUAL,
+) -> FusionPlan:
+    """The plan of a combination."""
+    rank = len(layout)
+    src = TensorSpec((BATCH, geometry.sizes[0], *SPATIAL[rank]), dtype, layout)
+    return FusionPlan(src, *_operators(combination, rank - 2, geometry, mode, ACTIVATIONS[act]))
+
+
+def _operators(combination: str, axes: int, geometry: Geometry, mode: str, act: Elementwise) -> Iterator[Op]:
+    letters, _, phase = combination.partition("-")
+    if phase == "backward":
+        yield _backward(letters, mode, act)
+        return
+    makers: dict[str, Callable[[], Op]] = {
+        "C": lambda: geometry.convolution(axes),
+        "M": lambda: matmul.Matmul(geometry.sizes[1]),
+        "B": affine.Bias,
+        "A": lambda: act,
+        "S": lambda: affine.Add(alpha1=2.0, alpha2=0.5),
+        "N": lambda: (training.BatchNormTraining if phase else affine.BatchNorm)(mode),
+    }
+    yield from (makers[letter]() for letter in letters)
+
+
+def _backward(letters: str, mode: str, act: Elementwise) -> Op:
+    if letters == "A":
+        return training.ActivationBackward(act)
+    through = act if "A" in letters else activation.Identity()
+    return training.BatchNormBackward(activation=through, mode=mode)
+
+
+@cache
+def _kernel(
+    combination: str, layout: str, dtype: str, geometry: Geometry, mode: str, act: str
+) -> Kernel | Refusal:
+    """What the templates are asked about; a refusal where no rule takes the plan."""
+    try:
+        return lower(match(probe(combination, layout, dtype, geometry, mode, act)))
+    except Unsupported as error:
+        return error.refusals[0]
+
+
+def cells(target: Target) -> Iterator[Cell]:
+    """Every cell of a target."""
+    layouts = [layout for rank in SPATIAL for layout in LAYOUTS[rank]]
+    for combination in COMBINATIONS:
+        for layout in layouts:
+            if "C" in combination and len(layout) == 2:
+                continue  # nothing to slide a kernel along
+            for dtype in DTYPES:
+                for template in backend_of(target.backend).templates:
+                    yield _cell(_Asked(combination, template, layout, dtype, target))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A template, a target, and what to ask about."""
+
+    combination: str
+    template: type[Template]
+    layout: str
+    dtype: str
+    target: Target
+
+    def refusal(self, geometry: Geometry, mode: str = MODES[0], act: str = USUAL) -> Refusal | None:
+        """Why the template does not take it."""
+        kernel = _kernel(self.combination, self.layout, self.dtype, geometry, mode, act)
+        if isinstance(kernel, Refusal):
+            return kernel
+        return first_refusal(self.template.limits(kernel, self.target, "default"), self.template.name)
+
+    @property
+    def bases(self) -> tuple[Geometry, ...]:
+        """What to begin with."""
+        return BASES if "C" in self.combination else BASES[:1]
+
+    def named(self, **others: Any) -> Cell:
+        """The cell."""
+        return Cell(self.combination, self.template.name, self.layout, self.dtype, **others)
+
+
+def _cell(asked: _Asked) -> Cell:
+    refusals = [asked.refusal(base) for base in asked.bases]
+    bases = [base for base, refusal in zip(asked.bases, refusals, strict=True) if refusal is None]
+    if not bases:
+        nearest = max((each for each in refusals if each), key=lambda each: each.held)
+        return asked.named(code=nearest.code)
+    taken, refused = dict.fromkeys(bases), []
+    for axis, value in _values(asked.combination):
+        tried = [replace(base, **{axis: value}) for base in bases]
+        met = [asked.refusal(each) for each in tried]
+        taken |= dict.fromkeys(each for each, refusal in zip(tried, met, strict=True) if refusal is None)
+        if all(met):
+            refused.append((axis, value, next(each.code for each in met if each)))
+    first = bases[0]
+    modes = [mode for mode in MODES if "N" in asked.combination and not asked.refusal(first, mode)]
+    acts = [name for name in ACTIVATIONS if "A" in asked.combination and not asked.refusal(first, act=name)]
+    return asked.named(
+        taken=tuple(taken), refused=tuple(refused), modes=tuple(modes), activations=tuple(acts)
+    )
+
+
+def _values(combination: str) -> Iterator[tuple[str, str]]:
+    """The axes that a combination has, and what may stand on each."""
+    if "C" in combination:
+        yield from ((axis, value) for axis, values in AXES.items() for value in values)
+    else:
+        yield from (("channels", value) for value in AXES["channels"])

@@ -1,0 +1,44 @@
+"""What the supported table says of GPUs, compiled: cells with every combination, dtype and layout.
+
+All of them run on a GPU: `tests/device/test_cells.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cells import taken
+from forced import forced
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from fuseplan.template import Template
+
+TARGETS = ("triton:sm_90", "triton:gfx942")
+MOST = 80  # of a target
+STEP = 7919  # a prime: all cells are come by, neighbours in the table far apart
+
+
+def covering(target: str) -> Iterator[Any]:
+    """Cells whose combination, or whose template in that dtype or in that layout, was in none before."""
+    seen: set[tuple[str, ...]] = set()
+    listed = list(taken(target))
+    for place in range(len(listed)):
+        cell, kind, plan = listed[place * STEP % len(listed)]
+        new = {(cell.combination,), (kind.name, cell.dtype), (kind.name, cell.layout, "layout")}
+        if new - seen:
+            seen |= new
+            yield pytest.param(target, kind, plan, id=f"{target}-{cell.combination}-{kind.name}-{plan}")
+
+
+CASES = {target: list(covering(target)) for target in TARGETS}
+
+
+@pytest.mark.parametrize(("target", "kind", "plan"), [case for cases in CASES.values() for case in cases])
+def test_a_cell_compiles(target: str, kind: type[Template], plan: FusionPlan) -> None:
+    assert forced(plan, kind, parse_target(target)).program.code
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_set_is_bounded(target: str) -> None:
+    assert len(CASES[target]) <= MOST

@@ -1,0 +1,96 @@
+"""Holds the supported table to the rules and templates, and its refusals to their reasons."""
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cells import template_of
+from fuseplan.errors import Unsupported
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.report.combinations import AXES, BASES, COMBINATIONS, Cell, probe
+from fuseplan.report.supported import TARGETS, asked, written
+from fuseplan.target import parse_target
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))
+MIOPENS = {"CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward"}
+
+
+def refusal(cell: Cell, plan: FusionPlan, target: str) -> str | None:
+    """The code with which rules or the cell's template refuse a plan."""
+    try:
+        kernel = lower(match(plan))
+    except Unsupported as error:
+        return error.refusals[0].code
+    found = first_refusal(template_of(cell, target).limits(kernel, parse_target(target), "default"))
+    return found.code if found else None
+
+
+@pytest.mark.parametrize("name", ["supported.md", "supported.json"])
+def test_the_table_is_current(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == written()[name], "run `make docs`"
+
+
+def test_every_combination_is_asked_of_every_target() -> None:
+    assert set(COMBINATIONS) >= MIOPENS
+    assert TABLE["combinations"] == list(COMBINATIONS)
+    assert list(TABLE["targets"]) == list(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_are_the_cells_each_once(target: str) -> None:
+    listed = [
+        (combination, row["algorithm"], layout, dtype, row.get("reason", ""))
+        for row in TABLE["targets"][target]
+        for combination, layout, dtype in product(row["combinations"], row["layouts"], row["dtypes"])
+    ]
+    cells = {(each.combination, each.template, each.layout, each.dtype, each.code) for each in asked(target)}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == cells
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_a_refused_cell_has_the_reason_that_is_printed(combination: str, target: str) -> None:
+    for cell in asked(target):
+        if cell.combination != combination or not cell.code:
+            continue
+        bases = BASES if "C" in combination else BASES[:1]
+        plans = (probe(combination, cell.layout, cell.dtype, base) for base in bases)
+        codes = [refusal(cell, plan, target) for plan in plans]
+        assert None not in codes, f"{cell} is taken"
+        assert cell.code in codes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_refused_value_has_the_reason_that_is_printed(target: str) -> None:
+    met: dict[tuple[str, str, str, str], Cell] = {}
+    for cell in asked(target):
+        for axis, value, code in cell.refused:
+            met.setdefault((cell.template, axis, value, code), cell)
+    for (_, axis, value, code), cell in met.items():
+        taken = [base for base in BASES if base in cell.taken]
+        changed = (replace(base, **{axis: value}) for base in taken)
+        plans = [probe(cell.combination, cell.layout, cell.dtype, each) for each in changed]
+        codes = [refusal(cell, plan, target) for plan in plans]
+        assert None not in codes
+        assert code in codes
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_value_that_is_taken_is_in_a_plan(target: str) -> None:
+    """So the tests of cells, which take another of a cell's plans each, come by every value."""
+    for cell in asked(target):
+        if cell.code or "C" not in cell.combination:
+            continue
+        out = {(axis, value) for axis, value, _ in cell.refused}
+        for axis, values in AXES.items():
+            in_plans = {getattr(each, axis) for each in cell.taken}
+            assert in_plans == {value for value in values if (axis, value) not in out}
