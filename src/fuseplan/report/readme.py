@@ -16,12 +16,18 @@ BEGIN, END = "<!-- speed: written by `make docs` -->", "<!-- end of speed -->"
 ON_GPUS = """\
 On a GPU, out of its second cache; `floor` is the least time that its copy and matrix rates allow,
 `fuseplan:plain` our convolution with bias and relu alone, the residual's bytes added."""
-SUITES = ("conv_nhwc", "conv_nchw", "norm")
+SUITES = {
+    "conv_nhwc": "{}, channels last",
+    "conv_nchw": "{}, channels first",
+    "norm": "batch_norm + relu, {}",
+    "train": "batch_norm in training + relu, {}",
+}
 
 
 def summary(folder: Path) -> str:
     """A row a group of shapes, a column a machine and thread count: geometric mean, and the least."""
-    rows = [row for name in SUITES for row in results.latest(results.read(folder / f"{name}.jsonl"))]
+    places = [place for name in SUITES if (place := folder / f"{name}.jsonl").is_file()]
+    rows = [row for place in places for row in results.latest(results.read(place))]
     columns = sorted({(str(row.machine["cpu"]), row.threads) for row in rows if row.copies == 1})
     heads = [f"{_short(cpu)}, {threads} thread{'s' * (threads > 1)}" for cpu, threads in columns]
     cells = [_cells(rows, columns, name) for name in SUITES]
@@ -70,7 +76,6 @@ def _short(cpu: str) -> str:
 
 def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, int]], name: str) -> Iterator[list[str]]:
     found = suite.load(name)
-    order = {"conv_nhwc": ", channels last", "conv_nchw": ", channels first"}.get(name, "")
     reached: dict[tuple[str, str], list[str]] = {}
     for place, (cpu, threads) in enumerate(columns):
         mine = [row for row in rows if (row.suite, row.machine["cpu"], row.threads) == (name, cpu, threads)]
@@ -78,8 +83,7 @@ def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, int]], name: str) -
             cell = reached.setdefault((each.aim.group, each.aim.against), [""] * len(columns))
             cell[place] = f"{each.geomean:.2f} ({each.least:.2f})"
     for (group, against), cell in reached.items():
-        what = f"{group}{order}" if order else f"batch_norm + relu, {group}"
-        yield [what, against, *cell]
+        yield [SUITES[name].format(group), against, *cell]
 
 
 def rewritten(readme: str, folder: Path) -> str:
