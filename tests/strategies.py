@@ -17,7 +17,7 @@ from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Matmul
-from fuseplan.ops.training import ActivationBackward
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
 from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
@@ -85,6 +85,20 @@ def convolutions(draw: st.DrawFn, src: TensorSpec) -> Conv:
     return CONVOLUTIONS[axes - 1](groups, padding="same", groups=groups, **made)
 
 
+def normalizations(src: TensorSpec, number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
+    """Operators with statistics that take `src`."""
+    mode, epsilon = st.sampled_from(list(MODES)), number.map(abs)
+    asked, of = st.booleans(), activations(number)
+    makers: list[st.SearchStrategy[Op]] = [
+        st.builds(BatchNormTraining, mode, saved=asked, epsilon=epsilon),
+        st.builds(BatchNormBackward, of, mode),
+        st.builds(BatchNormBackward, of, mode, st.just("recomputed"), epsilon=epsilon),
+    ]
+    if src.batch > 1:
+        makers.append(st.builds(BatchNormTraining, mode, st.just(True), asked, epsilon, number))
+    return st.one_of(*makers)
+
+
 def products(src: TensorSpec) -> st.SearchStrategy[Matmul]:
     """Matrix products that take `src`."""
     precision = st.sampled_from(PRECISIONS if src.dtype == "f32" else PRECISIONS[:1])
@@ -98,16 +112,19 @@ def plans(
     number: st.SearchStrategy[float] = MODERATE,
     max_ops: int = 5,
     max_contractions: int = 2,
+    max_normalizations: int = 0,
 ) -> FusionPlan:
     """Plans of up to `max_ops` operators in any legal order."""
     plan = FusionPlan(draw(tensors() if src is None else src))
     for _ in range(draw(st.integers(0, max_ops))):
-        contracted = sum(step.op.kind == "contraction" for step in plan)
-        kind = draw(st.integers(0, 4)) if contracted < max_contractions else 0
+        kinds = [step.op.kind for step in plan]
+        kind = draw(st.integers(0, 4)) if kinds.count("contraction") < max_contractions else 0
         if kind == 1 or (kind == 2 and plan.src.rank == 2):
             plan.add(draw(products(plan.output)))
         elif kind == 2:
             plan.add(draw(convolutions(plan.output)))
+        elif kinds.count("normalization") < max_normalizations and draw(st.integers(0, 3)) == 0:
+            plan.add(draw(normalizations(plan.output, number)))
         else:
             plan.add(draw(elementwise(number)))
     return plan
@@ -138,11 +155,14 @@ def random_src(plan: FusionPlan, rng: np.random.Generator) -> NDArray[np.float64
 
 
 def random_operands(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDArray[np.float64]]:
-    """Operands for the plan, by key: normal, weights scaled to keep results near 1, variances positive."""
+    """Operands and old results by key: normal, weights scaled to keep results near 1, variances positive."""
     made: dict[str, NDArray[np.float64]] = {}
     for each in plan.operands:
         values = rng.standard_normal(each.operand.shape)
         if each.operand.per == "weight":
             values /= math.sqrt(terms(plan[each.step], each.operand))
         made[each.key] = np.abs(values) + 0.5 if "variance" in each.operand.name else values
+    for old in plan.results:
+        if old.result.updated:
+            made[old.key] = np.abs(rng.standard_normal(old.result.shape)) + 0.5
     return made

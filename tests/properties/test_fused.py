@@ -13,13 +13,14 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.match import unfuse
-from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.data import evaluated, random_arrays, reference
 from fuseplan.op import Op
 from fuseplan.ops.affine import Add, BatchNorm
+from fuseplan.ops.training import ActivationBackward
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.tensor import DTYPES
-from strategies import plans, tensors
+from strategies import elementwise, normalizations, plans, tensors
 
 # Largest error over the largest value, in units of the storage's epsilon; f32 and f64 sums of up to 243
 # products and chains of five operators stay below 64.
@@ -72,7 +73,8 @@ def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
 
 def compiled_or_refused(plan: FusionPlan) -> CompiledPlan | None:
     """The compiled plan; None where it is the one kind of plan drawn here that no kernel computes."""
-    may_refuse = plan.src.layout is None and any(isinstance(step.op, Add | BatchNorm) for step in plan)
+    laid = any(isinstance(step.op, Add | BatchNorm | ActivationBackward) for step in plan)
+    may_refuse = plan.src.layout is None and laid
     if not may_refuse:
         return compile_plan(plan, "cpu", cache=False)
     try:
@@ -101,6 +103,32 @@ def test_fused_equals_reference_and_one_at_a_time(plan: FusionPlan, seed: int) -
     assert np.abs(got - want)[steady].max(initial=0) <= bound
     apart = widened(one_at_a_time(plan, arrays))
     assert np.abs(got - apart)[steady].max(initial=0) <= 3 * len(plan) * bound
+
+
+@st.composite
+def training_plans(draw: st.DrawFn) -> FusionPlan:
+    """Elementwise operators on both sides of one with statistics, in f64, its numbers well-conditioned."""
+    plan = draw(plans(tensors(dtypes=["f64"]), max_ops=2, max_contractions=0))
+    plan = FusionPlan(plan.src, *plan.ops)
+    plan.add(draw(normalizations(plan.output, st.floats(0.25, 2))))
+    for _ in range(draw(st.integers(0, 2))):
+        plan.add(draw(elementwise()))
+    return plan
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=training_plans(), seed=st.integers(0, 2**16))
+def test_fused_training_equals_reference(plan: FusionPlan, seed: int) -> None:
+    arrays = random_arrays(plan, seed)
+    with np.errstate(all="ignore"):
+        want, results = evaluated(plan, arrays)
+    assume(np.isfinite(want).all() and np.abs(want).max() < 1e100)
+    for target in ("cpu", "reference"):
+        given = {key: array.copy(order="K") if key in results else array for key, array in arrays.items()}
+        outcome = compile_plan(plan, target, cache=False)(**given)
+        out, *others = outcome if results else (outcome,)
+        for got, exact in zip((out, *others), (want, *results.values()), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-9 * max(1.0, np.abs(exact).max()))
 
 
 def test_the_operators_are_all_drawn() -> None:

@@ -247,6 +247,13 @@ def test_a_residual_may_be_src_itself() -> None:
     assert is_right(fuseplan.compile(plan)(**arrays), arrays, plan)
 
 
+def test_reference_reads_a_residual_in_front_of_a_contraction_where_it_lies() -> None:
+    """In the layout of its operator's output, whatever gaps src has."""
+    plan = FusionPlan.parse("f32[2x3x4x5, strides=240:1:60:12] -> add -> conv2d(4, kernel=1)")
+    arrays = random_arrays(plan, seed=3)
+    assert deviation(fuseplan.compile(plan, "reference")(**arrays), reference(plan, arrays)) < 1e-6
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_out_right_beside_src_in_one_buffer_is_taken(target: str) -> None:
     bound = fuseplan.compile("f32[1x8x3x3] -> relu", target).bind()

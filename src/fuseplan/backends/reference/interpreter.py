@@ -59,6 +59,7 @@ class Interpreter:
         """Elements lie as the caller has them, everything else as `pack` left it."""
         if operand.per == "element":
             spec = self.kernel.shape_of(operand)
+            spec = spec.with_shape(spec.shape) if spec.layout is None else spec  # as its operator's output
             return _read(TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides), address)
         dense = _dense(operand.shape)
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
