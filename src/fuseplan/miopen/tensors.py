@@ -118,7 +118,7 @@ def miopenSetTensorDescriptor(
     dimsA: Extents,
     stridesA: Extents | None,
 ) -> None:
-    """Describes a tensor of 2 to 5 axes; without strides it is packed in the order n, c, ...."""
+    """Describes a tensor of 2 to 5 axes; without strides it is packed, n outermost, then c."""
     for name, values in (("dimsA", dimsA), ("stridesA", stridesA)):
         if values is not None and len(values) != nbDims:
             raise bad_parameter(f"`{name}` has {len(values)} numbers; want nbDims = {nbDims}")

@@ -28,6 +28,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
 from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.report.manual import command_line, public_names
+from fuseplan.report.miopen import miopen_names
 from fuseplan.rules import RULES
 from fuseplan.rules.rule import Rule
 from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
@@ -254,6 +255,7 @@ PAGES: dict[str, tuple[str, Callable[[], Lines]]] = {
     "settings.md": ("Settings", settings),
     "command_line.md": ("The command line", command_line),
     "python.md": ("Python", public_names),
+    "miopen.md": ("MIOpen's names", miopen_names),
 }
 
 

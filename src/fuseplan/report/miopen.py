@@ -1,0 +1,48 @@
+"""The page of the reference about MIOpen's names: every function with its arguments, every enumeration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from fuseplan.miopen import MODULES, NAMES
+from fuseplan.miopen.enums import ENUMS
+from fuseplan.report.docstrings import markdown, parse, prose, table
+
+
+def miopen_names() -> Iterator[str]:
+    """What `fuseplan.miopen` offers, from its signatures and docstrings."""
+    yield "All of these are names of `fuseplan.miopen`; [the guide](../guide/miopen.md) tells how they are"
+    yield "called. A function returns a `miopenStatus_t`, but for the two that return a text. An argument"
+    yield "with a default is one that MIOpen has not."
+    for module in MODULES:
+        functions = {
+            name: value
+            for name, value in NAMES.items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        }
+        if functions:
+            yield from ("", f"## {prose(parse(module.__doc__).summary).partition(':')[0].rstrip('.')}")
+        for name, function in functions.items():
+            yield from _function(name, function)
+    yield from ("", "## Enumerations")
+    for kind in ENUMS:
+        yield from ("", f"### {kind.__name__}", "", prose(parse(kind.__doc__).summary), "")
+        yield from table(
+            ["name", "number"], [[f"`{name}`", str(int(each))] for name, each in kind.__members__.items()]
+        )
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    told = parse(function.__doc__)
+    yield from ("", f"`{name}{_arguments(function)}`: {prose(told.summary)}")
+    yield from markdown(told)
+
+
+def _arguments(function: Any) -> str:
+    """The names of a function's arguments, and the defaults of those that have one."""
+    listed = inspect.signature(function).parameters.values()
+    empty = inspect.Parameter.empty
+    told = [each.name + ("" if each.default is empty else f"={each.default!r}") for each in listed]
+    return f"({', '.join(told)})"
