@@ -1,6 +1,7 @@
 """The benchmarks end to end on small plans: workers, checks against float64, rows, the demo."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from fuseplan import demo
-from fuseplan.bench import accuracy, command, runner, suite, worker
+from fuseplan.bench import accuracy, command, gpu_command, results, runner, suite, worker
 from fuseplan.bench.footprint import footprint
 from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import Prepared
@@ -268,6 +269,20 @@ def test_bench_prints_tables_and_appends(
     )
     told = json.loads(capsys.readouterr().out)
     assert [row["case"] for row in told] == ["norm"]
+
+
+def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = suite.load("published_cpu").cases[0]
+    small = suite.Suite("published_cpu", "P", (replace(case, plan=SMALL.replace(", nhwc", "")),), ())
+    monkeypatch.setattr(command, "load", lambda name: {small.name: small}[name])
+    monkeypatch.setattr(gpu_command, "CHARTS", tmp_path / "charts")
+    options = command.Options(libraries="unfused", rounds=2, block_ms=1, folder=tmp_path)
+    rows = command.bench_published(options)
+    names = ["fuseplan", "unfused:nchw", "unfused:nhwc", "unfused:onnxruntime"]
+    assert [row.peer for row in rows] == names
+    assert list(results.read(tmp_path / "published_cpu.jsonl")) == rows
+    (drawn,) = (tmp_path / "charts").iterdir()
+    assert drawn.name.endswith("-1-thread-cba.svg")
 
 
 def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

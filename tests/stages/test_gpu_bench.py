@@ -1,6 +1,7 @@
 """The runner of GPU benchmarks, on torch's CPU tensors and a clock that knows the answer."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,21 @@ def test_results_are_appended_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         print,
     )
     assert '"peer": "torch"' in capsys.readouterr().out
+
+
+def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = suite.load("published_cuda").cases[0]
+    plan = "f32[2x8x5x4] -> conv2d(4, kernel=1) -> bias -> relu"
+    small = suite.Suite("published_cuda", "P", (replace(case, plan=plan),), ())
+    monkeypatch.setattr(gpu_command, "load", lambda name: {small.name: small}[name])
+    monkeypatch.setattr(gpu_command, "CHARTS", tmp_path / "charts")
+    monkeypatch.setitem(BY_NAME, "fuseplan", type("Ours", (GpuTorch,), {"name": "fuseplan"}))
+    shown: list[str] = []
+    options = GpuOptions(folder=tmp_path)
+    found = gpu_command.bench_gpu_published(options, shown.append)
+    assert {"fuseplan", "unfused:nchw", "unfused:nhwc", "cudnn"} <= {row.peer for row in found}
+    assert list(results.read(tmp_path / "published_cuda.jsonl")) == found
+    (drawn,) = (tmp_path / "charts").iterdir()
+    assert shown[1:] == [f"chart: {drawn}"]
+    only = gpu_command.bench_gpu_published(replace(options, libraries="unfused"), shown.append)
+    assert [row.peer for row in only] == ["unfused:nchw", "unfused:nhwc"]
