@@ -119,6 +119,8 @@ class Normalization(Template):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         shape = self._shape(kernel, target)
+        if self.stream and shape.columns and not _can_stream(self, kernel, target):
+            raise ValueError(f"{self.text}: rows written past the caches begin at whole vectors")
         writer = ColumnWriter if shape.columns else RunWriter
         return writer(self, kernel, target, shape).source()
 

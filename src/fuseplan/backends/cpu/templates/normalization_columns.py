@@ -163,8 +163,9 @@ class ColumnWriter(Writer):
         """What adds one tile to the sums: `counts` are the rows before it, and its own."""
         b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
         before = b.op("double", f"sitofp i64 {b.const(counts[0], I64).name} to double")
-        share = b.const(float(counts[1]), "double") / (before + b.const(float(counts[1]), "double"))
-        weights = b.splat(share), b.splat(share * before)
+        own = b.const(float(counts[1]), "double")
+        inverse = b.select(b.compare("oeq", before, 0.0), 0.0, b.const(1.0, "double") / before)
+        weights = b.splat(inverse), b.splat(before * own / (before + own))
 
         def add(at: Index, count: int, rows: list[Row], uniform: Known) -> None:
             columns, known = self._known(made, unit, uniform, at, count)
@@ -187,13 +188,21 @@ class ColumnWriter(Writer):
         return add
 
     def _joined(self, old: list[Value], values: list[Value], weights: tuple[Value, Value]) -> list[Value]:
-        """Mean and squared deviations of what was before and of a tile."""
-        b, (mean, squares) = self.b, old
-        own = _tree(values) * (1 / len(values))
-        apart = widened(b, own) - mean
-        deviations = [value - own for value in values]
-        own_squares = widened(b, _tree([each * each for each in deviations]))
-        return [mean + apart * weights[0], squares + own_squares + apart * apart * weights[1]]
+        """Sum, and squared deviations from the mean, of what was before and of a tile.
+
+        A tile's are taken from its first row: of eight rows, that costs at most three bits of the squares.
+        """
+        b, (total, squares), count = self.b, old, len(values)
+        first = widened(b, values[0])
+        apart, own = b.const(0.0, self.wide), b.const(0.0, self.wide)
+        if count > 1:
+            deviations = [value - values[0] for value in values[1:]]
+            zero = values[0] - values[0]
+            summed = b.select(b.compare("ord", zero, zero), _tree(deviations), 0.0)  # of infinities none
+            apart = widened(b, summed)
+            own = widened(b, _tree([each * each for each in deviations])) - apart * apart * (1 / count)
+        delta = first + apart * (1 / count) - total * weights[0]
+        return [total + first * float(count) + apart, squares + own + delta * delta * weights[1]]
 
     # ---- dst
 

@@ -182,11 +182,11 @@ class RunWriter(Writer):
         rest = widened(b, self._sum(apart)) / own
         rest = b.select(b.compare("ord", rest, rest), rest, 0.0)
         mean, square = widened(b, middle) + rest, widened(b, self._sum(squares)) - rest * rest * own
-        before = seen.get()
-        share = own / (before + own)
-        old = totals[0].get()
-        totals[0].set(old + (mean - old) * share)
-        totals[1].set(totals[1].get() + square + (mean - old) * (mean - old) * (share * before))
+        before, total = seen.get(), totals[0].get()
+        first = b.compare("oeq", before, 0.0)
+        apart = b.select(first, 0.0, mean - total / before)
+        totals[0].set(total + mean * own)
+        totals[1].set(totals[1].get() + square + apart * apart * (before * own / (before + own)))
         seen.set(before + own)
 
     # ---- dst

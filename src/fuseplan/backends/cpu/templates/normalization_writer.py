@@ -1,7 +1,7 @@
 """The phases of a kernel with reductions, and what becomes of partial sums.
 
 Sums are made in parts, each of tiles: a tile in the compute type, tiles and parts in float64. A tile's
-moments are its mean and the sum of squared deviations from that, so that no large mean is ever squared; two
+moments are its sum and that of squared deviations from its mean, so that no large mean is ever squared; two
 such pairs become one by the formula of Chan, Golub and LeVeque, "Algorithms for computing the sample
 variance", The American Statistician 37 (1983). Parts depend on the kernel alone, and are combined in order.
 """
@@ -269,22 +269,23 @@ class Writer(ABC):
         )
 
     def _moments(self, unit: Unit, at: Index, count: int) -> list[Value]:
-        """Mean and variance of all parts: of their means, and of what each deviates from the whole's."""
-        b, means, squares = self.b, self._loaded(unit, 0), self._loaded(unit, 1)
+        """Mean and variance of all parts: of their sums, and of what each mean deviates from the whole's."""
+        b, sums, squares = self.b, self._loaded(unit, 0), self._loaded(unit, 1)
         elements = self.kernel.reduced_count
-        mean = self._total(at, count, lambda *where: means(*where) * self._weight(where[0], 1 / elements))
+        mean = self._total(at, count, sums) * (1 / elements)
         spread = mean if self.along else b.splat(mean)
 
         def deviation(part: Index, column: Index, lanes: int) -> Value:
-            apart = means(part, column, lanes) - spread
-            return squares(part, column, lanes) + apart * apart * self._weight(part, 1.0)
+            own = self._elements(part)
+            apart = sums(part, column, lanes) / own - spread
+            return squares(part, column, lanes) + apart * apart * own
 
         return [mean, self._total(at, count, deviation) * (1 / elements)]
 
-    def _weight(self, part: Index, factor: float) -> Value:
-        """The elements of one column in a part, times a factor; the last part may be shorter."""
+    def _elements(self, part: Index) -> Value:
+        """The elements of one column in a part; the last part may be shorter."""
         b, parts = self.b, self.shape.parts
-        usual, last = (b.const(self.shape.elements(each) * factor, F64) for each in (0, parts - 1))
+        usual, last = (b.const(float(self.shape.elements(each)), F64) for each in (0, parts - 1))
         if parts == 1:
             return b.splat(usual)
         return b.splat(b.select(b.compare("eq", b.const(part, "i64"), parts - 1), last, usual))

@@ -1,0 +1,271 @@
+"""Kernels with statistics against the float64 reference: shapes, layouts, strides, dtypes, knobs, threads."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import fuseplan.arrays
+import fuseplan.backends.cpu.backend
+from closeness import wide
+from forced import forced, narrowed, refusal_of
+from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.backends.cpu.templates.normalization import Normalization
+from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import evaluated
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason, first_refusal
+from strategies import tensors
+from training import CHAINS, STRIDES, TENSORS, assert_trained, training_arrays
+
+WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])
+FORWARD = "bias -> batch_norm_training(running=True) -> add -> relu"
+BACKWARD = "batch_norm_backward(tanh, statistics=recomputed)"
+# Rows of columns, runs shorter and longer than a vector and than a tile, several parts, folded positions.
+LONG = (
+    "40x70, nc",
+    "700x3x9, nwc",
+    "9x24x7x7",
+    "3x5x41x67",
+    "2x3x90x90",
+    "1x2x190000",
+    "12x1x30x30",
+    "70000x2",
+)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New results and workspaces hold NaN, whatever their dtype."""
+    honest = fuseplan.arrays.aligned_bytes
+
+    def filled(nbytes: int) -> NDArray[np.uint8]:
+        made = honest(nbytes)
+        made[...] = 0xFF
+        return made
+
+    monkeypatch.setattr(fuseplan.arrays, "aligned_bytes", filled)
+    monkeypatch.setattr(fuseplan.backends.cpu.backend, "aligned_bytes", filled)
+
+
+def plan_of(text: str) -> FusionPlan:
+    plan = FusionPlan.parse(text)
+    plan.freeze()
+    return plan
+
+
+def kernel_of(text: str) -> Kernel:
+    return lower(match(FusionPlan.parse(text)))
+
+
+def knobs_of(text: str, width: int = 64, threads: int = 2) -> list[Normalization]:
+    made = Normalization.candidates(kernel_of(text), narrowed(width, threads), "default")
+    return [each for each in made if isinstance(each, Normalization)]
+
+
+def every_knob(text: str, width: int, threads: int = 2) -> list[Normalization]:
+    """Each way to run a plan, with large and small blocks, with stores past the caches and without."""
+    found: dict[Normalization, None] = {}
+    for l2_bytes in (1 << 20, 1 << 14):
+        target = replace(narrowed(width, threads), l2_bytes=l2_bytes, l3_bytes=0)
+        made = Normalization.candidates(kernel_of(text), target, "default")
+        found |= dict.fromkeys(each for each in made if isinstance(each, Normalization))
+    return list(found)
+
+
+@WIDTHS
+@pytest.mark.parametrize("chain", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("tensor", [*TENSORS, *LONG])
+def test_any_shape_and_layout(tensor: str, chain: str, width: int) -> None:
+    plan = plan_of(f"f32[{tensor}] -> {chain}")
+    assert_trained(forced(plan, Normalization, narrowed(width, threads=2)), training_arrays(plan))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+@pytest.mark.parametrize("tensor", ["9x13x9x11", "9x13x9x11, nhwc", "4x5x17x19", "33x20"])
+def test_any_chain_and_dtype(tensor: str, dtype: str, chain: str) -> None:
+    plan = plan_of(f"{dtype}[{tensor}] -> {chain}")
+    assert_trained(forced(plan, Normalization, narrowed(32, threads=2)), training_arrays(plan))
+
+
+@WIDTHS
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("strides", STRIDES)
+def test_strided_src(strides: str, chain: str, width: int) -> None:
+    plan = plan_of(f"f32[2x3x5x7, strides={strides}] -> {chain}")
+    assert_trained(forced(plan, Normalization, narrowed(width)), training_arrays(plan))
+
+
+@pytest.mark.parametrize(
+    "chain", [FORWARD, BACKWARD, "batch_norm_backward(relu, mode=per_activation) -> bias"]
+)
+@pytest.mark.parametrize("tensor", ["16x32x7x7", "3x16x40x40", "3x32x20x20, nhwc", "20x19x3x3", "2x3x300"])
+@pytest.mark.parametrize("width", [16, 64])
+def test_every_knob(tensor: str, chain: str, width: int) -> None:
+    text = f"f32[{tensor}] -> {chain}"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    for template in every_knob(text, width):
+        assert_trained(forced(plan, Normalization, narrowed(width, threads=2), template), arrays)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    src=tensors(),
+    chain=st.sampled_from(CHAINS),
+    width=st.sampled_from([16, 32, 64]),
+    threads=st.integers(1, 3),
+)
+def test_any_small_tensor(src: Any, chain: str, width: int, threads: int) -> None:
+    if (
+        src.batch < 3
+    ):  # two nearly equal numbers have a deviation that no digit of their mean can be spared for
+        src = type(src)((3 + src.batch, *src.shape[1:]), src.dtype, src.layout)
+    plan = plan_of(f"{src} -> {chain}")
+    assert_trained(forced(plan, Normalization, narrowed(width, threads)), training_arrays(plan))
+
+
+@pytest.mark.parametrize("chain", ["batch_norm_training(running=True) -> relu", BACKWARD])
+@pytest.mark.parametrize("tensor", ["64x32x7x7", "5x6x70x70", "8x64x20x20, nhwc", "2x1x100000", "3000x24"])
+def test_the_same_numbers_on_any_number_of_threads(tensor: str, chain: str) -> None:
+    """Whole sums and parts, on one thread and many: the same parts are combined in the same order."""
+    text = f"f32[{tensor}] -> {chain}"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    updated = [each.key for each in plan.results if each.result.updated]
+
+    def outcome(template: Normalization, threads: int) -> Any:
+        own = {key: arrays[key].copy() for key in updated}
+        return forced(plan, Normalization, narrowed(64, threads), template)(**{**arrays, **own})
+
+    chosen = knobs_of(text)
+    for folded in {each.folded for each in chosen}:
+        alike = [each for each in chosen if each.folded == folded]
+        want = outcome(alike[0], 1)
+        for template, threads in product(alike, (1, 2, 5)):
+            for got, expected in zip(outcome(template, threads), want, strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "tensor", ["10x1x1000000", "1x1x10000000", "10000x1000, nc", "2500x4x1000", "25x4x300x333"]
+)
+def test_a_large_mean_costs_no_digits_of_many_elements(tensor: str) -> None:
+    """Of ten million numbers near 1000 with deviation 1: the mean to a rounding, the variance to a few."""
+    plan = plan_of(f"f32[{tensor}] -> batch_norm_training(running=True, momentum=1)")
+    generator = np.random.default_rng(11)
+    src = (1000 + generator.standard_normal(plan.src.shape, np.float32)).astype(np.float32)
+    channels = plan.src.channels
+    ones, rest = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    compiled = forced(plan, Normalization, narrowed(64, threads=2))
+    got = compiled(src, scale=ones, shift=rest, running_mean=rest.copy(), running_variance=ones.copy())
+    axes = (0, *range(2, src.ndim))
+    count = src.size / channels
+    mean = src.mean(axis=axes, dtype=np.float64)
+    variance = np.square(src - mean.reshape(-1, *[1] * (src.ndim - 2)), dtype=np.float64).mean(axis=axes)
+    np.testing.assert_allclose(got.saved_mean, mean, rtol=1.2e-7)
+    np.testing.assert_allclose(got.running_variance, variance * count / (count - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("tensor", ["8x2x64x64", "64x128x8x8, nhwc", "128x64x5x5"])
+def test_sums_keep_the_stated_bound(tensor: str) -> None:
+    """Terms of one sign, so that the sum of |terms| is the sum: the bound is relative to it."""
+    text = f"f32[{tensor}] -> batch_norm_backward"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    arrays["src"] = np.abs(arrays["src"])
+    bound = knobs_of(text)[0].error_bound(kernel_of(text))
+    assert bound < 1e-5
+    for template in knobs_of(text):
+        got = forced(plan, Normalization, narrowed(64, threads=2), template)(**arrays)
+        want = wide(arrays["src"]).sum((0, 2, 3))
+        np.testing.assert_allclose(got.shift_gradient, want, rtol=bound)
+
+
+@pytest.mark.parametrize("tensor", ["6x5x7x9", "6x5x40x9", "6x17x3x5, nhwc", "30x19, nc", "8x16x6x6, nhwc"])
+@pytest.mark.parametrize("width", [16, 64])
+def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, width: int, guarded: Any) -> None:
+    text = f"f32[{tensor}] -> batch_norm_backward(relu)"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    for template in every_knob(text, width):
+        compiled = forced(plan, Normalization, narrowed(width), template)
+        want = compiled(**arrays)[0]
+        src, x, dst = guarded(plan.src), guarded(plan.src), guarded(plan.output)
+        src[...], x[...] = arrays["src"], arrays["input"]
+        compiled(**{**arrays, "src": src, "input": x}, out=dst)
+        np.testing.assert_array_equal(dst, want)
+
+
+def test_rows_that_begin_anywhere_are_not_written_past_the_caches() -> None:
+    kernel = kernel_of("f32[6x17x3x5, nhwc] -> batch_norm_training")
+    with pytest.raises(ValueError, match="whole vectors"):
+        Normalization(False, False, 17, stream=True).emit(kernel, narrowed(64))
+
+
+@pytest.mark.parametrize("tensor", ["4x5x3x3", "4x5x30x20", "4x5x3x3, nhwc"])
+def test_infinity_and_nan_reach_the_numbers_that_they_reach_in_float64(tensor: str) -> None:
+    text = f"f32[{tensor}] -> batch_norm_training"
+    for bad, knobs in product((np.nan, np.inf, -np.inf), knobs_of(text)):
+        plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+        arrays["src"][1, 2, 0, 1] = bad
+        got = forced(plan, Normalization, narrowed(64), knobs)(**arrays)
+        with np.errstate(all="ignore"):
+            out, results = evaluated(plan, arrays)
+        for one, want in zip(got, (out, *results.values()), strict=True):
+            for test in (np.isnan, np.isposinf, np.isneginf):
+                np.testing.assert_array_equal(test(one), test(want))
+
+
+def test_a_result_given_is_written_and_only_an_updated_one_read() -> None:
+    text = "f32[8x5x6x6] -> batch_norm_training(running=True, momentum=0.25)"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    old = {key: arrays[key].copy() for key in ("running_mean", "running_variance")}
+    given_ = {key: np.full(5, np.nan, np.float32) for key in ("saved_mean", "saved_inverse_variance")}
+    got = forced(plan, Normalization, narrowed(32, threads=2))(**arrays, **given_)
+    x = wide(arrays["src"])
+    assert got.saved_mean is given_["saved_mean"]
+    np.testing.assert_allclose(given_["saved_mean"], x.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
+    want = 0.75 * old["running_mean"] + 0.25 * x.mean((0, 2, 3))
+    np.testing.assert_allclose(got.running_mean, want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_cache_holds_is_read_once_from_memory() -> None:
+    text = "f32[64x512x14x14] -> batch_norm_training -> relu"
+    kernel, target = kernel_of(text), narrowed(64, threads=2)
+    whole, split = (next(each for each in knobs_of(text) if each.whole == kept) for kept in (True, False))
+    src = kernel.src.nbytes
+    assert src <= whole.traffic(kernel, target).read < 1.01 * src
+    assert 2 * src <= split.traffic(kernel, target).read < 2.01 * src
+    assert whole.seconds(kernel, target) < split.seconds(kernel, target)
+
+
+def test_a_pass_that_does_not_need_src_does_not_read_it() -> None:
+    kernel = kernel_of("f32[64x512x14x14, nhwc] -> batch_norm_backward(statistics=recomputed)")
+    knobs = next(iter(Normalization.candidates(kernel, narrowed(64), "default")))
+    moved = knobs.traffic(kernel, narrowed(64)).read / kernel.src.nbytes
+    assert 5 <= moved < 5.01  # input for its moments, then both, twice
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+@pytest.mark.parametrize("chain", [FORWARD, BACKWARD])
+def test_no_other_template_takes_statistics(chain: str, template: Any) -> None:
+    kernel = kernel_of(f"f32[4x8x6x6, nhwc] -> {chain}")
+    refusal = first_refusal(template.limits(kernel, narrowed(32), "default"))
+    assert (refusal is None) == (template is Normalization)
+
+
+def test_a_plan_without_statistics_is_refused_and_pointwise_names_the_operator() -> None:
+    for chain in ("relu", "conv2d(8, kernel=1)"):
+        refusal = refusal_of(f"f32[1x8x6x6] -> {chain}", Normalization, narrowed(32))
+        assert refusal is not None
+        assert refusal.reason is Reason.NO_NORMALIZATION
+    refusal = refusal_of("f32[1x8x6x6] -> relu -> batch_norm_training", Pointwise, narrowed(32))
+    assert refusal is not None
+    assert refusal.reason is Reason.NORMALIZATION_IN_POINTWISE
+    assert refusal.operator == 1
