@@ -161,7 +161,7 @@ class RunWriter(Writer):
         b, kind = self.b, self.b.element
         length = b.const(tile.stop - tile.start, I64)
         own = b.op("double", f"sitofp i64 {length.name} to double")
-        sums, apart, squares = self._accumulators(), self._accumulators(), self._accumulators()
+        sums, rests, squares = self._accumulators(), self._accumulators(), self._accumulators()
 
         def add(i: Index, count: int, new: int, slot: int) -> None:
             (value,) = self._values(number, unit, tile, i, count, known)
@@ -174,12 +174,12 @@ class RunWriter(Writer):
         def deviate(i: Index, count: int, new: int, slot: int) -> None:
             (value,) = self._values(number, unit, tile, i, count, known)
             deviation = self._new(value - spread, count, new)
-            apart[slot].set(apart[slot].get() + deviation)
+            rests[slot].set(rests[slot].get() + deviation)
             squares[slot].set(b.fma(deviation, deviation, squares[slot].get()))
 
         self._vectors(tile, deviate)
         # The tile's mean was rounded; what the deviations sum to corrects it, unless an element is infinite.
-        rest = widened(b, self._sum(apart)) / own
+        rest = widened(b, self._sum(rests)) / own
         rest = b.select(b.compare("ord", rest, rest), rest, 0.0)
         mean, square = widened(b, middle) + rest, widened(b, self._sum(squares)) - rest * rest * own
         before, total = seen.get(), totals[0].get()
