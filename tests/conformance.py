@@ -15,8 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fuseplan.op import Op
-from fuseplan.ops import activation, affine, conv
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops import activation, affine, conv, training
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import DTYPES, TensorSpec
 
@@ -38,8 +38,9 @@ MIOPEN = {"f32": 80 * 2.0**-23, "f16": 80 * 2.0**-10, "bf16": 4 * 2.0**-7}
 FLOPS = 1_000_000_000  # of a convolution
 ELEMENTS = 2_000_000  # of src and the result together
 
+MOMENTUM = 0.99  # MIOpen's expAvgFactor in its tests
 CONVOLUTIONS: Mapping[int, Callable[..., Op]] = {2: conv.Conv2d, 3: conv.Conv3d}
-ACTIVATIONS: Mapping[str, Op] = {  # with MIOpen's own test parameters: a = b = g = 0.5
+ACTIVATIONS: Mapping[str, Elementwise] = {  # with MIOpen's own test parameters: a = b = g = 0.5
     "PASTHRU": activation.Identity(),
     "LOGISTIC": activation.Sigmoid(),
     "TANH": activation.Tanh(alpha=0.5, beta=0.5),
@@ -74,8 +75,7 @@ class Sized:
 @cache
 def sized() -> tuple[Sized, ...]:
     """Every plan of every case, without doubles."""
-    inference = [case for case in CASES if "-" not in case["combo"]]
-    listed = [Sized(plan, *_images(case)) for case in inference for plan in plans(case)]
+    listed = [Sized(plan, *_images(case)) for case in CASES for plan in plans(case)]
     return tuple({str(each.plan): each for each in listed}.values())
 
 
@@ -89,8 +89,15 @@ def plans(case: Case) -> Iterator[FusionPlan]:
 
 
 def operators(case: Case, name: str | None) -> Iterator[Op]:
-    """One operator a letter of the combination: Convolution, Scale-add, Bias, Normalization, Activation."""
-    for letter in case["combo"]:
+    """One operator a letter of the combination: Convolution, Scale-add, Bias, Normalization, Activation.
+
+    A backward pass is one operator, which has the activation's in it.
+    """
+    letters, _, phase = case["combo"].partition("-")
+    if phase == "backward":
+        yield training.BatchNormBackward(ACTIVATIONS[name or "PASTHRU"], case["statistics"])
+        return
+    for letter in letters:
         if letter == "C":
             sizes = {word: tuple(case[word]) for word in ("kernel", "stride", "padding", "dilation")}
             yield CONVOLUTIONS[len(case["kernel"])](case["features"], groups=case["groups"], **sizes)
@@ -98,6 +105,8 @@ def operators(case: Case, name: str | None) -> Iterator[Op]:
             yield affine.Add(alpha1=2.0, alpha2=0.5)
         elif letter == "B":
             yield affine.Bias()
+        elif letter == "N" and phase:
+            yield training.BatchNormTraining(case["statistics"], running=True, momentum=MOMENTUM)
         elif letter == "N":
             yield affine.BatchNorm(case["statistics"])
         elif name is not None:
@@ -109,7 +118,7 @@ def _images(case: Case) -> tuple[int, str]:
     batch = case["shape"][0]
     flops, elements = _flops(case), prod(case["shape"][1:]) + _results(case)
     fitting = min(batch, ELEMENTS // elements, FLOPS // flops if flops else batch)
-    if fitting:
+    if fitting >= (2 if "-" in case["combo"] else 1):  # one image has no statistics of its own
         return fitting, ""
     return 0, f"an image has {flops / 1e9:.2f} GFLOP and {elements / 1e6:.1f} million elements"
 

@@ -9,7 +9,6 @@ import fcntl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from conformance import MOST, RMS, sized
 from device.guarded import inputs, output
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.gpu_data import reference
+from fuseplan.measure.gpu_data import evaluated
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
@@ -40,45 +39,97 @@ def turn(plan: FusionPlan) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def pieces(plan: FusionPlan, tensors: Tensors) -> Iterator[tuple[slice, Any]]:
-    """The reference of some images at a time: which, and what they have to be."""
-    an_image = prod(plan.src.shape[1:]) + prod(plan.output.shape[1:])
-    count = max(1, ELEMENTS // an_image)
-    per_image = {held.key for held in plan.operands if held.operand.per == "element"} | {"src"}
-    for begin in range(0, plan.src.batch, count):
-        some = slice(begin, min(begin + count, plan.src.batch))
-        shape = (some.stop - some.start, *plan.src.shape[1:])
-        part = FusionPlan(TensorSpec(shape, plan.src.dtype, plan.src.layout), *(step.op for step in plan))
-        held = {key: tensor[some] if key in per_image else tensor for key, tensor in tensors.items()}
-        yield some, reference(part, held)
+def pieces(plan: FusionPlan, tensors: Tensors) -> Iterator[tuple[str, Any, Any]]:
+    """The reference of a part at a time: of what, which part, and what it has to be.
 
-
-def errors(got: Any, plan: FusionPlan, tensors: Tensors) -> tuple[float, float]:
-    """Root mean square and largest error, both over the largest value.
-
-    What is all zeros, and should not be, is off by all of it.
+    A part is some images; of a plan with statistics, which no image has alone, some channels.
     """
-    squares, furthest, largest = 0.0, 0.0, 0.0
-    for some, want in pieces(plan, tensors):
-        off = (got[some].double() - want).abs()
+    axis = 1 if plan.results else 0
+    extent = plan.src.shape[axis]
+    count = max(1, ELEMENTS * extent // (plan.src.size + plan.output.size))
+    for begin in range(0, extent, count):
+        some = slice(begin, min(begin + count, extent))
+        shape = (*plan.src.shape[:axis], some.stop - some.start, *plan.src.shape[axis + 1 :])
+        part = FusionPlan(TensorSpec(shape, plan.src.dtype, plan.src.layout), *(step.op for step in plan))
+        want, results = evaluated(part, {key: _part(plan, key, each, some) for key, each in tensors.items()})
+        yield "out", (slice(None),) * axis + (some,), want
+        yield from ((key, some, value) for key, value in results.items())
+
+
+def _part(plan: FusionPlan, key: str, tensor: Any, some: slice) -> Any:
+    """What a part of the plan has of a tensor: all of what is the same for every image."""
+    per_element = {held.key for held in plan.operands if held.operand.per == "element"} | {"src"}
+    if plan.results:
+        return tensor[:, some] if key in per_element else tensor[some]
+    return tensor[some] if key in per_element else tensor
+
+
+def errors(got: Tensors, plan: FusionPlan, tensors: Tensors) -> dict[str, tuple[float, float]]:
+    """Of each result: root mean square and largest error, both over its largest value.
+
+    What is all zeros, and should not be, is off by all of it. Statistics are taken over 1 where they are
+    smaller: the mean of normal numbers is near 0, and they are not.
+    """
+    found = {key: (0.0, 0.0, 0.0 if key == "out" else 1.0) for key in got}
+    for key, some, want in pieces(plan, tensors):
+        squares, furthest, largest = found[key]
+        off = (got[key][some].double() - want).abs()
         squares += float(off.square().sum())
         furthest, largest = max(furthest, float(off.amax())), max(largest, float(want.abs().amax()))
-    scale = largest or 1.0  # one element may be a zero
-    return (squares / got.numel()) ** 0.5 / scale, furthest / scale
+        found[key] = (squares, furthest, largest)
+    return {
+        key: ((squares / got[key].numel()) ** 0.5 / (largest or 1.0), furthest / (largest or 1.0))
+        for key, (squares, furthest, largest) in found.items()
+    }
+
+
+def computed(plan: FusionPlan, tensors: Tensors, target: str) -> Tensors:
+    """The plan's results, each NaN beforehand, but for those that are updated."""
+    device = tensors["src"].device
+    out = output(plan, str(device))
+    given = {
+        held.key: torch.full(held.result.shape, torch.nan, device=device)
+        for held in plan.results
+        if not held.result.updated
+    }
+    given |= {key: tensor.clone() for key, tensor in tensors.items() if key in updated(plan)}
+    made = compile_plan(plan, target)(out=out.tensor, **{**tensors, **given})
+    assert out.stands, "something was written beside the output"
+    return made._asdict() if plan.results else {"out": made}
+
+
+def updated(plan: FusionPlan) -> set[str]:
+    """The keys of results whose old values are read."""
+    return {held.key for held in plan.results if held.result.updated}
+
+
+def largest_share(plan: FusionPlan, target: str = "cuda") -> float:
+    """The largest error as a share of what is allowed."""
+    with turn(plan):
+        tensors = inputs(plan, 7, target.replace("cuda", "cuda:0"))
+        got = computed(plan, tensors, target)
+        assert all(bool(each.isfinite().all()) for each in got.values())
+        found = errors(got, plan, tensors)
+    dtypes = {key: plan.src.dtype if key == "out" else "f32" for key in found}
+    return max(max(rms / RMS[dtypes[key]], most / MOST[dtypes[key]]) for key, (rms, most) in found.items())
 
 
 @pytest.mark.parametrize("plan", [each.plan for each in sized()], ids=str)
 def test_each_case_is_within_the_bounds(
     plan: FusionPlan, record_property: Callable[[str, object], None]
 ) -> None:
-    with turn(plan):
-        compiled = compile_plan(plan, "cuda")
-        tensors, out = inputs(plan, 7), output(plan)
-        got = compiled(out=out.tensor, **tensors)
-        assert out.stands, "something was written beside the output"
-        assert bool(got.isfinite().all())
-        rms, most = errors(got, plan, tensors)
-    dtype = plan.src.dtype
-    record_property(f"conformance {dtype}", max(rms / RMS[dtype], most / MOST[dtype]))
-    assert rms <= RMS[dtype]
-    assert most <= MOST[dtype]
+    share = largest_share(plan)
+    record_property(f"conformance {plan.src.dtype}", share)
+    assert share <= 1
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_statistics_of_two_to_the_31_elements(
+    layout: str, record_property: Callable[[str, object], None]
+) -> None:
+    """MIOpen has a test of this size, turned off: its offsets have 32 bits."""
+    plan = FusionPlan.parse(f"f16[2x2048x1024x512, {layout}] -> batch_norm_training(running=True) -> relu")
+    assert plan.src.size == 1 << 31
+    share = largest_share(plan)
+    record_property("conformance f16", share)
+    assert share <= 1
