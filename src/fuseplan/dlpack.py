@@ -78,7 +78,7 @@ def view_dlpack(
     Raises:
         ArgumentError: it is not on such a device, its maker will not export it, or its dtype is none of ours.
     """
-    device = int(tensor.__dlpack_device__()[0])
+    device, _ = device_of(tensor, what)
     if devices is not None and device not in devices:
         name = DEVICES.get(device, f"DLPack device {device}")
         raise ArgumentError(
@@ -94,6 +94,19 @@ def view_dlpack(
         plain = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         return _read(plain, False, what)
     raise ArgumentError(f"{what}: {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
+
+
+def device_of(tensor: Any, what: str) -> tuple[int, int]:
+    """The device that a tensor with `__dlpack__` is on: DLPack's type, and which of that type.
+
+    Raises:
+        ArgumentError: it is on none: torch's meta tensors have no memory.
+    """
+    try:
+        kind, index = tensor.__dlpack_device__()
+        return int(kind), int(index)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} is on no device that DLPack knows: {error}") from error
 
 
 def _capsule(tensor: Any, what: str, told: dict[str, int]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
@@ -319,6 +320,30 @@ def test_another_machine_is_told() -> None:
     made = plain()
     made.handle = handle("cpu:avx2" if platform.machine() == "aarch64" else "cpu:neon")
     fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "InternalError", "does not run here")
+
+
+class Broken:
+    """What looks like a tensor with DLPack, and is none."""
+
+    shape = 3
+
+    def __dlpack__(self) -> None:
+        raise RuntimeError("no memory")
+
+
+NO_TENSORS: tuple[Any, ...] = (
+    3, "x", [1.0], object(), Broken(), np.float32(1), np.array(1.0), X.astype(">f4"), X.astype(object),
+    X.astype(int), X[:, :, ::2], np.ma.masked_array(X), torch.zeros(4, 8, 9, 9, device="meta"),
+    torch.zeros(4, 8, 9, 9, requires_grad=True), torch.zeros(4, 8, 9, 9).to_sparse(), memoryview(b"12"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_TENSORS, ids=lambda value: type(value).__name__)
+def test_what_is_no_tensor_of_the_plan(value: Any) -> None:
+    made = compiled()
+    fails(run(made, x=value), "BadParm", "`src`")
+    fails(run(made, y=value), "BadParm", "`out`")
+    fails(set_bias(value), "BadParm", "operand `bias`")
 
 
 def test_messages_are_a_threads_own() -> None:

@@ -119,6 +119,10 @@ def api(function: Callable[..., None]) -> Callable[..., miopenStatus_t]:
             function(*given.args, **given.kwargs)
         except _ERRORS as error:
             return _failed(function, error)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is used
+                raise
+            return _failed(function, MemoryError(str(error)))
         return miopenStatus_t.miopenStatusSuccess
 
     return call

@@ -100,11 +100,11 @@ class Lowered:
 def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
     """A tensor 1xCx1x1 or 1xCxHxW as (c,) or (c, h, w), where the plan has that shape: a view of it."""
     wanted = dict(_shapes(plan)).get(key)
-    shape = tuple(getattr(value, "shape", ()))
-    if wanted is None or shape[:1] != (1,):
+    shape = getattr(value, "shape", None)
+    if wanted is None or not isinstance(shape, tuple) or shape[:1] != (1,):
         return value
     rest = len(shape) - 1 - len(wanted)
-    if rest < 0 or shape != (1, *wanted, *(1,) * rest):
+    if rest < 0 or shape != (1, *wanted, *(1,) * rest) or not hasattr(value, "__getitem__"):
         return value
     return value[(0, *(slice(None),) * len(wanted), *(0,) * rest)]
 

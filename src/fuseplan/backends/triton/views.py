@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuseplan.arrays import Buffer
-from fuseplan.dlpack import CUDA, MANAGED, view_array_interface, view_dlpack
+from fuseplan.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError
 
 LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
@@ -23,7 +23,7 @@ def exported(tensor: Any, what: str, device: torch.device, index: int, stream: C
         ArgumentError: it is no tensor on that device, or none that kernels take.
     """
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
-        kind, own = (int(word) for word in tensor.__dlpack_device__())
+        kind, own = device_of(tensor, what)
         if kind not in (CUDA, MANAGED):
             raise ArgumentError(
                 f"{what} is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: "
