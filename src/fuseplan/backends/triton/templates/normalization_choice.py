@@ -92,7 +92,8 @@ def fits(kernel: Kernel, target: Target, choice: Choice) -> bool:
     if power_of_two(choice.programs) * cut.numbers > MEETING * threads:
         return False
     if cut.is_kept:
-        tensors = kept_bytes(kernel) / kernel.dst.size
-        place = PLACE if cut.is_aligned else each
-        return cut.steps * (each * tensors / 4 + place) + OWN <= room
+        words = kept_bytes(kernel) / kernel.dst.size / 4
+        if not cut.is_aligned:  # each element has a register of its own, and so has its place
+            return cut.steps * each * (words * 4 / kernel.dst.itemsize + 1) + OWN <= room
+        return cut.steps * (each * words + PLACE) + OWN <= room
     return room >= 64
