@@ -108,8 +108,8 @@ def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "f32[4x8x6x5] -> batch_norm_training -> sigmoid",
-        "f32[4x8x6x5] -> batch_norm_training(running=True) -> relu",
+        "f32[4x8x6x5] -> batch_norm_training -> softplus",
+        "f32[4x8x6x5] -> batch_norm_training(saved=False) -> relu",
         "f32[4x8x6x5] -> batch_norm_training(per_activation) -> relu",
         "f32[4x8x6x5] -> batch_norm_backward(relu, statistics=recomputed)",
         "f32[4x8x6x5] -> batch_norm_backward(sigmoid)",
@@ -117,7 +117,7 @@ def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_training_that_torch_is_not_measured_with(text: str) -> None:
     plan = FusionPlan.parse(text)
-    with pytest.raises(CannotRunError, match="torch is"):
+    with pytest.raises(CannotRunError, match="torch"):
         BY_NAME["torch"](1).prepare(plan, [random_arrays(plan)])
 
 

@@ -74,10 +74,15 @@ def stages_in_place(layers: Sequence[Layer]) -> list[Stage]:
     Raises:
         CannotRunError: torch is not taught an operator here.
     """
-    return [_in_place(layer) if place else stage_of(layer) for place, layer in enumerate(layers)]
+    return [in_place(layer) if place else stage_of(layer) for place, layer in enumerate(layers)]
 
 
-def _in_place(layer: Layer) -> Stage:
+def in_place(layer: Layer) -> Stage:
+    """What torch calls for an operator behind another one.
+
+    Raises:
+        CannotRunError: torch is not taught it here.
+    """
     if layer.name == "relu":
         return lambda x, stored, given: x.relu_()
     if layer.name == "bias":

@@ -1,16 +1,17 @@
 """Plans with training operators as PyTorch computes them: eager, or compiled.
 
-A plan is batch_norm_training, perhaps relu; or batch_norm_backward with saved statistics, of relu or of
-nothing. What torch calls for them is what its layers and their gradients end in, without autograd around it.
+A plan is batch_norm_training and what torch has behind it; or batch_norm_backward with saved statistics. What
+torch calls for them is what its layers and their gradients end in, without autograd around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
+from fuseplan.measure.torch_stages import BACKWARD, Stage, in_place, stage_of
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 
@@ -34,8 +35,9 @@ def training_call(
     """Binds what torch calls for the plan.
 
     Args:
-        plan: one of those above, with statistics per channel and no running ones.
-        tensors: `src` and operands by key; the vectors in f32, as torch's layers hold them.
+        plan: one of those above, with statistics per channel, saved.
+        tensors: `src`, operands and old running statistics by key; the vectors in f32, as torch's layers hold
+            them.
         peer: who is measured.
         compiler: makes kernels of a function; without one, torch's operators are called, cuDNN's where its
             layers choose them.
@@ -44,48 +46,55 @@ def training_call(
         CannotRunError: the plan is another.
     """
     first, *rest = plain_layers(plan)
-    words = tuple(layer.name for layer in rest)
-    if first.attributes.get("mode") != "spatial" or len(plan.results) != 2:
-        raise CannotRunError(f"{peer} is measured with statistics per channel, saved, not running")
-    if first.name == "batch_norm_training" and words in ((), ("relu",)):
-        return _forward(first, bool(rest), tensors, compiler)
+    if first.attributes.get("mode") != "spatial" or not first.attributes.get("saved", True):
+        raise CannotRunError(f"{peer} is measured with statistics per channel, saved")
+    if first.name == "batch_norm_training":
+        stages = [stage_of(layer, peer) if compiler else in_place(layer) for layer in rest]
+        return _forward(first, stages, tensors, compiler)
     if first.name == "batch_norm_backward" and first.attributes["statistics"] == "saved" and not rest:
-        activation = first.attributes["activation"].name
-        if activation in ("identity", "relu"):
-            return _backward(first, activation == "relu", tensors, compiler)
+        return _backward(first, tensors, compiler)
     raise CannotRunError(f"{peer} is not taught this training plan here")
 
 
 def _forward(
-    layer: Layer, has_relu: bool, tensors: Tensors, compiler: Compiler | None
+    layer: Layer, stages: Sequence[Stage], tensors: Tensors, compiler: Compiler | None
 ) -> Callable[[], Results]:
-    """What a layer calls, and relu in place."""
+    """What a layer calls, and what comes behind it, in place where torch can; the running ones are copies."""
     import torch
 
-    epsilon = layer.parameters["epsilon"]
+    names = [each.key for each in layer.step.results if each.result.updated]
+    running = [tensors[key].clone() for key in names]
+    how = True, layer.parameters.get("momentum", 0.0), layer.parameters["epsilon"]
     given = tensors["src"], tensors[layer.keys["scale"]], tensors[layer.keys["shift"]]
+    old = running or [None, None]
 
-    def eager(x: Tensor, scale: Tensor, shift: Tensor) -> Results:
-        made = torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, epsilon, True)
-        return (made[0].relu_() if has_relu else made[0]), made[1], made[2]
+    def behind(x: Tensor) -> Tensor:
+        for stage in stages:
+            x = stage(x, tensors, tensors)
+        return x
 
-    def compiled(x: Tensor, scale: Tensor, shift: Tensor) -> Results:
-        dst, mean, inverse = torch.native_batch_norm(x, scale, shift, None, None, True, 0.0, epsilon)
-        return (dst.relu() if has_relu else dst), mean, inverse
+    def eager(*given: Tensor) -> Results:
+        made = torch._batch_norm_impl_index(*given, *old, *how, True)
+        return behind(made[0]), made[1], made[2], *running
+
+    def compiled(*given: Tensor) -> Results:
+        dst, mean, inverse = torch.native_batch_norm(*given, *old, *how)
+        return behind(dst), mean, inverse, *running
 
     return partial(compiler(compiled) if compiler else eager, *given)
 
 
-def _backward(
-    layer: Layer, has_relu: bool, tensors: Tensors, compiler: Compiler | None
-) -> Callable[[], Results]:
-    """Eager, the gradient of relu from what it gave, which is another tensor to read; compiled, made anew."""
+def _backward(layer: Layer, tensors: Tensors, compiler: Compiler | None) -> Callable[[], Results]:
+    """Eager, the gradient of an activation reads a tensor that the forward pass left; compiled, made anew."""
     import torch
 
-    keys = layer.keys
+    keys, of = layer.keys, layer.attributes["activation"]
+    has_relu, has_any = of.name == "relu", of.name != "identity"
+    if has_any and not (has_relu if compiler else of.name in BACKWARD):
+        raise CannotRunError(f"the backward pass of {of.name} is not measured in torch")
     x, gradient, scale = tensors[keys["input"]], tensors["src"], tensors[keys["scale"]]
     mean, inverse = tensors[keys["mean"]], tensors[keys["inverse_variance"]]
-    shift = tensors[keys["shift"]] if has_relu else torch.zeros_like(scale)
+    shift = tensors[keys["shift"]] if has_any else torch.zeros_like(scale)
 
     def compiled(x: Tensor, gradient: Tensor, *vectors: Tensor) -> Results:
         if has_relu:
@@ -100,10 +109,11 @@ def _backward(
         return partial(compiler(compiled), x, gradient, scale, shift, mean, inverse)
     forward = torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, EPSILON, True)
     chosen, reserved = forward[4], forward[3]
-    dst = before_relu(x, scale, shift, mean, inverse).relu().to(x.dtype)
+    before = before_relu(x, scale, shift, mean, inverse).to(x.dtype)
+    slope = BACKWARD[of.name](torch.ops.aten, layer.parameters) if has_any else None
 
     def eager() -> Results:
-        behind = torch.ops.aten.threshold_backward(gradient, dst, 0) if has_relu else gradient
+        behind = slope(gradient, before) if slope else gradient
         saved = mean, inverse, True, EPSILON, [True] * 3
         return tuple(
             torch.ops.aten._batch_norm_impl_index_backward(

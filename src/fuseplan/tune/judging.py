@@ -64,11 +64,11 @@ def _one_at_a_time(records: Records, ground: Ground) -> Callable[[], object]:
     if len(records.plan) == 1:
         raise CannotRunError("the plan is one operator")
     threads = None if records.target.processors else records.target.threads
-    return OneAtATime(records.plan, ground.tensors, threads, records.target)
+    return OneAtATime(records.plan, {**ground.tensors, **ground.results()}, threads, records.target)
 
 
 def _torch(records: Records, ground: Ground) -> Callable[[], object]:
-    call = eager(records.plan, ground.tensors)
+    call = eager(records.plan, {**ground.tensors, **ground.results()})
     got = call()
     deviation = ground.deviation(got if records.target.processors else _as_arrays(got))
     if not deviation <= ANOTHER:
