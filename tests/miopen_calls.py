@@ -110,7 +110,7 @@ class Built:
         self.execute_into(x, y)
         return y
 
-    def execute_into(self, x: Array, y: Array) -> None:
+    def execute_into(self, x: Any, y: Any) -> None:
         dst = described(self.plan.value.lowered().plan.output)
         ok(miopen.miopenExecuteFusionPlan(self.handle, self.plan, self.src, x, dst, y, self.args))
 

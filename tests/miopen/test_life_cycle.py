@@ -109,6 +109,43 @@ def test_power_has_miopens_threshold_in_half_precision() -> None:
         assert op.value.operator.op.threshold == threshold
 
 
+HALF, BFLOAT, DOUBLE = miopen.miopenHalf, miopen.miopenBFloat16, miopen.miopenDouble
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(HALF, 1e-3), (BFLOAT, 8e-3), (DOUBLE, 1e-12)], ids=str)
+def test_types(kind: Any, bound: float) -> None:
+    """bf16 is torch's here: NumPy has no such type."""
+    dtype = {HALF: torch.float16, BFLOAT: torch.bfloat16, DOUBLE: torch.float64}[kind]
+    x, w = (torch.tensor(each).to(dtype) for each in (X, W))
+    made = Built(tensor(4, 8, 9, 9, dtype=kind))
+    conv = made.add(miopen.miopenCreateOpConvForward, convolution(), tensor(16, 8, 3, 3, dtype=kind))
+    bias = made.add(miopen.miopenCreateOpBiasForward, tensor(1, 16, 1, 1))
+    made.compile()
+    b = torch.tensor(B).to(torch.float64 if kind is DOUBLE else torch.float32)
+    ok(miopen.miopenSetOpArgsConvForward(made.args, conv, 1.0, 0.0, w))
+    ok(miopen.miopenSetOpArgsBiasForward(made.args, bias, 1.0, 0.0, b))
+    y = torch.full((4, 16, 7, 7), torch.nan, dtype=dtype)
+    made.execute_into(x, y)
+    exact = torch.nn.functional.conv2d(x.double(), w.double()) + b.double()
+    close(y.double().numpy(), exact.numpy(), bound)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_other_axes_groups_and_strides(axes: int) -> None:
+    shape, kernel = (5, 9, 8)[-axes:], (3,) * axes
+    made = Built(tensor(2, 8, *shape))
+    described_by = convolution(axes, pad=1, stride=2, groups=4)
+    conv = made.add(miopen.miopenCreateOpConvForward, described_by, tensor(12, 2, *kernel))
+    relu = made.add(miopen.miopenCreateOpActivationForward, miopen.miopenActivationRELU)
+    made.compile()
+    x, w = random(2, 8, *shape), random(12, 2, *kernel, seed=1)
+    ok(miopen.miopenSetOpArgsConvForward(made.args, conv, 1.0, 0.0, w))
+    ok(miopen.miopenSetOpArgsActivForward(made.args, relu, 1.0, 0.0, 0.0, 0.0, 0.0))
+    compute = torch.nn.functional.conv1d if axes == 1 else torch.nn.functional.conv3d
+    exact = compute(torch.tensor(x).double(), torch.tensor(w).double(), stride=2, padding=1, groups=4)
+    close(made.execute(x), exact.relu().numpy())
+
+
 @pytest.mark.parametrize("layout", [miopen.miopenTensorNHWC, miopen.miopenTensorCHWN])
 def test_layouts(layout: Any) -> None:
     made = Ref()

@@ -146,9 +146,8 @@ def _checks(function: Callable[..., None]) -> dict[str, Check]:
 
 def check_of(hint: Any) -> Check:
     """How a value for a parameter of that annotation is checked."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if typing.get_origin(hint) is typing.Union:
-        options = typing.get_args(hint)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
     wanted = next(each for each in options if each is not types.NoneType)
     check = _check_of_one(wanted)
     is_nullable = types.NoneType in options
@@ -232,6 +231,9 @@ def _number(kind: type[Any], name: str, value: Any) -> Any:
         raise bad_parameter(f"`{name}` is larger than a {kind.__name__} can be") from None
 
 
+_SHORT = (bool, int, float, str)
+
+
 def _pointer(name: str, value: Any) -> Any:
     return _held(value)
 
@@ -247,12 +249,9 @@ def _extents(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _told(value: Any) -> str:
-    shown = repr(value)
-    return (
-        f"a {type(value).__name__}"
-        if len(shown) > 60 or "\n" in shown
-        else f"{shown}, a {type(value).__name__}"
-    )
+    """The value's type, and the value where that is short."""
+    kind = type(value).__name__
+    return f"{value!r}, a {kind}" if isinstance(value, _SHORT) else f"a {kind}"
 
 
 Pointer = Annotated[Any, _pointer]
