@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+from fuseplan.arrays import view
 from fuseplan.compile import CompiledPlan
 from fuseplan.miopen.algorithms import compile_by
 from fuseplan.miopen.call import (
@@ -24,6 +25,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.target import Target, parse_target
 
 Algorithm = miopenConvFwdAlgorithm_t
+VERSION = (3, 5, 0)  # of MIOpen, whose interface this is
 
 
 def _target(name: str, value: Any) -> Target:
@@ -95,9 +97,18 @@ class miopenHandle_t(Object):
             self.milliseconds = clock(lambda: bound(src, out))
 
     def copy(self, into: Any, of: Any) -> None:
-        """Copies a tensor into another of its shape, in the stream's order."""
+        """Copies a tensor into another of its shape, in the stream's order.
+
+        Raises:
+            ArgumentError: one is no tensor in the memory of this machine's CPU, where that is the target.
+        """
+        if not self.target.processors:
+            view(into, "`into`").numpy()[...] = view(of, "`of`").numpy()
+            return
+        import torch
+
         with self._on_stream():
-            into[...] = of
+            torch.from_dlpack(into).copy_(torch.from_dlpack(of))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -203,9 +214,6 @@ def miopenGetVersion(major: Ref | None, minor: Ref | None, patch: Ref | None) ->
     for cell, number in zip((major, minor, patch), VERSION, strict=True):
         if cell is not None:
             cell.value = number
-
-
-VERSION = (3, 5, 0)
 
 
 def miopenGetErrorString(error: miopenStatus_t | int) -> str:
