@@ -119,7 +119,7 @@ def together(program: Callable[[], None], grid: list[int]) -> None:
     def started(place: tuple[int, ...]) -> None:
         interpreter.interpreter_builder.set_grid_idx(*place)  # of this thread: see `triton_shim`
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), triton_shim.turn():
                 program()
         except BaseException as error:
             errors.append(error)

@@ -32,9 +32,11 @@ Array = NDArray[Any]
 
 BF16_NAN = np.uint16(0x7FC0)
 TF32_BITS = np.uint32(0xFFFFE000)  # sign, exponent, and ten bits of the significand
+YIELD_SECONDS = 1e-5  # in which another thread takes the turn
 WAITING_SECONDS = 60  # programs that still wait then have missed each other
 _place = threading.local()  # which program a thread runs
 _deadline = [0.0]
+_turn = threading.Lock()  # one thread at a time: Triton's functions are patched while one is interpreted
 _areas: list[tuple[int, int, bool]] = []  # first byte, one past the last, whether it may be written
 
 
@@ -51,6 +53,28 @@ def memory(areas: list[tuple[int, int, bool]]) -> Iterator[None]:
         yield
     finally:
         _areas.clear()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """This thread runs, and no other, except while `others_turn`."""
+    _place.has_turn = True
+    with _turn:
+        yield
+    _place.has_turn = False
+
+
+@contextmanager
+def others_turn() -> Iterator[None]:
+    """Others may run meanwhile."""
+    if not getattr(_place, "has_turn", False):
+        yield
+        return
+    _turn.release()
+    try:
+        yield
+    finally:
+        _turn.acquire()
 
 
 def stop() -> None:
@@ -145,7 +169,8 @@ def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
         _check(ptr.data, mask.data, val.data.dtype.itemsize, writes=True)
         if time.monotonic() > _deadline[0]:
             raise TimeoutError("the programs wait for each other, or another has failed")
-        time.sleep(0)
+        with others_turn():
+            time.sleep(YIELD_SECONDS)
         return original(self, op, ptr, val, mask, sem, scope)
 
     return atomic_rmw
