@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fuseplan.compile import CompiledPlan
-from fuseplan.measure.gpu_data import applied, random_tensors, torch_dtype
+from fuseplan.measure.gpu_data import applied, evaluated, random_tensors, torch_dtype
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.tensor import DTYPES
 
@@ -71,8 +71,8 @@ def wanted(compiled: CompiledPlan, tensors: Mapping[str, Tensor]) -> tuple[Tenso
     is rounded once.
     """
     plan, step = compiled.plan, compiled.kernel.contraction_step
-    want = tensors["src"].double()
-    for each in plan.steps if step is None else plan.steps[: step + 1]:
+    want = tensors["src"].double() if step is not None else evaluated(plan, tensors)[0]
+    for each in plan.steps[: step + 1] if step is not None else ():
         before, want = want, applied(each, want, tensors)
     spread = torch.zeros_like(want)
     if step is not None:
