@@ -4,36 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
-from fuseplan.backends.triton.templates.depthwise_writer import DepthwiseKnobs, DepthwiseWriter
+from fuseplan.backends.triton.templates.depthwise_writer import HELD_WEIGHTS, DepthwiseKnobs, DepthwiseWriter
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel, KernelOperand, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 
 _TAPS = 128  # each has code of its own
-_MEASURED = 1.5  # measured over estimated seconds, geometric mean over the tuned suite on one H100
-_CACHED = 9.0e12  # bytes a second that all first caches of an H100 give to such loads
+_MEASURED = 1.1  # measured over estimated seconds, geometric mean over the tuned suite on one H100
+_CLOCK = 1.7e9
+_L2_BYTES = 5.5e12  # a second: rows that two programs load come from there once
+_UNDER_WAY = 18e3  # bytes that a processor has to have asked for at any time, to be given memory's rate
+_WASTE = 1.2  # positions or features of all tiles over the fewest: beyond it a tile is not tried
+_SIDES = ((2, 4, 2), (2, 4, 1), (2, 7, 2), (4, 2, 2), (4, 4, 1), (4, 4, 2))  # features a thread, span, ahead
 
 
 @dataclass(frozen=True)
 class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     """Depthwise convolution in one to three axes, any kernel, stride and dilation, any layout of src.
 
-    reads:  src once from memory (a row is loaded once for all output rows of a program that need it, and once
-        a shift along w from the first cache), the weight once a program
+    reads:  src once from memory, the weight once a program; a thread loads each element of src once for all
+            of its outputs, `ahead` rows before it multiplies them
     writes: dst once
     chosen: where each group has one channel
 
     Attributes:
-        columns: output positions along w in a tile.
+        columns: threads of a tile along w.
         features: features in a tile.
         rows: output rows of a program.
         warps: of a program.
+        span: output positions along w that a thread has.
+        ahead: rows of src whose loads are under way while one is multiplied.
     """
 
     name: ClassVar[str] = "depthwise"
@@ -56,18 +64,9 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        features = kernel.contraction.features
-        width = kernel.dst.spatial[-1]
-        height = kernel.dst.spatial[-2] if len(kernel.dst.spatial) > 1 else 1
-        tiles = [
-            (columns, block, warps)
-            for columns, block, warps in _tiles(kernel.dst.is_channels_last)
-            if columns < 2 * width and block < 2 * features
-        ]
-        for columns, block, warps in tiles or [(4, 8, 1)]:
-            for rows in (8, 4, 2, 1):
-                if rows < 2 * height:
-                    yield cls(columns, block, rows, warps)
+        tiles = _channels_last(kernel) if kernel.dst.is_channels_last else _first(kernel)
+        for columns, features, rows, warps, span, ahead in dict.fromkeys(tiles):
+            yield cls(columns, features, rows, warps, span, ahead)
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         """The weight as [tap][feature]."""
@@ -81,16 +80,34 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         return model.traffic(kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        """The bytes in memory, or those that pass the first caches: each row of src once a shift along w."""
+        """The bytes in memory at the rate that the loads under way allow, or the instructions."""
         writer = DepthwiseWriter(self, kernel, "")
-        depths, height, width = writer.kernel_size
-        rows = (self.rows - 1) * writer.stride[1] + (height - 1) * writer.dilation[1] + 1
-        loaded = depths * width * min(rows, self.rows * height) / self.rows
-        elements = writer.programs * self.rows * self.columns * self.features
-        cached = elements * (1 + loaded) * kernel.src.itemsize / _CACHED
-        used = model.fill(writer.programs, max(1, target.processors) * max(1, 16 // self.warps))
-        moving = model.seconds(target, self.traffic(kernel, target), used=used)
-        return _MEASURED * max(moving, model.LAUNCH_SECONDS + cached / used)
+        held = max(1, min(65536 // (32 * self._registers(writer)), 64)) // self.warps * self.warps
+        asked = held * 32 * self.vector * kernel.src.itemsize * self.span * writer.stride[2] * self.ahead
+        places = max(1, target.processors) * max(1, held // self.warps)
+        used = model.fill(writer.programs, places) if writer.programs < 4 * places else 1.0
+        moving = model.seconds(target, self.traffic(kernel, target), used=used * min(1.0, asked / _UNDER_WAY))
+        reach = (writer.kernel_size[1] - 1) * writer.dilation[1] + 1 - writer.stride[1]
+        again = max(0, reach) / (self.rows * writer.stride[1]) * kernel.src.nbytes / _L2_BYTES
+        steps = self._instructions(writer) * writer.programs * self.warps
+        issuing = steps / (4 * max(1, target.processors) * _CLOCK)
+        return _MEASURED * max(moving + again, model.LAUNCH_SECONDS + issuing)
+
+    def _registers(self, writer: DepthwiseWriter) -> int:
+        """Of a thread, estimated: sums under way, weights, loaded rows, addresses."""
+        height = writer.kernel_size[1]
+        sums = self.span * -(-height // writer.stride[1])
+        weights = min(prod(writer.kernel_size[1:]), HELD_WEIGHTS // self.vector)
+        loaded = (self.ahead + 1) * len(writer.reads) * writer.kernel.src.itemsize / 4
+        return min(255, int(24 + self.vector * (sums + weights + loaded)))
+
+    def _instructions(self, writer: DepthwiseWriter) -> float:
+        """Of a thread: products, what loads and widens a row, what finishes and stores an output."""
+        outputs, taps = self.rows * self.span, prod(writer.kernel_size)
+        rows = (self.rows - 1) * writer.stride[1] + (writer.kernel_size[1] - 1) * writer.dilation[1] + 1
+        loads = writer.kernel_size[0] * min(rows, self.rows * writer.kernel_size[1]) * len(writer.reads)
+        finishing = 2 + sum(functions(stage.expression) for stage in writer.kernel.epilogue)
+        return 40 + outputs * (self.vector * (taps + finishing) + 3) + loads * (self.vector + 2)
 
     def error_bound(self, kernel: Kernel) -> float:
         return summation_bound(kernel)
@@ -99,8 +116,46 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         return DepthwiseWriter(self, kernel, self.text).source()
 
 
-def _tiles(channels_last: bool) -> tuple[tuple[int, int, int], ...]:
-    """Columns, features and warps: 16 bytes a thread along the innermost axis."""
-    if channels_last:
-        return ((4, 128, 2), (4, 16, 1), (16, 64, 4), (16, 32, 2))
-    return ((128, 4, 4), (64, 8, 4), (32, 8, 2), (16, 16, 2), (8, 16, 1), (4, 8, 1), (1, 32, 1))
+_Tile = tuple[int, int, int, int, int, int]
+
+
+def _channels_last(kernel: Kernel) -> Iterator[_Tile]:
+    """Narrow vectors and a few outputs a thread: so many threads that memory is always asked for enough."""
+    height, width, features = _extents(kernel)
+    rows = sorted((4, 7, 8, 2, 1), key=lambda size: _waste(height, size)) if height > 1 else [1]
+    blocks = _fitting(features, (128, 64, 32, 16, 8))
+    narrow = 1 if kernel.src.itemsize <= 4 else 2
+    tiles = [
+        (side // narrow * 32 * warps // block, block, high, warps, span, ahead)
+        for side, span, ahead in _SIDES
+        for block, warps, high in product(blocks[:2], (2, 4), rows[:2])
+    ]
+    widths = _fitting(width, tuple(columns * span for columns, _, _, _, span, _ in tiles if columns))
+    yield from (tile for tile in tiles if tile[0] * tile[4] in widths)
+
+
+def _first(kernel: Kernel) -> Iterator[_Tile]:
+    """Neighbours along w are neighbours in memory: 16 bytes of them a thread."""
+    height, width, features = _extents(kernel)
+    fitting = [tile for tile in _PLANES if tile[0] < 2 * width and tile[1] < 2 * features]
+    for columns, block, warps in fitting or [(4, 8, 1)]:
+        yield from ((columns, block, rows, warps, 1, 1) for rows in (8, 4, 2, 1) if rows < 2 * height)
+
+
+_PLANES = ((128, 4, 4), (64, 8, 4), (32, 8, 2), (16, 16, 2), (8, 16, 1), (4, 8, 1), (1, 32, 1))
+
+
+def _extents(kernel: Kernel) -> tuple[int, int, int]:
+    """Output rows, positions of a row, features."""
+    spatial = kernel.dst.spatial
+    return spatial[-2] if len(spatial) > 1 else 1, spatial[-1], kernel.contraction.features
+
+
+def _waste(size: int, block: int) -> float:
+    return -(-size // block) * block / size
+
+
+def _fitting(size: int, blocks: tuple[int, ...]) -> list[int]:
+    """The blocks that cover a size with little beside it, in their order."""
+    least = min(_waste(size, block) for block in blocks)
+    return [block for block in blocks if _waste(size, block) <= _WASTE * least]

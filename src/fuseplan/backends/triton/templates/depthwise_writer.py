@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
-from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
+from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 
 WIDE = 2**31  # elements: from here on offsets need 64 bits
-HELD_TAPS = 9  # weights of so many taps are kept in registers; more are loaded where they are used
+HELD_WEIGHTS = 72  # of a thread are kept in registers; more are loaded where they are used
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,13 @@ class DepthwiseKnobs:
     features: int
     rows: int
     warps: int
+    span: int = 1
+    ahead: int = 1
+
+    @property
+    def vector(self) -> int:
+        """Features that a thread has side by side."""
+        return max(1, self.columns * self.features // (32 * self.warps))
 
 
 def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
@@ -61,7 +70,7 @@ class DepthwiseWriter:
         depth, height, width = self.dst_size
         return (
             -(-contraction.features // knobs.features),
-            -(-width // knobs.columns),
+            -(-width // (knobs.columns * knobs.span)),
             -(-height // knobs.rows),
             contraction.batch * depth,
         )
@@ -95,6 +104,7 @@ class DepthwiseWriter:
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
         features, columns, rows, _ = self.blocks
         per = contraction.features_per_group
+        first = f"(column_block * {knobs.columns} + tl.arange(0, {knobs.columns}))"
         text.line(
             "program = tl.program_id(0)",
             f"feature_block = program % {features}",
@@ -105,22 +115,35 @@ class DepthwiseWriter:
             f"depth = plane % {self.dst_size[0]}",
             f"feature = feature_block * {knobs.features} + tl.arange(0, {knobs.features})",
             f"channel = feature // {per}" if per > 1 else "channel = feature",
-            f"column = column_block * {knobs.columns} + tl.arange(0, {knobs.columns})",
+            f"column = {first} * {knobs.span}" if knobs.span > 1 else f"column = {first}",
             f"row = row_block * {knobs.rows}",
-            f"has_feature = feature < {contraction.features}",
-            f"has_column = column < {self.dst_size[2]}",
         )
         if max(self.kernel.src.span, self.kernel.dst.span) >= WIDE:
             text.line("# offsets of a tensor this large need 64 bits")
-            text.line(
-                *(f"{name} = {name}.to(tl.int64)" for name in ("image", "feature", "channel", "column"))
-            )
+            wide = ("image", "depth", "row", "feature", "channel", "column")
+            text.line(*(f"{name} = {name}.to(tl.int64)" for name in wide))
+        src, dst = self.kernel.src.element_strides, self.kernel.dst.element_strides
+        steps = [step * stride for step, stride in zip(self.stride, self.src_steps, strict=True)]
         text.line(
-            f"src_image = image * {self.kernel.src.element_strides[0]}",
-            f"dst_image = image * {self.kernel.dst.element_strides[0]}",
-            f"src_channel = {self._across_features('channel')} * {self.kernel.src.element_strides[1]}",
-            f"feature_ok = {self._across_features('has_feature')}",
+            f"src_image = image * {src[0]}",
+            f"dst_image = image * {dst[0]}",
+            "# in 64 bits what lies beside an element is a constant away",
+            f"src_first = src_image + {self._offset('channel', src[1], steps)}",
+            f"dst_inside = {self._offset('feature', dst[1], self.dst_steps)}",
+            "dst_first = dst_image + dst_inside",
         )
+        # A vector per feature that is loaded as the whole tile needs no way through shared memory to it.
+        whole = f" + tl.zeros({self._shape}, tl.int32)" if self.last else ""
+        text.line(f"features = {self._across_features('feature')}{whole}")
+        if self._feature_ok:
+            text.line(f"feature_ok = features < {contraction.features}")
+
+    def _offset(self, channel: str, stride: int, steps: Sequence[int]) -> str:
+        """Where the first element of each thread lies in its image."""
+        depth, row, column = steps
+        inner = f"{self._across_columns(f'(column * {column})')} + "
+        inner += self._across_features(f"({channel} * {stride})")
+        return f"(depth * {depth} + row * {row} + {inner}).to(tl.int64)"
 
     def _across_features(self, vector: str) -> str:
         """A vector over features as the tile's axis; the innermost axis of dst is the tile's last."""
@@ -134,34 +157,38 @@ class DepthwiseWriter:
         columns, features = self.knobs.columns, self.knobs.features
         return f"[{columns}, {features}]" if self.last else f"[{features}, {columns}]"
 
+    @property
+    def _feature_ok(self) -> str:
+        """Which features of the tile exist; "" for all."""
+        return "feature_ok" if self.kernel.contraction.features % self.knobs.features else ""
+
     # ---- the sum
 
     def _rows(self) -> None:
-        """Every src row that the output rows need is loaded once a shift, and added to all of them."""
-        text, knobs = self.text, self.knobs
-        height, step, low = self.kernel_size[1], self.stride[1], self.low[1]
-        for place in range(knobs.rows):
-            text.line(f"result_{place} = tl.zeros({self._shape}, {self.compute})")
-        needs: dict[int, list[tuple[int, int]]] = {}
-        for place in range(knobs.rows):
-            for tap in range(height):
-                needs.setdefault(place * step + tap * self.dilation[1], []).append((place, tap))
-        for slice_ in range(self.kernel_size[0]):
-            self._depth(slice_)
-            held = self._weights(slice_) if height * self.kernel_size[2] <= HELD_TAPS else {}
-            for offset in sorted(needs):
-                text.line(f"src_row = row * {step} + {offset - low}")
-                text.line(f"row_ok = depth_ok & (src_row >= 0) & (src_row < {self.src_size[1]})")
-                self._src_row(slice_, needs[offset], held)
-        for place in range(knobs.rows):
-            self._store(place)
+        """Every src row that the output rows need is loaded once, and added to all of them."""
+        knobs, (depths, height, width) = self.knobs, self.kernel_size
+        known = self.epilogue.prepare("features", self._feature_ok)
+        needs = self._needs()
+        steps = list(product(range(depths), needs))
+        coming = [self._load_row(*step) for step in steps[: knobs.ahead]]
+        is_held = height * width * knobs.vector <= HELD_WEIGHTS
+        held: dict[tuple[int, int], str] = {}
+        sums: dict[tuple[int, int], str] = {}
+        for at, (slice_, offset) in enumerate(steps):
+            coming += [self._load_row(*step) for step in steps[at + knobs.ahead : at + knobs.ahead + 1]]
+            if is_held and offset == min(needs):
+                held = self._weights(slice_)
+            self._add_row(slice_, coming.pop(0), needs[offset], held, sums)
+            done = [place for place, tap in needs[offset] if tap == height - 1 and slice_ == depths - 1]
+            for place, column in product(done, range(knobs.span)):
+                self._store(place, column, sums.pop((place, column)), known)
 
-    def _depth(self, slice_: int) -> None:
-        offset = slice_ * self.dilation[0] - self.low[0]
-        self.text.line(
-            f"src_depth = depth * {self.stride[0]} + {offset}",
-            f"depth_ok = (src_depth >= 0) & (src_depth < {self.src_size[0]})",
-        )
+    def _needs(self) -> dict[int, list[tuple[int, int]]]:
+        """Which output rows read a src row, each with its tap, by its distance from the first."""
+        needs: dict[int, list[tuple[int, int]]] = {}
+        for place, tap in product(range(self.knobs.rows), range(self.kernel_size[1])):
+            needs.setdefault(place * self.stride[1] + tap * self.dilation[1], []).append((place, tap))
+        return dict(sorted(needs.items()))
 
     def _weights(self, slice_: int) -> dict[tuple[int, int], str]:
         """The weights of one depth's taps, each a vector over features."""
@@ -174,51 +201,112 @@ class DepthwiseWriter:
         tap = (slice_ * height + row) * width + column
         pointer = argument(Slot("operand", self.kernel.weight.key))
         start = tap * self.kernel.contraction.features
-        loaded = f"tl.load({pointer} + {start} + feature, mask=has_feature, other=0.0)"
-        return self.text.let("weight", self._across_features(f"{loaded}.to({self.compute})"))
+        guard = ", mask=feature_ok, other=0.0" if self._feature_ok else ""
+        return self.text.let("weight", f"tl.load({pointer} + {start} + features{guard}).to({self.compute})")
 
-    def _src_row(self, slice_: int, users: list[tuple[int, int]], held: dict[tuple[int, int], str]) -> None:
-        text = self.text
-        depth, height, width = self.src_steps
-        base = text.let("base", f"src_image + src_depth * {depth} + src_row * {height}")
-        for shift in range(self.kernel_size[2]):
-            offset = shift * self.dilation[2] - self.low[2]
-            text.line(f"src_column = column * {self.stride[2]} + {offset}")
-            inside = f"has_column & (src_column >= 0) & (src_column < {self.src_size[2]})"
-            ok = text.let("ok", f"row_ok & {self._across_columns(f'({inside})')} & feature_ok")
-            where = text.let(
-                "where", f"{base} + {self._across_columns('src_column')} * {width} + src_channel"
-            )
-            x = text.let("x", f"tl.load(src + {where}, mask={ok}, other=0.0).to({self.compute})")
-            x = self._prepared(x, where, ok)
-            for place, tap in users:
+    def _load_row(self, slice_: int, offset: int) -> list[_Loaded]:
+        """Begins to load what the tile's outputs need of a row of src, each element once."""
+        text, (depth, height, width) = self.text, self.src_steps
+        plane, line = slice_ * self.dilation[0] - self.low[0], offset - self.low[1]
+        outside = [
+            *self._inside(0, f"depth * {self.stride[0]} + {plane}", plane),
+            *self._inside(1, f"row * {self.stride[1]} + {line}", line),
+        ]
+        found = []
+        for at in self.reads:
+            column = at - self.low[2]
+            inside = self._inside(2, f"column * {self.stride[2]} + {column}", column)
+            terms = outside + [self._across_columns(f"({each})") for each in inside]
+            ok = self._mask(terms)
+            element = text.let("where", f"src_first + {plane * depth + line * height + column * width}")
+            guard = f", mask={ok}, other=0.0" if ok else ""
+            found.append(_Loaded(at, text.let("x", f"tl.load(src + {element}{guard})"), element, ok))
+        return found
+
+    def _inside(self, axis: int, at: str, offset: int) -> list[str]:
+        """That a coordinate of src exists: what of it the grid does not see to.
+
+        Args:
+            axis: of d, h, w.
+            at: the coordinate, in the text.
+            offset: what it is where the first output's is zero.
+        """
+        last = (self.dst_size[0] - 1, (self.blocks[2] - 1) * self.knobs.rows, self._last_column)[axis]
+        low = [f"({at} >= 0)"] if offset < 0 else []
+        leaves = last * self.stride[axis] + offset >= self.src_size[axis]
+        return low + [f"({at} < {self.src_size[axis]})"] * leaves
+
+    @property
+    def _last_column(self) -> int:
+        """The first output position of the last thread along w."""
+        return (self.blocks[1] * self.knobs.columns - 1) * self.knobs.span
+
+    def _mask(self, terms: list[str]) -> str:
+        """The name of a mask; "" where all elements exist."""
+        terms = terms + [self._feature_ok] * bool(self._feature_ok)
+        return self.text.let("ok", " & ".join(terms)) if terms else ""
+
+    @property
+    def reads(self) -> list[int]:
+        """Columns of src, from the first one's, that a thread's outputs read."""
+        step, dilation = self.stride[2], self.dilation[2]
+        taps = product(range(self.knobs.span), range(self.kernel_size[2]))
+        return sorted({place * step + tap * dilation for place, tap in taps})
+
+    def _add_row(
+        self,
+        slice_: int,
+        row: list[_Loaded],
+        users: list[tuple[int, int]],
+        held: dict[tuple[int, int], str],
+        sums: dict[tuple[int, int], str],
+    ) -> None:
+        """Adds a row of src, times its weights, to the sums of the outputs that read it."""
+        text, step, dilation = self.text, self.stride[2], self.dilation[2]
+        for loaded in row:
+            x = self._prepared(loaded)
+            for (place, tap), column in product(users, range(self.knobs.span)):
+                shift, rest = divmod(loaded.column - column * step, dilation)
+                if rest or not 0 <= shift < self.kernel_size[2]:
+                    continue
                 weight = held.get((tap, shift)) or self._weight(slice_, tap, shift)
-                text.line(f"result_{place} += {x} * {weight}")
+                before = f"{sums[place, column]} + " if (place, column) in sums else ""
+                sums[place, column] = text.let("sum", f"{before}{x} * {weight}")
 
-    def _prepared(self, x: str, where: str, ok: str) -> str:
+    def _prepared(self, loaded: _Loaded) -> str:
         """The prologue's result; padding is zero after it, whatever it makes of zero."""
+        x = self.text.let("x", f"{loaded.name}.to({self.compute})")
         if not self.kernel.prologue:
             return x
-        inside = self.text.let("inside", f"{where} - src_image")
-        place = Place(where, self._across_features("channel"), inside, ok, "feature_ok")
-        return self.text.let("x", f"tl.where({ok}, {self.prologue.apply(x, place)}, 0.0)")
+        inside = self.text.let("inside", f"{loaded.element} - src_image")
+        channel = self._across_features("channel")
+        place = Place(loaded.element, channel, inside, loaded.mask, self._feature_ok)
+        made = self.prologue.apply(x, place)
+        return self.text.let("x", f"tl.where({loaded.mask}, {made}, 0.0)") if loaded.mask else made
 
-    def _store(self, place: int) -> None:
-        text = self.text
-        depth, height, width = self.dst_steps
-        text.line(f"dst_row = row + {place}")
-        ok = text.let(
-            "ok", f"(dst_row < {self.dst_size[1]}) & {self._across_columns('has_column')} & feature_ok"
-        )
-        inside = text.let(
-            "inside",
-            f"depth * {depth} + dst_row * {height} + {self._across_columns('column')} * {width} + "
-            f"{self._across_features('feature')} * {self.kernel.dst.element_strides[1]}",
-        )
-        element = text.let("element", f"dst_image + {inside}")
-        found = Place(element, self._across_features("feature"), inside, ok, "feature_ok")
-        result = self.epilogue.apply(f"result_{place}", found)
-        text.line(f"tl.store(dst + {element}, {result}.to(tl.{_STORED[self.kernel.dst.dtype]}), mask={ok})")
+    def _store(self, place: int, column: int, total: str, known: Known) -> None:
+        text, knobs, (_, height, width) = self.text, self.knobs, self.dst_steps
+        terms = [f"(row + {place} < {self.dst_size[1]})"] * (self.dst_size[1] % knobs.rows > 0)
+        if self.dst_size[2] % (knobs.columns * knobs.span):
+            terms.append(self._across_columns(f"(column + {column} < {self.dst_size[2]})"))
+        ok = self._mask(terms)
+        beside = place * height + column * width
+        inside = text.let("inside", f"dst_inside + {beside}")
+        element = text.let("element", f"dst_first + {beside}")
+        found = Place(element, "features", inside, ok, self._feature_ok)
+        result = self.epilogue.apply(total, found, known=known)
+        guard = f", mask={ok}" if ok else ""
+        text.line(f"tl.store(dst + {element}, {result}.to(tl.{_STORED[self.kernel.dst.dtype]}){guard})")
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A column of src: where it lies from the first, and the names of its elements, offsets and mask."""
+
+    column: int
+    name: str
+    element: str
+    mask: str
 
 
 _STORED = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
