@@ -221,7 +221,7 @@ def _language() -> ModuleType:
         program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
         arange=lambda low, high, layout=None: np.arange(low, high),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
-        expand_dims=np.expand_dims, exp=np.exp, sqrt=np.sqrt,
+        expand_dims=np.expand_dims, exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
         maximum=lambda x, y, propagate_nan=None: np.maximum(x, y),
         minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import frexp
 
 from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
@@ -54,7 +55,8 @@ def simplified(root: Scalar) -> Scalar:
             return node
         if node not in known:
             found = shorter(node)
-            known[node] = Scalar(node.fn, tuple(map(made, node.args))) if found is None else found
+            found = Scalar(node.fn, tuple(map(made, node.args))) if found is None else found
+            known[node] = _gathered(found) if found.fn == "mul" else found
         return known[node]
 
     def shorter(node: Scalar) -> Scalar | None:
@@ -65,10 +67,33 @@ def simplified(root: Scalar) -> Scalar:
             return None
         other = node.args[1] if node.args[0] == const(1) else node.args[0]
         if other.fn == "tanh":
-            return call("mul", 2, Scalar("sigmoid", (call("mul", 2, made(other.args[0])),)))
+            return call("mul", 2, Scalar("sigmoid", (_gathered(call("mul", 2, made(other.args[0]))),)))
         return Scalar("one_plus_erf", (made(other.args[0]),)) if other.fn == "erf" else None
 
     return made(root)
+
+
+def _gathered(node: Scalar) -> Scalar:
+    """A product of two that begin with numbers, with one in front, where joining these rounds nothing."""
+    (first, one), (second, other) = map(_numbered, node.args)
+    is_exact = _is_power_of_two(first) or _is_power_of_two(second)
+    if first == 1 or second == 1 or not is_exact or one == const(1) == other:
+        return node
+    rest = other if one == const(1) else one if other == const(1) else Scalar("mul", (one, other))
+    return rest if first * second == 1 else call("mul", first * second, rest)
+
+
+def _numbered(node: Scalar) -> tuple[float, Scalar]:
+    """A number and what it is multiplied with."""
+    if node.fn == "const":
+        return float(node.args[0]), const(1)
+    if node.fn == "mul" and node.args[0].fn == "const":
+        return float(node.args[0].args[0]), node.args[1]
+    return 1.0, node
+
+
+def _is_power_of_two(number: float) -> bool:
+    return abs(frexp(number)[0]) == 0.5
 
 
 def relative_error(name: str, dtype: str) -> float:

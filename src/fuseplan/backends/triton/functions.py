@@ -206,6 +206,11 @@ class Functions:
         return self._let("power", self._choice(f"{self.ns}.abs({x}) < 1.0", near, f"{u} - 1.0"))
 
     def _sigmoid(self, x: str) -> str:
+        if self.is_half:
+            # Two approximations of the hardware; its quotient, and Triton's `exp`, take care of denormals.
+            power = self._let("power", f"{self.ns}.exp2({x} * {-_LOG2_E!r})")
+            root = self._let("root", f"{self.ns}.rsqrt(1.0 + {power})")
+            return self._let("sigmoid", f"{root} * {root}")
         return self._let("sigmoid", f"1.0 / (1.0 + {self._exp(self._neg(x))})")
 
     def _tanh(self, x: str) -> str:
