@@ -17,6 +17,7 @@ SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor hav
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system
 FEWEST_STAGES, MOST_STAGES = 2, 8
 BOXES = 2  # that are tried of a size: those that cover dst best
+BANDS = (4, 8)
 
 # groups, together, programs on a processor: accumulators of a thread
 FORMS = {(2, False, 1): 128, (2, True, 1): 128, (1, False, 2): 64, (3, False, 1): 64}
@@ -120,7 +121,8 @@ def _variants(base: Knobs, geometry: Geometry, target: Target) -> Iterator[tuple
     grid = schedule.grid(target.processors)
     yield from _deepest(schedule, target)
     if schedule.across > 1 and schedule.tiles > 4 * grid:
-        yield from _deepest(Schedule(replace(base, band=8), geometry), target)
+        for band in BANDS:
+            yield from _deepest(Schedule(replace(base, band=band), geometry), target)
     # a held weight serves the features of one block: a program has to stay with them, and to have more tiles
     one_weight = not geometry.kernel.contraction.weight_per_batch
     if grid % schedule.across == 0 and schedule.tiles > grid and one_weight:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
+from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.templates import hopper_copying
+from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
     PART_TILES,
     Schedule,
@@ -15,7 +16,6 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
-from fuseplan.kernel import KernelOperand
 
 IMPORTS = (
     "import triton.language as tl",
@@ -29,7 +29,6 @@ IMPORTS = (
     "    warpgroup_mma_wait,",
     ")",
 )
-STORED = {"f16": "gl.float16", "bf16": "gl.bfloat16"}
 # Registers a thread: of the second and third group, and of the warp that copies; the first group gets the
 # rest of the 512 that one thread of each has together (256 where two programs share a processor). With one
 # group and 24, Triton 3.6 asks for more registers where it should give some back, and the launch fails.
@@ -44,7 +43,7 @@ class HopperWriter:
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
         self.grid = schedule.grid(processors)
         self.text = Text()
-        self.epilogue = Elementwise(self.kernel, "epilogue", self.text, namespace="gl")
+        self.finishing = Finishing(self.text, schedule)
 
     def source(self) -> Source:
         """The whole kernel."""
@@ -60,7 +59,7 @@ class HopperWriter:
         return Source(
             str(text),
             "fused",
-            self.schedule.slots(self.epilogue.slots),
+            self.schedule.slots(self.finishing.slots),
             language="gluon",
             grid=(self.grid, 1, 1),
             options=(("num_warps", 4), *limit),
@@ -73,13 +72,13 @@ class HopperWriter:
         names = ["a", "b", "c", "empty", "full"]
         names += ["held"] if knobs.resident else []
         names += ["order"] if schedule.takes_turns else []
-        names += [name for operand in schedule.copied for name in _brought(operand)]
-        names += [argument(slot) for slot in (*self.epilogue.slots, Slot("dst"))]
+        names += [name for operand in schedule.copied for name in brought(operand)]
+        names += [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
         text.line("@gluon.jit")
         with text.block(f"def consume({', '.join(names)}, group: gl.constexpr)"):
             text.line(
-                f"whole: gl.constexpr = {_accumulator(schedule.sum_shape[1])}",
-                f"layout: gl.constexpr = {_accumulator(schedule.part_width)}",
+                f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1])}",
+                f"layout: gl.constexpr = {accumulator(schedule.part_width)}",
                 "slot = 0",
             )
             if knobs.reaching:
@@ -87,12 +86,12 @@ class HopperWriter:
             start, stride = self._turns()
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
+            self.finishing.begin()
             with text.block(f"for tile in range({start}, {schedule.tiles}, {stride})"):
                 schedule.place_tile(text)
-                for operand in schedule.copied:
-                    self._bring(operand)
+                self.finishing.prepare()
                 self._multiply()
-                self._finish()
+                self.finishing.finish()
             text.line("tma.store_wait(pendings=0)")
         text.line("", "")
 
@@ -111,8 +110,6 @@ class HopperWriter:
             start, stride = f"gl.program_id(0) + group * {self.grid}", self.grid * knobs.groups
         else:
             text.line("stage = 0", "phase = 0")
-        if self.schedule.copied:
-            text.line("turn = 0")
         return start, stride
 
     def _multiply(self) -> None:
@@ -176,102 +173,6 @@ class HopperWriter:
         shape = f"[{prod(schedule.own)}, {self.knobs.depth}]"
         return f"a.index({first})._reinterpret(dst.dtype, {shape}, lines)"
 
-    # ---- what comes after the sum
-
-    def _bring(self, operand: KernelOperand) -> None:
-        """Starts the copies of an operand's tile; they run while the group multiplies."""
-        tile, full = _brought(operand)
-        schedule = self.schedule
-        name = argument(Slot("operand", operand.key))
-        self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * HALF})")
-        for place, part in enumerate(schedule.parts):
-            into = f"{tile}.index({place})"
-            self.text.line(f"tma.async_copy_global_to_shared({name}, [{schedule.at(part)}], {full}, {into})")
-
-    def _finish(self) -> None:
-        """The stages after the sum, a part at a time, each copied out when it is ready."""
-        text, schedule = self.text, self.schedule
-        for operand in schedule.copied:
-            text.line(f"mbarrier.wait({_brought(operand)[1]}, turn)")
-        if schedule.copied:
-            text.line("turn ^= 1")
-        stored = STORED[self.kernel.dst.dtype]
-        for place, (part, summed) in enumerate(zip(schedule.parts, self._split(), strict=True)):
-            found = self._place(part)
-            result = self.epilogue.apply(summed, found, self._read(place))
-            text.line(
-                f"tma.store_wait(pendings={PART_TILES - 1})",
-                "gl.thread_barrier()",
-                f"{self._as_sum('c.index(slot)')}.store({result}.to({stored}))",
-                "fence_async_shared()",
-                f"tma.async_copy_shared_to_global(dst, [{schedule.at(part)}], c.index(slot))",
-                "slot ^= 1",
-            )
-
-    def _as_sum(self, tile: str) -> str:
-        """A part of dst in shared memory, as the products' rows and columns."""
-        schedule = self.schedule
-        matrix = f"{tile}.reshape([{prod(schedule.part)}, {schedule.part_columns}])"
-        return f"{matrix}.permute((1, 0))" if self.knobs.swapped else matrix
-
-    def _split(self) -> list[str]:
-        """The parts of the sum, columns in order; every thread keeps what it has."""
-        text, parts, width = self.text, ["total"], self.schedule.sum_shape[1]
-        if width == self.schedule.part_width:
-            return parts
-        while width > self.schedule.part_width:
-            width //= 2
-            parts = [half for whole in parts for half in self._halves(whole, width)]
-        return [text.let("part", f"gl.convert_layout({each}, layout, assert_trivial=True)") for each in parts]
-
-    def _halves(self, whole: str, width: int) -> tuple[str, str]:
-        left, right = self.text.name("half"), self.text.name("half")
-        halved = f"{whole}.reshape([{self.schedule.sum_shape[0]}, 2, {width}]).permute((0, 2, 1)).split()"
-        self.text.line(f"{left}, {right} = {halved}")
-        return left, right
-
-    def _read(self, place: int) -> dict[str, str]:
-        """Names of the copied operands' parts, in registers."""
-        found = {}
-        for operand in self.schedule.copied:
-            tile, _ = _brought(operand)
-            read = f"{self._as_sum(f'{tile}.index({place})')}.load(layout)"
-            found[operand.key] = self.text.let(f"{operand.key}_read", read)
-        return found
-
-    def _place(self, part: tuple[int, ...]) -> Place:
-        """How the elements of a part are indexed."""
-        text, schedule, features = self.text, self.schedule, self.geometry.features
-        along, across = ("[:, None]", "[None, :]") if self.knobs.swapped else ("[None, :]", "[:, None]")
-        axis = int(self.knobs.swapped)
-        first = schedule.at(part).split(", ")
-        columns = f"gl.arange(0, {schedule.part_columns}, layout=gl.SliceLayout({axis}, layout))"
-        text.line(f"column = {first[-1]} + {columns}")
-        channel = f"column{along}"
-        channel_mask = f"(column < {features}){along}" if features % self.knobs.columns else ""
-        if all(operand.per != "activation" for operand in self.epilogue.operands):
-            return Place("", channel, "", "", channel_mask)
-        text.line(f"row = gl.arange(0, {prod(schedule.part)}, layout=gl.SliceLayout({1 - axis}, layout))")
-        inside, mask = self._positions(first)
-        masks = " & ".join(filter(None, (f"({mask}){across}", channel_mask)))
-        return Place("", channel, f"({inside}){across} + {channel}", masks, channel_mask)
-
-    def _positions(self, first: list[str]) -> tuple[str, str]:
-        """Offset of each row of a part within its image, and which rows there are."""
-        text, geometry = self.text, self.geometry
-        if geometry.is_flat:
-            text.line(f"position = {first[0]} + row")
-            pixels = prod(self.kernel.dst.spatial)
-            return f"position % {pixels} * {geometry.features}", f"position < {geometry.axes[0].rows}"
-        inside, masks, inner = [], [], prod(self.schedule.part)
-        for axis, start, size in zip(geometry.axes, first, self.schedule.part, strict=False):
-            inner //= size
-            text.line(f"{axis.letter}_row = {start} + row // {inner} % {size}")
-            masks.append(f"({axis.letter}_row < {axis.rows})")
-            if axis.letter != "n":
-                inside.append(f"{axis.letter}_row * {axis.dst_stride}")
-        return " + ".join(inside), " & ".join(masks)
-
     # ---- the kernel
 
     @property
@@ -282,15 +183,15 @@ class HopperWriter:
         text, knobs, schedule = self.text, self.knobs, self.schedule
         held = ["held"] if knobs.resident else []
         turns = ["order"] if schedule.takes_turns else []
-        tail = [argument(slot) for slot in (*self.epilogue.slots, Slot("dst"))]
+        tail = [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
         mapped = ["src", *(["src_more"] if knobs.reaching else []), argument(self._weight)]
         text.line("@gluon.jit")
         with text.block(f"def fused({', '.join([*mapped, *tail])})"):
             self._allocate()
             text.line("gl.warp_specialize(", "    [")
             for group in range(knobs.groups):
-                brought = [f"{name}_{group}" for op in schedule.copied for name in _brought(op)]
-                names = ["a", "b", f"c_{group}", "empty", "full", *held, *turns, *brought, *tail, str(group)]
+                come = [f"{name}_{group}" for op in schedule.copied for name in brought(op)]
+                names = ["a", "b", f"c_{group}", "empty", "full", *held, *turns, *come, *tail, str(group)]
                 text.line(f"        (consume, ({', '.join(names)})),")
             text.line(f"        (produce, ({', '.join(hopper_copying.names(schedule))})),", "    ],")
             others = knobs.groups - 1
@@ -318,7 +219,7 @@ class HopperWriter:
         for group in range(knobs.groups):
             _ring(text, f"c_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
-                tile, full = (f"{name}_{group}" for name in _brought(operand))
+                tile, full = (f"{name}_{group}" for name in brought(operand))
                 _ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
@@ -337,13 +238,3 @@ def _ring(text: Text, name: str, mapped: str, count: int) -> None:
     """Buffers of one box of a tensor map each."""
     shape = f"[{count}] + {mapped}.block_type.shape"
     text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
-
-
-def _brought(operand: KernelOperand) -> tuple[str, str]:
-    """A copied operand's tile in shared memory, and its barrier."""
-    return f"{operand.key}_tile", f"{operand.key}_full"
-
-
-def _accumulator(columns: int) -> str:
-    """The layout of a product's rows and columns over the threads of a group."""
-    return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
