@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import fuseplan
 from fuseplan.measure.ground import HostGround
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import eager
@@ -51,9 +52,15 @@ def test_eager_torch_gives_all_results_of_training(text: str) -> None:
 
 
 def test_eager_torch_says_what_it_is_not_taught() -> None:
-    plan = FusionPlan.parse("f32[4x8x5x6] -> batch_norm_training(running=True)")
-    with pytest.raises(CannotRunError, match="not running"):
+    plan = FusionPlan.parse("f32[4x8x5x6] -> batch_norm_training(per_activation)")
+    with pytest.raises(CannotRunError, match="per channel"):
         eager(plan, HostGround(plan, 0).tensors)
+
+
+def test_unfused_runs_begin_with_the_same_running_statistics() -> None:
+    plan = "f32[8x4x5x6] -> batch_norm_training(running=True) -> relu"
+    verdict = fuseplan.compile(plan, threads=1).verdict()
+    assert verdict.others.keys() == {"one at a time", "torch"}, verdict.refused
 
 
 def test_a_ground_keeps_what_is_updated() -> None:
