@@ -137,6 +137,8 @@ def test_errors_alone_have_their_statuses() -> None:
         (f"{CBA} --target gpu", "no target is named 'gpu'"),
         (f"{CBA} --threads 0", "threads=0"),
         (f"{CBA} --report there", "want --sweep FILE or --all"),
+        (f"{CBA} --every 2", "want --sweep FILE or --all"),
+        ("--all -D graph", "draws one plan"),
         (f"{CBA} --all", "want one of a problem, --sweep FILE and --all"),
         ("--sweep missing", "missing"),
     ):

@@ -132,15 +132,19 @@ def _lines(ctx: click.Context) -> Iterator[str] | None:
     """The lines of a file, its comments left out, or of every combination; None where there is one problem.
 
     Raises:
-        ArgumentError: more than one of them is asked for, or the file cannot be read.
+        ArgumentError: more than one of them is asked for, or what goes with another; or the file cannot be
+            read.
     """
     sweep, is_all, problem = ctx.params["sweep"], ctx.params["is_all"], ctx.params["problem"]
     if (sweep is not None) + is_all + (problem is not None) > 1:
         raise ArgumentError("want one of a problem, --sweep FILE and --all; got more")
+    said = _said(ctx)
     if sweep is None and not is_all:
-        if ctx.params["report"] is not None:
-            raise ArgumentError("--report tells of many lines: want --sweep FILE or --all beside it")
+        if "report" in said or "every" in said:
+            raise ArgumentError("--report and --every are for many lines: want --sweep FILE or --all")
         return None
+    if "dot_graph" in said:
+        raise ArgumentError("-D, --dot_graph draws one plan: leave --sweep and --all out")
     lines = combinations() if is_all else _of_file(sweep)
     return islice(lines, None, None, ctx.params["every"])
 
