@@ -121,7 +121,9 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
     if not as_json:
         click.echo(f"{len(records)} lines, {failed} failed, {seconds:.0f} s")
     if report is not None:
-        _write(report, {"target": ctx.params["target"], "seconds": round(seconds)}, records)
+        where = dict.fromkeys(record["processor"] for record in records if "processor" in record)
+        head = {"target": ctx.params["target"], "processor": ", ".join(where), "seconds": round(seconds)}
+        _write(report, head, records)
     ctx.exit(WRONG if failed else RIGHT)
 
 
