@@ -39,6 +39,7 @@ docs: $(VENV)/ready-run ## write docs/reference from the code, the pages of figu
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
 	@$(BIN)/python -m fuseplan.report.published benchmarks/results docs/published.md
 	@$(BIN)/python -m fuseplan.report.supported docs
+	@$(BIN)/python -m fuseplan.report.miopen docs README.md
 	@$(BIN)/python -m fuseplan.report.readme benchmarks/results README.md
 
 clean: ## remove the environment and what tools left behind

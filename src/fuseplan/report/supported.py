@@ -81,18 +81,18 @@ def asked(target: str) -> tuple[Cell, ...]:
 
 def rows(found: Iterable[Cell]) -> Iterator[Row]:
     """Cells that agree in one row."""
-    alike: dict[Any, list[Cell]] = {}
+    same: dict[Any, list[Cell]] = {}
     for each in found:
-        alike.setdefault((each.template, each.code, each.refused, *_missing(each)), []).append(each)
-    for (template, code, refused, modes, activations), held in alike.items():
+        same.setdefault((each.template, each.code, each.refused, *_missing(each)), []).append(each)
+    for (template, code, refused, modes, activations), held in same.items():
         places: dict[str, tuple[tuple[str, str], ...]] = {}
         for each in held:
             places[each.combination] = (*places.get(each.combination, ()), (each.layout, each.dtype))
-        for names, where in _alike(places):
+        for names, where in alike(places):
             dtypes_of: dict[str, tuple[str, ...]] = {}
             for layout, dtype in where:
                 dtypes_of[layout] = (*dtypes_of.get(layout, ()), dtype)
-            for layouts, dtypes in _alike(dtypes_of):
+            for layouts, dtypes in alike(dtypes_of):
                 yield Row(template, names, layouts, dtypes, code, refused, modes, activations)
 
 
@@ -106,12 +106,12 @@ def _missing(cell: Cell) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def _alike(found: Mapping[str, Value]) -> list[tuple[tuple[str, ...], Value]]:
+def alike(found: Mapping[str, Value]) -> list[tuple[tuple[str, ...], Value]]:
     """Names that have equal values, together."""
-    alike: dict[Value, list[str]] = {}
+    same: dict[Value, list[str]] = {}
     for name, value in found.items():
-        alike.setdefault(value, []).append(name)
-    return [(tuple(names), value) for value, names in alike.items()]
+        same.setdefault(value, []).append(name)
+    return [(tuple(names), value) for value, names in same.items()]
 
 
 def takers(target: str, combination: str) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def reasons(target: str, combination: str) -> tuple[str, ...]:
 def summary() -> list[list[str]]:
     """A row for all combinations that agree: the templates of each target, or why there is none."""
     told = {name: tuple(_told(target, name) for target in TARGETS) for name in COMBINATIONS}
-    return [[" ".join(names), *by_target] for names, by_target in _alike(told)]
+    return [[" ".join(names), *by_target] for names, by_target in alike(told)]
 
 
 def _told(target: str, combination: str) -> str:
