@@ -89,9 +89,10 @@ def test_training_and_its_backward_pass() -> None:
     ok(miopen.miopenBatchNormForwardTrainingActivation_V2(where, mode, 1.0, 0.0, *given, leaky))
     wide = [each.double().requires_grad_() for each in (x, scale, shift)]
     running = [each.double() for each in old]
-    norm = torch.nn.functional.batch_norm(wide[0], *running, *wide[1:], True, 0.2, 1e-5)
-    exact = torch.nn.functional.leaky_relu(norm, 0.25)
-    exact.backward(dy.double())
+    with torch.enable_grad():
+        norm = torch.nn.functional.batch_norm(wide[0], *running, *wide[1:], True, 0.2, 1e-5)
+        exact = torch.nn.functional.leaky_relu(norm, 0.25)
+        exact.backward(dy.double())
     close(y, exact.detach())
     for got, want in zip(new, running, strict=True):
         close(got, want)

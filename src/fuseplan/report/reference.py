@@ -28,7 +28,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
 from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.report.manual import command_line, public_names
-from fuseplan.report.miopen import miopen_names
+from fuseplan.report.miopen_names import miopen_names
 from fuseplan.rules import RULES
 from fuseplan.rules.rule import Rule
 from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
