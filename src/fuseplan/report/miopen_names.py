@@ -1,152 +1,48 @@
-"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.report.miopen docs README.md`.
-
-Writes `miopen.md` from `miopen.toml`, and the README's short table: MIOpen's published one beside what rules
-and templates take (`fuseplan.report.supported`).
-"""
+"""The page of the reference about MIOpen's names: every function with its arguments, every enumeration."""
 
 from __future__ import annotations
 
-import sys
-import tomllib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
-from fuseplan.report.combinations import ACTIVATIONS, AXES, MODES, Cell
-from fuseplan.report.docstrings import table
-from fuseplan.report.supported import alike, asked
-
-BEGIN, END = "<!-- supported: written by `make docs` -->", "<!-- end of supported -->"
-WRITTEN = "<!-- Written by `make docs` from docs/miopen.toml: change it there. -->"
-COMBINATIONS = ("CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward")
-TARGETS = {"cpu:avx2": "fuseplan, CPU", "triton:sm_90": "fuseplan, NVIDIA GPU"}
-ANSWERS = ("done", "better", "refused")
-ABOUT = """\
-Each row of what MIOpen's Fusion API has, what fuseplan has in its place, and the tests that hold it to that.
-`better` is done, and more than MIOpen does; `refused` has a reason, which the call gives."""
-
-Told = dict[str, Any]
+from fuseplan.miopen import MODULES, NAMES
+from fuseplan.miopen.enums import ENUMS
+from fuseplan.report.docstrings import markdown, parse, prose, table
 
 
-def told(folder: Path) -> Told:
-    """What is written in `miopen.toml`."""
-    return tomllib.loads((folder / "miopen.toml").read_text(encoding="utf-8"))
-
-
-def page(folder: Path) -> str:
-    """The page of all rows."""
-    data = told(folder)
-    rows = data["row"]
-    counted = ", ".join(f"{sum(each['answer'] == name for each in rows)} {name}" for name in ANSWERS)
-    return (
-        "\n".join(
-            [
-                *(
-                    WRITTEN,
-                    "",
-                    "# Beside MIOpen's Fusion API",
-                    "",
-                    ABOUT,
-                    f"Of {len(rows)} rows: {counted}.",
-                    "",
-                ),
-                *table(["", "of", "MIOpen has", "", "fuseplan", "tests"], [_row(each) for each in rows]),
-                *("", "## Its table of supported fusions", ""),
-                *_published(data),
-                *(
-                    "",
-                    "All combinations, with the algorithm of each, are in [What is supported](supported.md).",
-                ),
-            ]
+def miopen_names() -> Iterator[str]:
+    """What `fuseplan.miopen` offers, from its signatures and docstrings."""
+    yield "All of these are names of `fuseplan.miopen`; [the guide](../guide/miopen.md) tells how they are"
+    yield "called. A function returns a `miopenStatus_t`, but for the two that return a text. An argument"
+    yield "with a default is one that MIOpen has not."
+    for module in MODULES:
+        functions = {
+            name: value
+            for name, value in NAMES.items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        }
+        if functions:
+            yield from ("", f"## {prose(parse(module.__doc__).summary).partition(':')[0].rstrip('.')}")
+        for name, function in functions.items():
+            yield from _function(name, function)
+    yield from ("", "## Enumerations")
+    for kind in ENUMS:
+        yield from ("", f"### {kind.__name__}", "", prose(parse(kind.__doc__).summary), "")
+        yield from table(
+            ["name", "number"], [[f"`{name}`", str(int(each))] for name, each in kind.__members__.items()]
         )
-        + "\n"
-    )
 
 
-def _row(row: Told) -> list[str]:
-    return [
-        *(str(row["number"]), row["group"], row["has"], row["answer"], row["does"]),
-        ", ".join(_linked(each) for each in row["tests"]),
-    ]
+def _function(name: str, function: Any) -> Iterator[str]:
+    told = parse(function.__doc__)
+    yield from ("", f"`{name}{_arguments(function)}`: {prose(told.summary)}")
+    yield from markdown(told)
 
 
-def _linked(test: str) -> str:
-    place, name = test.split("::")
-    return f"[{name.removeprefix('test_').replace('_', ' ')}](../tests/{place})"
-
-
-def _published(data: Told) -> Iterator[str]:
-    yield f"As MIOpen's documentation {data['published-version']} prints it, row by row:"
-    yield ""
-    fields = ("combination", "dtypes", "algorithm", "stride", "filter", "modes", "activations", "other")
-    yield from table(list(fields), [[row.get(name, "") for name in fields] for row in data["published"]])
-
-
-def beside(folder: Path) -> str:
-    """The README's table: MIOpen's own words of combinations, and what each target takes of them."""
-    data = told(folder)
-    heads = ["", f"MIOpen's table ({data['published-version']})", *TARGETS.values()]
-    words = {
-        name: (_theirs(data, name), *(_ours(target, name) for target in TARGETS)) for name in COMBINATIONS
-    }
-    return "\n".join(table(heads, [[" ".join(names), *cells] for names, cells in alike(words)]))
-
-
-def _theirs(data: Told, combination: str) -> str:
-    """What MIOpen's table says of a combination."""
-    rows = [row for row in data["published"] if row["combination"] == combination]
-    return "<br>".join(dict.fromkeys(_words(row) for row in rows)) or "not in it"
-
-
-def _words(row: Told) -> str:
-    filters = row.get("filter", "").split("; ")
-    shown = f"{filters[0].split(', ')[0]} to {filters[-1]}" if len(filters) > 1 else filters[0]
-    parts = (row.get("algorithm", ""), shown, row["dtypes"], f"activations: {row['activations']}")
-    return "; ".join(part for part in parts if part)
-
-
-def _ours(target: str, combination: str) -> str:
-    """What some template of the target takes of a combination."""
-    taken = [each for each in asked(target) if each.combination == combination and not each.code]
-    if not taken:
-        return "refused"
-    parts = [_axes(taken)] if "C" in combination else []
-    if "N" in combination:
-        parts += [f"modes: {_all_of(MODES, [mode for each in taken for mode in each.modes])}"]
-    if "A" in combination:
-        parts += [
-            f"activations: {_all_of(ACTIVATIONS, [name for each in taken for name in each.activations])}"
-        ]
-    parts += [", ".join(dict.fromkeys(each.dtype for each in taken))]
-    return "; ".join([*parts, f"{len({each.layout for each in taken})} layouts"])
-
-
-def _all_of(every: Iterable[str], found: list[str]) -> str:
-    listed = [name for name in every if name in found]
-    return f"all {len(listed)}" if listed == list(every) else ", ".join(listed)
-
-
-def _axes(taken: list[Cell]) -> str:
-    """The axes of a convolution on which some template takes every value that was asked for."""
-    held = {(axis, getattr(each, axis)) for cell in taken for each in cell.taken for axis in AXES}
-    whole = [axis for axis, values in AXES.items() if all((axis, value) in held for value in values)]
-    return "any convolution" if whole == list(AXES) else f"any {', '.join(whole)}"
-
-
-def rewritten(readme: str, folder: Path) -> str:
-    """The README with the table between its marks made anew.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"want the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{beside(folder)}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    docs, place = Path(sys.argv[1]), Path(sys.argv[2])
-    (docs / "miopen.md").write_text(page(docs), encoding="utf-8")
-    place.write_text(rewritten(place.read_text(encoding="utf-8"), docs), encoding="utf-8")
+def _arguments(function: Any) -> str:
+    """The names of a function's arguments, and the defaults of those that have one."""
+    listed = inspect.signature(function).parameters.values()
+    empty = inspect.Parameter.empty
+    told = [each.name + ("" if each.default is empty else f"={each.default!r}") for each in listed]
+    return f"({', '.join(told)})"
