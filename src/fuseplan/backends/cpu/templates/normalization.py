@@ -68,7 +68,7 @@ class Normalization(Template):
                 yield replace(made, stream=stream)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        kept = self.whole and _held(self, kernel, target) <= target.l2_bytes
+        kept = self.whole and _held(self, kernel, target) <= _kept_bytes(self._shape(kernel, target), target)
         results = sum(each.nbytes for each in kernel.results)
         operands = kernel.minimum_bytes - kernel.src.nbytes - kernel.dst.nbytes - results
         small = operands - sum(each.nbytes for each in kernel.operands if each.per == "element")
@@ -161,13 +161,18 @@ def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> No
         block = min(_rounded(-(-extent // parts), step), max(step, _WIDEST // step * step))
         return Normalization(folded, whole, min(block, extent), stream=False)
     column = moved / (shape.segments * extent)  # bytes that belong to one column, or channel
-    fitting = int(target.l2_bytes / 2 / column) // step * step
-    least = _NARROWEST // kernel.src.itemsize if shape.columns and shape.row_count > 1 else 1
-    if shape.columns and fitting < min(least, extent):
+    least = _rounded(min(_NARROWEST // kernel.src.itemsize, extent), step) if shape.columns else 1
+    if shape.columns and least * column > _kept_bytes(shape, target):
         return None
-    block = max(step, min(fitting, _rounded(-(-extent * shape.segments // wanted), step)))
-    block = max(block, _rounded(min(least, extent), step))
-    return Normalization(folded, whole, min(block, extent), stream=False)
+    fitting = int(3 / 4 * target.l2_bytes / column) // step * step
+    shared = _rounded(-(-extent * shape.segments // wanted), step)
+    return Normalization(folded, whole, min(max(least, min(fitting, shared)), extent), stream=False)
+
+
+def _kept_bytes(shape: Shape, target: Target) -> int:
+    """Of how many bytes a later pass need not go to memory: long rows also come fast from the last cache."""
+    own, share = 3 * target.l2_bytes // 4, target.l3_bytes // (4 * target.threads)
+    return max(own, share) if shape.images or not shape.columns else own
 
 
 def _step(shape: Shape, width: int) -> int:

@@ -10,8 +10,8 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.ir import I64, Index, Value
 from fuseplan.backends.cpu.lane_sums import widened
-from fuseplan.backends.cpu.templates.normalization_shape import TILE
-from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer, offsets
+from fuseplan.backends.cpu.templates.normalization_shape import TILE, offsets
+from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer
 from fuseplan.kernel import KernelOperand
 from fuseplan.scalar import Scalar
 
@@ -206,47 +206,41 @@ class ColumnWriter(Writer):
 
     # ---- dst
 
-    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+    def write(self, unit: Unit, part: Index) -> None:
         b, made = self.b, self.passes[-1]
         uniform = self._prepared(made, unit)
         low, high = self._rows(part)
         if not self.knobs.stream:
-            self._lines(unit, (low, high), uniform, backwards=backwards, stream=False)
+            self._lines(unit, (low, high), uniform, stream=False)
             return
         where = b.at(self.dst, unit.dst + unit.low, storage.element_type(self.kernel.dst.dtype))
         address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
         apart = address % (self.lanes * self.kernel.dst.itemsize)
         for stream in (True, False):
             with b.when(b.compare("eq" if stream else "ne", apart, 0)):
-                self._lines(unit, (low, high), uniform, backwards=backwards, stream=stream)
+                self._lines(unit, (low, high), uniform, stream=stream)
 
-    def _lines(
-        self, unit: Unit, rows: tuple[Index, Index], uniform: Known, *, backwards: bool, stream: bool
-    ) -> None:
-        """A unit's columns of all rows of a part."""
-        b, width, extent = self.b, unit.high - unit.low, self.shape.run.extent
+    def _lines(self, unit: Unit, rows: tuple[Index, Index], uniform: Known, *, stream: bool) -> None:
+        """A unit's columns of all rows of a part; a few rows at a time share what columns have."""
         low, high = rows
-        with b.loop(low, high, name="row") as row:
-            begins = offsets(self.shape.rows, row)
-            step = _UNROLL * self.lanes
-            whole = width // step * step
-            with b.loop(0, whole, step, name="step") as at:
-                for i in range(_UNROLL):
-                    self._element(unit, begins, at + i * self.lanes, self.lanes, uniform, stream=stream)
-            self.each_vector(
-                whole,
-                width,
-                extent,
-                lambda at, count: self._element(unit, begins, at, count, uniform, stream=stream),
-            )
+        whole = low + (high - low) // _UNROLL * _UNROLL
+        for start, stop, step in ((low, whole, _UNROLL), (whole, high, 1)):
+            with self.b.loop(start, stop, step, name="row") as row:
+                begins = [offsets(self.shape.rows, row + i) for i in range(step)]
+                self._over(unit, begins, uniform, stream=stream)
 
-    def _element(self, unit: Unit, row: Row, at: Index, count: int, uniform: Known, *, stream: bool) -> None:
+    def _over(self, unit: Unit, rows: list[Row], uniform: Known, *, stream: bool) -> None:
         b, dtype, made = self.b, self.kernel.dst.dtype, self.passes[-1]
-        columns, known = self._known(made, unit, uniform, at, count)
-        place = self._place(columns, unit, row, at)
-        value = made.formulas.apply(self._read(unit, row, at, count), place, known)
-        where = b.at(self.dst, place.element, storage.element_type(dtype))
-        storage.write(b, dtype, value, where, count=count, stream=stream and count == self.lanes)
+
+        def element(at: Index, count: int) -> None:
+            columns, known = self._known(made, unit, uniform, at, count)
+            for row in rows:
+                place = self._place(columns, unit, row, at)
+                value = made.formulas.apply(self._read(unit, row, at, count), place, known)
+                where = b.at(self.dst, place.element, storage.element_type(dtype))
+                storage.write(b, dtype, value, where, count=count, stream=stream and count == self.lanes)
+
+        self.each_vector(0, unit.high - unit.low, self.shape.run.extent, element)
 
 
 def _tree(values: list[Value]) -> Value:

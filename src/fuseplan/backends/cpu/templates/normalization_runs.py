@@ -9,7 +9,8 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.ir import I64, Index, Value, Variable
 from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
-from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer, offsets
+from fuseplan.backends.cpu.templates.normalization_shape import offsets
+from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer
 from fuseplan.kernel import KernelOperand
 
 _UNROLL = 4
@@ -109,7 +110,7 @@ class RunWriter(Writer):
         known = self._known(self.passes[number], unit)
         totals = [b.variable("double", 0.0) for _ in reduction.names]
         seen = b.variable("double", 0.0)
-        each = self._tiles(unit, part, backwards=number % 2 == 1)
+        each = self._tiles(unit, part, backwards=self.goes_backwards(number))
         if reduction.kind == "moments":
             each(lambda tile: self._join(number, unit, tile, known, totals, seen))
         else:
@@ -132,7 +133,7 @@ class RunWriter(Writer):
 
     def _add(self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable]) -> None:
         """Adds a tile to sums."""
-        sums = [self._accumulators() for _ in totals]
+        sums = [self._sums() for _ in totals]
 
         def visit(i: Index, count: int, new: int, slot: int) -> None:
             for accumulators, value in zip(
@@ -144,7 +145,7 @@ class RunWriter(Writer):
         for total, accumulators in zip(totals, sums, strict=True):
             total.set(total.get() + widened(self.b, self._sum(accumulators)))
 
-    def _accumulators(self) -> list[Variable]:
+    def _sums(self) -> list[Variable]:
         made = [self.b.variable(self.b.vector) for _ in range(_UNROLL)]
         for each in made:
             each.set(0.0)
@@ -157,41 +158,47 @@ class RunWriter(Writer):
     def _join(
         self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable], seen: Variable
     ) -> None:
-        """Adds a tile to moments: its mean, then what its elements deviate from that."""
-        b, kind = self.b, self.b.element
-        length = b.const(tile.stop - tile.start, I64)
-        own = b.op("double", f"sitofp i64 {length.name} to double")
-        sums, rests, squares = self._accumulators(), self._accumulators(), self._accumulators()
-
-        def add(i: Index, count: int, new: int, slot: int) -> None:
-            (value,) = self._values(number, unit, tile, i, count, known)
-            sums[slot].set(sums[slot].get() + self._new(value, count, new))
-
-        self._vectors(tile, add)
-        middle = self._sum(sums) / (own if kind == "double" else b.convert("fptrunc", own, kind))
-        spread = b.splat(middle)
+        """Adds a tile to moments: deviations from about the mean, and their squares."""
+        b = self.b
+        own = b.op("double", f"sitofp i64 {b.const(tile.stop - tile.start, I64).name} to double")
+        middle, rests, squares = self._middle(number, unit, tile, known), self._sums(), self._sums()
 
         def deviate(i: Index, count: int, new: int, slot: int) -> None:
             (value,) = self._values(number, unit, tile, i, count, known)
-            deviation = self._new(value - spread, count, new)
+            deviation = self._new(value - b.splat(middle), count, new)
             rests[slot].set(rests[slot].get() + deviation)
             squares[slot].set(b.fma(deviation, deviation, squares[slot].get()))
 
         self._vectors(tile, deviate)
-        # The tile's mean was rounded; what the deviations sum to corrects it, unless an element is infinite.
         rest = widened(b, self._sum(rests)) / own
-        rest = b.select(b.compare("ord", rest, rest), rest, 0.0)
         mean, square = widened(b, middle) + rest, widened(b, self._sum(squares)) - rest * rest * own
         before, total = seen.get(), totals[0].get()
-        first = b.compare("oeq", before, 0.0)
-        apart = b.select(first, 0.0, mean - total / before)
+        apart = b.select(b.compare("oeq", before, 0.0), 0.0, mean - total / before)
         totals[0].set(total + mean * own)
         totals[1].set(totals[1].get() + square + apart * apart * (before * own / (before + own)))
         seen.set(before + own)
 
+    def _middle(self, number: int, unit: Unit, tile: _Tile, known: Known) -> Value:
+        """The mean of a tile's first vectors; the first element, where there is no whole vector.
+
+        Of n elements, m of them here, the squared deviations from it are at most 1 + n/m times those from the
+        mean: that many are lost to cancellation, at most.
+        """
+        b, lanes, extent = self.b, self.lanes, self.shape.run.extent
+        if extent < lanes:
+            (value,) = self._values(number, unit, tile, tile.start, 1, known)
+            middle = b.op(b.element, f"extractelement {value.type} {value.name}, i32 0")
+        else:
+            starts = [b.smaller(tile.start + i * lanes, extent - lanes) for i in range(_UNROLL)]
+            first = [self._values(number, unit, tile, start, lanes, known)[0] for start in starts]
+            summed = lane_sum(b, (first[0] + first[1]) + (first[2] + first[3]))
+            middle = summed * (1 / (lanes * _UNROLL))
+        apart = middle - middle
+        return b.select(b.compare("ord", apart, apart), middle, 0.0)
+
     # ---- dst
 
-    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+    def write(self, unit: Unit, part: Index) -> None:
         known = self._known(self.passes[-1], unit)
 
         def visit(tile: _Tile) -> None:
@@ -204,7 +211,7 @@ class RunWriter(Writer):
             with self.b.when(self.b.compare("slt", length, 2 * self.lanes)):
                 self._plain(unit, tile, known)
 
-        self._tiles(unit, part, backwards=backwards)(visit)
+        self._tiles(unit, part, backwards=self.goes_backwards(len(self.passes) - 1))(visit)
 
     def _plain(self, unit: Unit, tile: _Tile, known: Known) -> None:
         self._vectors(tile, lambda i, count, _, __: self._element(unit, tile, i, count, known))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.walk import Axis, image_strides, merged
 from fuseplan.kernel import Kernel
 from fuseplan.tensor import TensorSpec
@@ -83,6 +84,19 @@ class Shape:
         if self.columns:
             return row
         return row // self.chunks * self.run.extent + row % self.chunks * self.chunk
+
+
+def offsets(axes: tuple[Axis, ...], index: Index) -> tuple[Index, Index, Index]:
+    """Where step `index` of loops begins in dst, src and an image."""
+    dst: Index = 0
+    src: Index = 0
+    image: Index = 0
+    for number, axis in enumerate(reversed(axes)):
+        outermost = number == len(axes) - 1
+        step, index = (index, index) if outermost else (index % axis.extent, index // axis.extent)
+        dst, src = step * axis.dst + dst, step * axis.src + src
+        image = step * axis.image + image if axis.image else image
+    return dst, src, image
 
 
 def shape_of(kernel: Kernel, folded: bool, width: int) -> Shape:

@@ -19,8 +19,7 @@ from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import Index, Value, vector
 from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
-from fuseplan.backends.cpu.templates.normalization_shape import Shape
-from fuseplan.backends.cpu.walk import Axis
+from fuseplan.backends.cpu.templates.normalization_shape import Shape, offsets
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.scalar import Scalar, leaf
@@ -116,7 +115,7 @@ class Writer(ABC):
         """The partial sums of one reduction."""
 
     @abstractmethod
-    def write(self, unit: Unit, part: Index, *, backwards: bool) -> None:
+    def write(self, unit: Unit, part: Index) -> None:
         """The elements of dst."""
 
     # ---- phases
@@ -136,42 +135,53 @@ class Writer(ABC):
             self.frame.tasks(self._blocks(self.knobs.block)) as task,
             self._units(task, self.knobs.block) as unit,
         ):
-            for number in range(len(self.kernel.reductions)):
+            for number in range(self.kernel.passes):
                 with b.loop(0, shape.parts, name="part") as part:
-                    self.reduce(number, unit, self._turned(part, shape.parts, number % 2 == 1))
-                self.combine(number, unit)
-            self.results(unit)
-            backwards = len(self.kernel.reductions) % 2 == 1
-            with b.loop(0, shape.parts, name="part") as part:
-                self.write(unit, self._turned(part, shape.parts, backwards), backwards=backwards)
+                    self._visit(number, unit, self._turned(number, part, shape.parts))
+                self._finish(number, unit)
             self._settle()
 
     def _split(self) -> None:
-        """Tasks are parts of blocks; every other pass goes backwards, to meet what caches hold."""
-        parts, block = self.shape.parts, self.knobs.block
-        tasks = self._blocks(block) * parts
-        few = _SUMS_A_TASK * (self.lanes if self.along else self.shape.fold)
-        for number in range(len(self.kernel.reductions)):
+        """Tasks are parts of blocks, and combinations of a few sums."""
+        block, few = self.knobs.block, _SUMS_A_TASK * (self.lanes if self.along else self.shape.fold)
+        blocks, sums = self._blocks(block), self._blocks(few)
+        tasks = blocks * self.shape.parts
+        for number in range(self.kernel.passes):
             with self.frame.tasks(tasks) as taken:
-                task = self._turned(taken, tasks, number % 2 == 1)
-                with self._units(task % self._blocks(block), block) as unit:
-                    self.reduce(number, unit, task // self._blocks(block))
+                task = self._turned(number, taken, tasks)
+                with self._units(task % blocks, block) as unit:
+                    self._visit(number, unit, task // blocks)
+                if number == len(self.kernel.reductions):
+                    self._settle()
+            if number == len(self.kernel.reductions):
+                break
             self.frame.wait(tasks)
-            with self.frame.tasks(self._blocks(few)) as task, self._units(task, few) as unit:
-                self.combine(number, unit)
-                if number == len(self.kernel.reductions) - 1:
-                    self.results(unit)
-            self.frame.wait(self._blocks(few))
-        backwards = len(self.kernel.reductions) % 2 == 1
-        with self.frame.tasks(tasks) as taken:
-            task = self._turned(taken, tasks, backwards)
-            with self._units(task % self._blocks(block), block) as unit:
-                self.write(unit, task // self._blocks(block), backwards=backwards)
-            self._settle()
+            with self.frame.tasks(sums) as task, self._units(task, few) as unit:
+                self._finish(number, unit)
+            self.frame.wait(sums)
+
+    def _visit(self, number: int, unit: Unit, part: Index) -> None:
+        """A part of a pass: of a reduction, or, after the last, of dst."""
+        if number < len(self.kernel.reductions):
+            self.reduce(number, unit, part)
+        else:
+            self.write(unit, part)
+
+    def _finish(self, number: int, unit: Unit) -> None:
+        """What becomes of the sums of a pass, and, after the last reduction, of all."""
+        last = len(self.kernel.reductions) - 1
+        if number <= last:
+            self.combine(number, unit)
+        if number == last:
+            self.results(unit)
 
     @staticmethod
-    def _turned(index: Value, count: int, backwards: bool) -> Value:
-        return (count - 1) - index if backwards else index
+    def goes_backwards(number: int) -> bool:
+        """Every other pass does, to meet what caches hold."""
+        return number % 2 == 1
+
+    def _turned(self, number: int, index: Value, count: int) -> Value:
+        return (count - 1) - index if self.goes_backwards(number) else index
 
     def _settle(self) -> None:
         if self.knobs.stream:
@@ -381,16 +391,3 @@ class Writer(ABC):
 
 def _lines(size: int) -> int:
     return -(-size // _LINE) * _LINE
-
-
-def offsets(axes: tuple[Axis, ...], index: Index) -> tuple[Index, Index, Index]:
-    """Where step `index` of loops begins in dst, src and an image."""
-    dst: Index = 0
-    src: Index = 0
-    image: Index = 0
-    for number, axis in enumerate(reversed(axes)):
-        outermost = number == len(axes) - 1
-        step, index = (index, index) if outermost else (index % axis.extent, index // axis.extent)
-        dst, src = step * axis.dst + dst, step * axis.src + src
-        image = step * axis.image + image if axis.image else image
-    return dst, src, image
