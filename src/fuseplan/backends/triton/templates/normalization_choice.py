@@ -15,11 +15,12 @@ from fuseplan.target import Target
 
 WIDTHS = (32, 64, 128, 256)  # bytes of a row in a tile
 MOST = 255  # registers of a thread
-OWN = 56  # registers of a thread that hold no kept tile
-PLACE = 1.5  # those that hold where a kept tile lies, moved in whole vectors
+MOST_THREADS = 2048  # of a processor
+KEEPING, READING = 36, 20  # registers for all else
+PLACE = 1.5  # registers that hold where a tile lies
+PASSED = 0.75  # registers for each number of the others that a thread reads at a time
 RESIDENT = ((4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2))  # warps, programs of a processor
 FEWEST = {4: 2, 8: 1, 16: 1}
-MEETING = 32  # numbers of other programs that a thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,24 @@ def shares(tiles: int, places: int) -> Iterator[int]:
 
 def fits(kernel: Kernel, target: Target, choice: Choice) -> bool:
     """Whether the registers of a processor hold the programs."""
-    cut = Cut(kernel, choice)
     threads = target.warp * choice.warps
-    if threads * choice.resident > 2048:
+    if threads * choice.resident > MOST_THREADS:
         return False
-    room = min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
-    each = choice.rows * choice.columns / threads
-    if power_of_two(choice.programs) * cut.numbers > MEETING * threads:
-        return False
+    return registers(kernel, choice, threads) <= min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
+
+
+def registers(kernel: Kernel, choice: Choice, threads: int) -> float:
+    """What a thread needs, nearly: of 330 kernels that spill more than 100 bytes, it foresees nine in ten."""
+    cut, each = Cut(kernel, choice), choice.rows * choice.columns / threads
+    tensors = kept_bytes(kernel) / kernel.src.nbytes
+    words, place = tensors * kernel.src.itemsize / 4, PLACE
+    if not cut.is_aligned:  # each element has a register of its own, and so has its place
+        words, place = max(tensors, words), each
+    read = each * words * (cut.steps if cut.is_kept else choice.unrolled)
+    wide = each * (2 + tensors)
+    numbers = max(len(reduction.names) for reduction in kernel.reductions)
+    passed = numbers * power_of_two(choice.programs) * max(1, cut.numbers) / threads
+    meeting = PASSED * passed if choice.programs > 1 else 0.0
     if cut.is_kept:
-        words = kept_bytes(kernel) / kernel.dst.size / 4
-        if not cut.is_aligned:  # each element has a register of its own, and so has its place
-            return cut.steps * each * (words * 4 / kernel.dst.itemsize + 1) + OWN <= room
-        return cut.steps * (each * words + PLACE) + OWN <= room
-    return room >= 64
+        return KEEPING + read + cut.steps * place + max(wide, meeting)
+    return READING + max(read + choice.unrolled * place + wide, meeting)

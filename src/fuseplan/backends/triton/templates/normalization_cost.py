@@ -1,7 +1,7 @@
 """What a kernel with reductions takes: passes over memory and the second cache, and meetings.
 
-The constants are a fit to 360 measurements on an H100: batch norm and its backward pass, eight shapes, f16
-channels last and f32 channels first. Its picks took 1.11 times the fastest measured, in geometric mean.
+The constants are a fit to 950 measurements on an H100: batch norm and its backward pass, eight shapes, f16
+channels last and f32 channels first. Its picks took 1.04 times the fastest measured, in geometric mean.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE
 
-BEGIN = 5.4e-6  # seconds that a launch takes besides, cold caches included
-ALONE = 1.6e-6  # to reduce a tile in one program
-MEETING = 3.8e-6  # to reduce it in several and to meet
-PASSED = 7e-12  # more for each byte that one program reads of what the others found
-SERVED = 0.4  # of the second cache: what a pass still finds there of the pass before
-FASTER = 1.9  # how much faster than memory the second cache is
-IN_FLIGHT = 54e3  # bytes that a processor has to have under way for all of the bandwidth
+BEGIN = 6.3e-6  # seconds that a launch takes besides, from cold caches
+MEETING = 3.0e-6  # to reduce a tile in several programs and to meet
+PASSED = 1.1e-11  # more for each byte that one program reads of what the others found
+TURN = (
+    1.4e-6  # where tiles are kept and there are more than groups: the next is read after the last is written
+)
+TURNING = 0.91  # of the bandwidth is left then
+SERVED = 0.39  # of the second cache: what a pass still finds there of the pass before
+FASTER = 1.87  # how much faster than memory the second cache is
+IN_FLIGHT = 57e3  # bytes that a processor has to have under way for all of the bandwidth
+SINGLY = 0.79  # of the bandwidth, where elements are moved one by one; of what that leaves again, where they are kept
 WHOLE = 128  # bytes of a row that are moved as one
 
 
@@ -57,12 +61,14 @@ def seconds(kernel: Kernel, target: Target, knobs: Knobs) -> float:
     cut, rate = Cut(kernel, knobs), model.rates(target).memory
     rounds = ceil_div(cut.tiles, knobs.groups)
     memory, cache = _moved(kernel, target, knobs, cut)
-    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.6
-    meeting = ALONE
+    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.38
+    turns = 0.0
     if knobs.programs > 1:
-        numbers = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.reductions)
-        meeting = MEETING + numbers * PASSED
-    estimate: float = BEGIN + (memory + cache / FASTER) / speed + rounds * len(kernel.reductions) * meeting
+        passed = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.reductions)
+        again = cut.is_kept and rounds > 1
+        speed *= TURNING if again else 1.0
+        turns = rounds * len(kernel.reductions) * (MEETING + passed * PASSED + (TURN if again else 0.0))
+    estimate: float = BEGIN + (memory + cache / FASTER) / speed + turns
     return estimate
 
 
@@ -88,11 +94,13 @@ def _reached(kernel: Kernel, target: Target, knobs: Knobs, cut: Cut) -> float:
     tensors = 1 + sum(op.per == "element" for op in kernel.operands)
     tiles = cut.steps if cut.is_kept else knobs.unrolled
     under_way = 16 * tiles * tensors * knobs.warps * target.warp * _programs(target, knobs)
-    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.25
+    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.11
     if not cut.is_planes:
-        reached *= (cut.width / knobs.columns) ** 0.65
+        reached *= (cut.width / knobs.columns) ** 0.89
     if not cut.is_planes and cut.segment == 1:
-        reached *= min(1.0, knobs.columns * kernel.dst.itemsize / WHOLE) ** 0.35
+        reached *= min(1.0, knobs.columns * kernel.dst.itemsize / WHOLE) ** 0.37
+    if not cut.is_aligned:
+        reached *= SINGLY**2 if cut.is_kept else SINGLY
     return reached
 
 
