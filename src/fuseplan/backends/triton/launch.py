@@ -206,19 +206,22 @@ class GpuBlock:
         room, nbytes = kernel.queue.workspace, kernel.source.workspace(1)
 
         seen: int | None = None  # the stream that the configuration names
+        view, known = memoryview(words), b""  # the words that the maps were set for
 
         def launch() -> None:
-            nonlocal seen
+            nonlocal seen, known
             stream = stream_of()
             if places:
                 held = room(stream, nbytes)  # kept until the launch was made
                 for place in places:
                     words[place] = held.address
-            for each, place in mapped:
-                word = words[each.word]
-                if word != each.seen:
-                    parameters[place] = each.held(word) or self._encoded(each, word)
-                    each.seen = word
+            if mapped and (state := view.tobytes()) != known:
+                for each, place in mapped:
+                    word = words[each.word]
+                    if word != each.seen:
+                        parameters[place] = each.held(word) or self._encoded(each, word)
+                        each.seen = word
+                known = state
             if stream != seen:
                 config.stream = seen = stream
             status = go(reference, function, parameters, None)
