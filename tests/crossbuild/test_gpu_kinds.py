@@ -42,7 +42,7 @@ PLANS = (
     "bf16[32x19x33] -> conv1d(37, kernel=5, stride=2) -> tanh",
     "f16[64x128x28x28, nhwc] -> batch_norm_training(running=True) -> relu",
     "f32[64x256x14x14] -> batch_norm_backward(relu, statistics=recomputed)",
-    "bf16[64x64x55x55] -> batch_norm_backward(gelu)",
+    "bf16[64x64x56x56] -> batch_norm_backward(gelu)",
     "f32[64x37x9x9, nhwc] -> batch_norm_training(mode=per_activation)",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from fuseplan.backends.triton.elementwise import formulas_of
 from fuseplan.backends.triton.resources import REGISTERS
 from fuseplan.backends.triton.templates.normalization_cost import kept_bytes
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
+from fuseplan.backends.triton.templates.pointwise import calls
 from fuseplan.backends.triton.templates.pointwise_writer import ceil_div, power_of_two
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -18,6 +20,8 @@ MOST = 255  # registers of a thread
 MOST_THREADS = 2048  # of a processor
 KEEPING, READING = 36, 20  # registers for all else
 PLACE = 1.5  # registers that hold where a tile lies
+LONG = {"exp", "expm1", "log", "log1p", "tanh", "erf", "pow"}
+INSIDE = 8  # registers for an element inside of one of these
 PASSED = 0.75  # registers for each number of the others that a thread reads at a time
 RESIDENT = ((4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2))  # warps, programs of a processor
 FEWEST = {4: 2, 8: 1, 16: 1}
@@ -90,6 +94,11 @@ def fits(kernel: Kernel, target: Target, choice: Choice) -> bool:
     return registers(kernel, choice, threads) <= min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
 
 
+def has_long_functions(kernel: Kernel) -> bool:
+    """Whether a formula calls one that is many instructions."""
+    return any(not LONG.isdisjoint(calls(formula)) for formula in formulas_of(kernel))
+
+
 def registers(kernel: Kernel, choice: Choice, threads: int) -> float:
     """What a thread needs, nearly: of 330 kernels that spill more than 100 bytes, it foresees nine in ten."""
     cut, each = Cut(kernel, choice), choice.rows * choice.columns / threads
@@ -98,7 +107,7 @@ def registers(kernel: Kernel, choice: Choice, threads: int) -> float:
     if not cut.is_aligned:  # each element has a register of its own, and so has its place
         words, place = max(tensors, words), each
     read = each * words * (cut.steps if cut.is_kept else choice.unrolled)
-    wide = each * (2 + tensors)
+    wide = each * (2 + tensors + (INSIDE if has_long_functions(kernel) else 0))
     numbers = max(len(reduction.names) for reduction in kernel.reductions)
     passed = numbers * power_of_two(choice.programs) * max(1, cut.numbers) / threads
     meeting = PASSED * passed if choice.programs > 1 else 0.0

@@ -24,7 +24,7 @@ TURNING = 0.91  # of the bandwidth is left then
 SERVED = 0.39  # of the second cache: what a pass still finds there of the pass before
 FASTER = 1.87  # how much faster than memory the second cache is
 IN_FLIGHT = 57e3  # bytes that a processor has to have under way for all of the bandwidth
-SINGLY = 0.79  # of the bandwidth, where elements are moved one by one; of what that leaves again, where they are kept
+SINGLY = 0.79  # of the bandwidth, where elements are moved one by one; twice, where they are kept
 WHOLE = 128  # bytes of a row that are moved as one
 
 
