@@ -1,6 +1,7 @@
 """What the supported table says of a GPU, run: each cell's template on a plan of it, beside float64."""
 
 import pytest
+import torch
 
 from cells import parameters
 from device.guarded import inputs, output, wanted, worst
@@ -25,6 +26,7 @@ def test_a_cell_is_computed(kind: type[Template], plan: FusionPlan) -> None:
     want, allowed = wanted(compiled, tensors)
     assert worst(compiled(out=out.tensor, **tensors), want, allowed) <= 1
     assert out.stands
+    assert torch.equal(compiled(**tensors), out.tensor), "other bits the second time"
 
 
 def assert_trained(compiled: CompiledPlan) -> None:
