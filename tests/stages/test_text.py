@@ -223,3 +223,73 @@ def test_wrong_json_is_refused_saying_where(before: str, after: str, says: str) 
 def test_json_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         parse_json(text)
+
+
+# ---- attributes that are operators
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "activation_backward(relu)",
+        "activation_backward(leaky_relu(0.1))",
+        "activation_backward(gelu(tanh))",
+        'activation_backward(elementwise("x * sigmoid(k * x)", k=1.702))',
+        "batch_norm_backward(clamp(-1, max=inf), mode=per_activation)",
+        "batch_norm_backward(statistics=recomputed, epsilon=0.001)",
+    ],
+)
+def test_an_operator_within_an_operator_goes_both_ways(text: str) -> None:
+    assert operator_text(parse_operator(text)) == text
+    plan = FusionPlan.parse(f"f32[2x3] -> {text}")
+    again = FusionPlan.from_json(plan.to_json())
+    assert (again, str(again)) == (plan, str(plan))
+
+
+def test_only_what_is_fixed_in_it_is_written_without_parameters() -> None:
+    op = parse_operator(
+        "batch_norm_backward(elu(0.5), mode=per_activation, statistics=recomputed, epsilon=1)"
+    )
+    want = "batch_norm_backward(elu, mode=per_activation, statistics=recomputed)"
+    assert operator_text(op, parameters=False) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "blamed", "says"),
+    [
+        ("activation_backward", "activation_backward", "needs of"),
+        ("activation_backward(rely)", "rely", "Did you mean `relu`"),
+        ("activation_backward(bias)", "bias", "an elementwise operator without operands"),
+        ("activation_backward(conv2d(4, kernel=1))", "conv2d(4, kernel=1)", "got conv2d, which takes weight"),
+        ("activation_backward(leaky_relu(slope=1))", "slope=1", "has no field 'slope'"),
+        ("activation_backward(leaky_relu(inf * 2))", "inf * 2", "this is not a value"),
+        ("activation_backward(0.5)", "0.5", "this is not an operator"),
+        ("activation_backward((relu, elu))", "(relu, elu)", "this is not an operator"),
+        ('activation_backward("relu")', '"relu"', "this is not an operator"),
+        ("relu(relu)", "relu", "has no fields"),
+    ],
+)
+def test_carets_stand_under_what_is_wrong_within(text: str, blamed: str, says: str) -> None:
+    plan = f"f32[2x3] -> {text}"
+    with pytest.raises(PlanError) as error:
+        FusionPlan.parse(plan)
+    lines = str(error.value).splitlines()
+    assert says in str(error.value)
+    place = plan.rindex(blamed)
+    assert "  " + " " * place + "^" * len(blamed) in lines
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        ('"relu"', "operators[0].fields.of is an object in a plan's JSON"),
+        ('{"name": "rely", "fields": {}}', "operators[0].fields.of: there is no operator 'rely'"),
+        ('{"name": "relu", "fields": {"x": 1}}', "operators[0].fields.of: relu has no field 'x'"),
+        ('{"name": "bias", "fields": {}}', "operators[0]: activation_backward: of is an activation"),
+    ],
+)
+def test_json_within_json_says_where(of: str, says: str) -> None:
+    operator = f'{{"name": "activation_backward", "fields": {{"of": {of}}}}}'
+    with pytest.raises(PlanError) as error:
+        FusionPlan.from_json(f'{{"src": {{"shape": [2, 3], "dtype": "f32"}}, "operators": [{operator}]}}')
+    assert says in str(error.value)
