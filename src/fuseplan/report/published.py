@@ -287,6 +287,8 @@ def _losses(found: Sequence[Point]) -> Iterator[str]:
     for what, listed in told.items():
         names = [f"{each.shape.name} ({each.group.split(', ')[1]})" for each in listed]
         yield f"- {what}: {', '.join(names) if names else 'nowhere'}."
+    if is_on_gpu(found[0].ours):
+        yield from ("", "What was tried on these shapes stands beside them in [Measured](measured.md).")
 
 
 if __name__ == "__main__":
