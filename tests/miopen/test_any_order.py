@@ -1,0 +1,102 @@
+"""Calls in any order, on any objects: every one returns a status, and none raises."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import types
+import typing
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuseplan import miopen
+from fuseplan.miopen import Ref
+from miopen_calls import activation, convolution, handle, tensor
+
+# Tuning takes its seconds whatever the plan; the rest of Find 2.0 is measured in test_solutions.
+LEFT_OUT = ("miopenSetFindOptionTuning", "miopenFindSolutions")
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: value
+    for name, value in miopen.NAMES.items()
+    if inspect.isfunction(value) and hasattr(value, "__wrapped__") and name not in LEFT_OUT
+}
+CALLS = 1500
+SHAPES = ((2, 4, 5, 6),) * 4 + ((1, 4, 1, 1),) * 3 + ((4, 4, 1, 1), (4, 4, 3, 3), (2, 4), (4,))
+FULL, CHANNEL, WEIGHT = 0, 4, 7  # places in SHAPES
+PLACES = {
+    **dict.fromkeys(("x", "y", "z", "dx", "dy", "input", "output", "reserved"), FULL),
+    **dict.fromkeys(("xDesc", "yDesc", "zDesc", "dxDesc", "dyDesc", "inputDesc", "outputDesc"), FULL),
+    **dict.fromkeys(("w", "wDesc", "filterDesc"), WEIGHT),
+}
+ODD = (None, "x", "reference", -1, 10**12, 0.5, True, (1, 1), object())
+
+
+class Play:
+    """A pool of objects, and calls on what fits, or does not, from it."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        leaky = activation(miopen.miopenActivationLEAKYRELU, 0.5)
+        self.described = [tensor(*shape) for shape in SHAPES[:-1]]
+        self.cells: list[Ref] = [handle(), convolution(), leaky]
+        self.succeeded: set[str] = set()
+
+    def value(self, name: str, hint: Any) -> Any:
+        """What fits a parameter, nearly always."""
+        choose, is_odd = self.choose.choice, self.choose.random() < 0.01
+        if hint is Ref:
+            self.cells.append(Ref())
+            return self.cells[-1]
+        if is_odd and name != "target":
+            return choose(ODD)
+        if inspect.isclass(hint) and issubclass(hint, IntEnum):
+            return choose(list(hint)[:2] if self.choose.random() < 0.7 else list(hint))
+        is_read = name not in ("tensorDesc", "derivedBnDesc", "descriptor")
+        if hint is miopen.miopenTensorDescriptor_t and is_read and self.choose.random() < 0.95:
+            return self.described[PLACES.get(name, CHANNEL)]
+        if inspect.isclass(hint) and hint.__name__.startswith("miopen"):
+            fitting = [each for each in self.cells if isinstance(each.value, hint) and each.value.is_alive]
+            return choose(fitting[:8] + fitting[-8:] or self.cells)
+        if name.startswith(("alpha", "beta")):
+            return float(name.startswith("alpha"))
+        known = {int: (1, 1, 2, 4, 5, 6), float: (1.0, 0.5, 0.0), bool: (True, False)}
+        if hint in known:
+            return choose(known[hint])
+        if hint == tuple[int, ...]:
+            return choose(SHAPES)
+        if name in ("target", "workspace"):
+            return "cpu" if name == "target" else None
+        shape = SHAPES[PLACES.get(name, CHANNEL)] if self.choose.random() < 0.9 else choose(SHAPES)
+        return np.ones(shape, np.float32)
+
+    def call(self, name: str) -> Any:
+        hints = typing.get_type_hints(FUNCTIONS[name].__wrapped__)  # type: ignore[attr-defined]
+        hints.pop("return")
+        values = [self.value(key, plain(hint)) for key, hint in hints.items()]
+        status = FUNCTIONS[name](*values)
+        assert isinstance(status, miopen.miopenStatus_t), name
+        if status == 0:
+            self.succeeded.add(name)
+        else:
+            assert miopen.miopenGetLastErrorMessage().startswith(f"{name}: ")
+        return status
+
+
+def plain(hint: Any) -> Any:
+    """The annotation without its `| None`."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint)[0] if is_union else hint
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_call_returns_a_status(seed: int) -> None:
+    play = Play(seed)
+    usual = [name for name in FUNCTIONS if not name.startswith(("miopenDestroy", "miopenGet"))]
+    for _ in range(CALLS):
+        pool = usual if play.choose.random() < 0.95 else list(FUNCTIONS)
+        play.call(play.choose.choice(pool))
+    assert len(play.succeeded) > 50
