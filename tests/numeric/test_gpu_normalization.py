@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
-from fuseplan.backends.triton.templates.normalization_choice import choices
+from fuseplan.backends.triton.templates.normalization_choice import Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
@@ -178,7 +178,7 @@ def test_only_programs_that_meet_are_launched_together() -> None:
 def test_no_choice_waits_for_programs_that_do_not_run(kind: str, text: str) -> None:
     target = parse_target(kind)
     _, kernel = lowered(text)
-    made = list(choices(kernel, target))
+    made = list(Space(kernel, target).choices())
     assert made
     for each in made:
         assert each.programs == 1 or each.programs * each.groups <= target.processors * each.resident

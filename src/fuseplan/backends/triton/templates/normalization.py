@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from math import ceil, log2
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import formulas_of
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates import normalization_cost as cost
-from fuseplan.backends.triton.templates.normalization_choice import choices
+from fuseplan.backends.triton.templates.normalization_choice import Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
 from fuseplan.backends.triton.templates.pointwise import calls
@@ -69,14 +70,15 @@ class GpuNormalization(GpuTemplate):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         made = cls._made(kernel, target)
         if not isinstance(accuracy, str):
-            made = [each for each in made if each.error_bound(kernel) <= accuracy]
-        yield from made[:MOST]
+            made = (each for each in made if each.error_bound(kernel) <= accuracy)
+        yield from islice(made, MOST)
 
     @classmethod
-    def _made(cls, kernel: Kernel, target: Target) -> list[GpuNormalization]:
+    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuNormalization]:
         """All that are worth a thought, the best guess first."""
-        made = [cls(**asdict(choice)) for choice in choices(kernel, target)]
-        return sorted(made, key=lambda each: each.seconds(kernel, target))
+        listed = Space(kernel, target).choices()
+        for each in sorted(listed, key=lambda choice: cost.seconds(kernel, target, choice)):
+            yield cls(**vars(each))
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         return vector_packing(kernel, operand)
