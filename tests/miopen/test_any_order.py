@@ -59,8 +59,7 @@ class Play:
         if hint is miopen.miopenTensorDescriptor_t and is_read and self.choose.random() < 0.95:
             return self.described[PLACES.get(name, CHANNEL)]
         if inspect.isclass(hint) and hint.__name__.startswith("miopen"):
-            fitting = [each for each in self.cells if isinstance(each.value, hint) and each.value.is_alive]
-            return choose(fitting[:8] + fitting[-8:] or self.cells)
+            return choose(self.fitting(hint) or self.cells)
         if name.startswith(("alpha", "beta")):
             return float(name.startswith("alpha"))
         known = {int: (1, 1, 2, 4, 5, 6), float: (1.0, 0.5, 0.0), bool: (True, False)}
@@ -72,6 +71,12 @@ class Play:
             return "cpu" if name == "target" else None
         shape = SHAPES[PLACES.get(name, CHANNEL)] if self.choose.random() < 0.9 else choose(SHAPES)
         return np.ones(shape, np.float32)
+
+    def fitting(self, kind: Any) -> list[Ref]:
+        """The oldest and the newest objects of a kind."""
+        found = [cell for cell in self.cells if isinstance(cell.value, kind)]
+        alive = [cell for cell in found if getattr(cell.value, "is_alive", True)]
+        return alive[:8] + alive[-8:]
 
     def call(self, name: str) -> Any:
         hints = typing.get_type_hints(FUNCTIONS[name].__wrapped__)  # type: ignore[attr-defined]
