@@ -23,9 +23,10 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes
 from fuseplan.tensor import dtype_of
 
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
-_WIDEST = 4096  # columns in a task that sums a part of them
+_WIDEST = 4096  # columns in a task: their partial sums go through the first cache
 _NARROWEST = 256  # bytes of a row that are worth fetching alone
 _FOLDED = 256  # elements: in shorter runs the sums of lanes cost more than columns of their own
+_TILE_SECONDS = 1.0e-8  # to add up the lanes of one tile
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
 
 
@@ -90,8 +91,10 @@ class Normalization(Template):
         tasks = _tasks(self, shape)
         idle = -(-tasks // target.threads) * target.threads / tasks
         phases = 1 if self.whole else 2 * kernel.passes - 1
-        return idle * model.seconds(
-            kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases
+        tiles = 0 if shape.columns else len(kernel.reductions) * shape.cells * shape.row_count
+        return idle * (
+            model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
+            + tiles * _TILE_SECONDS / target.threads
         )
 
     @staticmethod
@@ -142,11 +145,11 @@ def _moved(kernel: Kernel, number: int | None) -> int:
 
 
 def _foldings(kernel: Kernel) -> tuple[bool, ...]:
-    """Whether short runs become columns, the better first; of several images only."""
-    if not can_fold(kernel):
+    """Whether short runs become columns, the better first; of as many images as are a tile."""
+    run = kernel.dst.size // (kernel.dst.batch * kernel.dst.channels)
+    if not can_fold(kernel) or run >= 2 * _FOLDED or kernel.dst.batch < TILE:
         return (False,)
-    few = kernel.dst.size // (kernel.dst.batch * kernel.dst.channels) < _FOLDED
-    return (True, False) if few and kernel.dst.batch >= TILE else (False, True)
+    return (True, False) if run < _FOLDED else (False, True)
 
 
 def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> Normalization | None:
@@ -164,7 +167,7 @@ def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> No
     least = _rounded(min(_NARROWEST // kernel.src.itemsize, extent), step) if shape.columns else 1
     if shape.columns and least * column > _kept_bytes(shape, target):
         return None
-    fitting = int(3 / 4 * target.l2_bytes / column) // step * step
+    fitting = min(int(3 / 4 * target.l2_bytes / column), _WIDEST) // step * step
     shared = _rounded(-(-extent * shape.segments // wanted), step)
     return Normalization(folded, whole, min(max(least, min(fitting, shared)), extent), stream=False)
 
