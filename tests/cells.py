@@ -1,28 +1,49 @@
-"""The cells of the supported table, each with a plan: another geometry, mode and activation each time."""
+"""The cells of the committed supported table, each with a plan: another geometry, mode, activation."""
 
+import json
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fuseplan.backends import backend_of
 from fuseplan.plan import FusionPlan
-from fuseplan.report.combinations import Cell
-from fuseplan.report.supported import asked
+from fuseplan.report.combinations import Cell, Geometry
 from fuseplan.target import parse_target
 from fuseplan.template import Template
 
+ROOT = Path(__file__).resolve().parent.parent
+TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))
 
-def template_of(cell: Cell, target: str) -> type[Template]:
+
+def template_of(name: str, target: str) -> type[Template]:
     templates = backend_of(parse_target(target).backend).templates
-    return next(each for each in templates if each.name == cell.template)
+    return next(each for each in templates if each.name == name)
+
+
+def cells(target: str) -> Iterator[Cell]:
+    """The cells that the table says are taken."""
+    for row in TABLE["targets"][target]:
+        if "reason" in row:
+            continue
+        for combination, layout, dtype in product(row["combinations"], row["layouts"], row["dtypes"]):
+            yield Cell(
+                combination,
+                row["algorithm"],
+                layout,
+                dtype,
+                taken=tuple(Geometry(**each) for each in row["geometries"]),
+                modes=tuple(row["modes"]),
+                activations=tuple(row["activations"]),
+            )
 
 
 def taken(target: str) -> Iterator[tuple[Cell, type[Template], FusionPlan]]:
-    """Each cell that is taken, its template, and one of its plans."""
-    cells = [each for each in asked(target) if not each.code]
-    for turn, cell in enumerate(cells):
-        yield cell, template_of(cell, target), cell.plan(turn)
+    """Each cell, its template, and one of its plans."""
+    for turn, cell in enumerate(cells(target)):
+        yield cell, template_of(cell.template, target), cell.plan(turn)
 
 
 def parameters(target: str) -> list[Any]:

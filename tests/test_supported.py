@@ -1,14 +1,11 @@
 """Holds the supported table to the rules and templates, and its refusals to their reasons."""
 
-import json
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cells import template_of
+from cells import ROOT, TABLE, template_of
 from fuseplan.errors import Unsupported
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -18,8 +15,6 @@ from fuseplan.report.combinations import AXES, BASES, COMBINATIONS, Cell, probe
 from fuseplan.report.supported import TARGETS, asked, written
 from fuseplan.target import parse_target
 
-ROOT = Path(__file__).resolve().parent.parent
-TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))
 MIOPENS = {"CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward"}
 
 
@@ -29,7 +24,7 @@ def refusal(cell: Cell, plan: FusionPlan, target: str) -> str | None:
         kernel = lower(match(plan))
     except Unsupported as error:
         return error.refusals[0].code
-    found = first_refusal(template_of(cell, target).limits(kernel, parse_target(target), "default"))
+    found = first_refusal(template_of(cell.template, target).limits(kernel, parse_target(target), "default"))
     return found.code if found else None
 
 

@@ -72,6 +72,10 @@ class Geometry:
         """Channels, features, groups."""
         return SIZES[self.channels][AXES["groups"].index(self.groups)]
 
+    def to_json(self) -> dict[str, str]:
+        """The values that are not the usual ones, by their axes."""
+        return {axis: value for axis, (usual, *_) in AXES.items() if (value := getattr(self, axis)) != usual}
+
     def convolution(self, axes: int) -> Op:
         """The operator, for a tensor with so many spatial axes."""
         kernel: Any = int(self.filter) if "x" not in self.filter else (*(1,) * (axes - 1), 3)
@@ -223,11 +227,15 @@ def _cell(asked: _Asked) -> Cell:
         return asked.named(code=nearest.code)
     taken, refused = dict.fromkeys(bases), []
     for axis, value in _values(asked.combination):
-        tried = [replace(base, **{axis: value}) for base in bases]
-        met = [asked.refusal(each) for each in tried]
-        taken |= dict.fromkeys(each for each, refusal in zip(tried, met, strict=True) if refusal is None)
-        if all(met):
-            refused.append((axis, value, next(each.code for each in met if each)))
+        codes = []
+        for each in (replace(base, **{axis: value}) for base in bases):
+            refusal = None if each in taken else asked.refusal(each)
+            if refusal is None:
+                taken[each] = None
+                break
+            codes.append(refusal.code)
+        else:
+            refused.append((axis, value, codes[0]))
     first = bases[0]
     modes = [mode for mode in MODES if "N" in asked.combination and not asked.refusal(first, mode)]
     acts = [name for name in ACTIVATIONS if "A" in asked.combination and not asked.refusal(first, act=name)]

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fuseplan.report.combinations import ACTIVATIONS, AXES, COMBINATIONS, MODES, Cell, cells
+from fuseplan.report.combinations import ACTIVATIONS, AXES, COMBINATIONS, MODES, Cell, Geometry, cells
 from fuseplan.report.docstrings import prose, table
 from fuseplan.target import parse_target
 
@@ -39,6 +39,7 @@ class Row:
         code: why none of them is taken; else empty.
         refused: axes and values that are not taken, with the reason's code.
         modes, activations: those that are not taken.
+        taken: geometries that are taken, which tests run.
     """
 
     template: str
@@ -49,6 +50,7 @@ class Row:
     refused: tuple[tuple[str, str, str], ...]
     modes: tuple[str, ...]
     activations: tuple[str, ...]
+    taken: tuple[Geometry, ...]
 
     def axis(self, name: str) -> str:
         """What is taken on an axis: `any`, or the values."""
@@ -70,6 +72,7 @@ class Row:
             "modes": [mode for mode in MODES if mode not in self.modes],
             "activations": [name for name in ACTIVATIONS if name not in self.activations],
             "reasons": list(dict.fromkeys(code for _, _, code in self.refused)),
+            "geometries": [each.to_json() for each in self.taken],
         }
 
 
@@ -83,8 +86,9 @@ def rows(found: Iterable[Cell]) -> Iterator[Row]:
     """Cells that agree in one row."""
     same: dict[Any, list[Cell]] = {}
     for each in found:
-        same.setdefault((each.template, each.code, each.refused, *_missing(each)), []).append(each)
-    for (template, code, refused, modes, activations), held in same.items():
+        key = (each.template, each.code, each.refused, *_missing(each), each.taken)
+        same.setdefault(key, []).append(each)
+    for (template, code, *rest), held in same.items():
         places: dict[str, tuple[tuple[str, str], ...]] = {}
         for each in held:
             places[each.combination] = (*places.get(each.combination, ()), (each.layout, each.dtype))
@@ -93,7 +97,7 @@ def rows(found: Iterable[Cell]) -> Iterator[Row]:
             for layout, dtype in where:
                 dtypes_of[layout] = (*dtypes_of.get(layout, ()), dtype)
             for layouts, dtypes in alike(dtypes_of):
-                yield Row(template, names, layouts, dtypes, code, refused, modes, activations)
+                yield Row(template, names, layouts, dtypes, code, *rest)
 
 
 def _missing(cell: Cell) -> tuple[tuple[str, ...], tuple[str, ...]]:
