@@ -105,12 +105,13 @@ class Space:
         if not cut.is_aligned:  # each element has a register of its own, and so has its place
             words, place = max(self.tensors, words), each
         read = each * words * (cut.steps if cut.is_kept else choice.unrolled)
-        wide = each * (2 + self.tensors + self.inside)
+        is_wide = self.kernel.src.itemsize >= 4
+        wide = each * (2 + (0 if is_wide else self.tensors) + self.inside)
         passed = self.numbers * power_of_two(choice.programs) * max(1, cut.numbers) / threads
         meeting = PASSED * passed if choice.programs > 1 else 0.0
         if cut.is_kept:
             return KEEPING + read + cut.steps * place + max(wide, meeting)
-        return READING + max(read + choice.unrolled * place + wide, meeting)
+        return READING + max(read + choice.unrolled + wide, meeting)
 
 
 def shares(tiles: int, places: int) -> Iterator[int]:

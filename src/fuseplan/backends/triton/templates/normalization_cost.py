@@ -14,17 +14,15 @@ from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE
 
-BEGIN = 6.3e-6  # seconds that a launch takes besides, from cold caches
-MEETING = 3.0e-6  # to reduce a tile in several programs and to meet
-PASSED = 1.1e-11  # more for each byte that one program reads of what the others found
-TURN = (
-    1.4e-6  # where tiles are kept and there are more than groups: the next is read after the last is written
-)
+BEGIN = 6.5e-6  # seconds that a launch takes besides, from cold caches
+MEETING = 2.95e-6  # to reduce a tile in several programs and to meet
+PASSED = 7.4e-12  # more for each byte that one program reads of what the others found
+TURN = 1.55e-6  # for each tile of a group after the first, where tiles are kept: nothing is read before
 TURNING = 0.91  # of the bandwidth is left then
-SERVED = 0.39  # of the second cache: what a pass still finds there of the pass before
-FASTER = 1.87  # how much faster than memory the second cache is
-IN_FLIGHT = 57e3  # bytes that a processor has to have under way for all of the bandwidth
-SINGLY = 0.79  # of the bandwidth, where elements are moved one by one; twice, where they are kept
+SERVED = 0.46  # of the second cache: what a pass still finds there of the pass before
+FASTER = 1.66  # how much faster than memory the second cache is
+IN_FLIGHT = 66e3  # bytes that a processor has to have under way for all of the bandwidth
+SINGLY = 0.82  # of the bandwidth, where elements are moved one by one; twice, where they are kept
 WHOLE = 128  # bytes of a row that are moved as one
 
 
@@ -61,7 +59,7 @@ def seconds(kernel: Kernel, target: Target, knobs: Knobs) -> float:
     cut, rate = Cut(kernel, knobs), model.rates(target).memory
     rounds = ceil_div(cut.tiles, knobs.groups)
     memory, cache = _moved(kernel, target, knobs, cut)
-    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.38
+    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.285
     turns = 0.0
     if knobs.programs > 1:
         passed = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.reductions)
@@ -94,9 +92,9 @@ def _reached(kernel: Kernel, target: Target, knobs: Knobs, cut: Cut) -> float:
     tensors = 1 + sum(op.per == "element" for op in kernel.operands)
     tiles = cut.steps if cut.is_kept else knobs.unrolled
     under_way = 16 * tiles * tensors * knobs.warps * target.warp * _programs(target, knobs)
-    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.11
+    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.114
     if not cut.is_planes:
-        reached *= (cut.width / knobs.columns) ** 0.89
+        reached *= (cut.width / knobs.columns) ** 0.77
     if not cut.is_planes and cut.segment == 1:
         reached *= min(1.0, knobs.columns * kernel.dst.itemsize / WHOLE) ** 0.37
     if not cut.is_aligned:

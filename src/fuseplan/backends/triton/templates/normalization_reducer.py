@@ -1,0 +1,131 @@
+"""Reduces the elements of a tile to its channels' numbers: a program's, then those of all in its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
+from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, in_turn, together
+from fuseplan.backends.triton.templates.pointwise_writer import power_of_two
+from fuseplan.reduction import Reduction
+
+Values = Callable[[Held], list[str]]  # names of what a reduction's expressions are of a tile
+Take = Callable[[list[str], str], None]  # adds the values of a tile, where they exist, to what was found
+
+
+class Reducer:
+    """Writes the passes that reduce."""
+
+    def __init__(self, reader: Reader, meeting: Meeting) -> None:
+        self.reader, self.meeting = reader, meeting
+        self.text, self.cut, self.knobs = reader.text, reader.cut, reader.knobs
+        self.compute, self.count = reader.compute, reader.kernel.reduced_count
+
+    def reduce(self, reduction: Reduction, held: Sequence[Held], *, is_backward: bool) -> None:
+        """One pass; its numbers are given to all formulas behind it.
+
+        Args:
+            reduction: what is reduced.
+            held: the program's tiles, where it keeps them; else they are read in a loop.
+            is_backward: the last block first.
+        """
+        self.text.line(f"# {reduction.text}")
+        formulas = [dialect.simplified(each) for each in reduction.expressions]
+        elements = self.reader.elements
+        known = self.reader.known([(reduction.kind, each) for each in formulas])
+
+        def values(each: Held) -> list[str]:
+            x = self.reader.element(each)
+            return elements.values(formulas, x, each.tile.place, each.operands, known)
+
+        def loop(take: Take) -> None:
+            with self.reader.blocks(is_backward) as places:
+                for each in self.reader.read_next(places, reduction.expressions):
+                    take(values(each), each.tile.exists)
+
+        reduced = self._moments if reduction.kind == "moments" else self._sums
+        made = reduced(len(reduction.names), held, values, loop)
+        elements.given |= dict(zip(reduction.names, made, strict=True))
+
+    def _sums(
+        self, count: int, held: Sequence[Held], values: Values, loop: Callable[[Take], None]
+    ) -> list[str]:
+        sums = Sums(self.text, self.reader.shape, self.compute, count)
+        sums.begin()
+        for each in held:
+            sums.take(values(each), each.tile.exists)
+        if not held:
+            loop(sums.take)
+        made = [self.text.let("total", f"tl.sum({name}, 0)") for name in sums.held]
+        if self.cut.segment > 1:
+            made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
+        if self.meeting.is_needed:
+            made = [self.text.let("total", f"tl.sum({name}, 0)") for name in self.meeting.exchange(made)]
+        return made
+
+    def _moments(
+        self, count: int, held: Sequence[Held], values: Values, loop: Callable[[Take], None]
+    ) -> list[str]:
+        text, cut = self.text, self.cut
+        if held:
+            each = (values(tile)[0] for tile in held)
+            parts = in_turn(text, each, len(held), held[-1].tile.exists, self.compute)
+        else:
+            welford = Welford(text, self.reader.shape, self.compute, not cut.is_even)
+            welford.begin(self.reader.shape if cut.is_planes else f"({self.knobs.rows}, 1)")
+            loop(lambda made, exists: welford.take(made[0], exists))
+            parts = welford.held
+        own = text.let("own", self._share(self.reader.member))
+        found = together(text, parts, own)
+        if cut.segment > 1:
+            found = self._joined(found, own)
+        every = f"{float(self.count)!r}"
+        if self.meeting.is_needed:
+            mean, square = self.meeting.exchange([found.mean, found.square])
+            found = together(text, Moments(self._shares(), mean, square), every)
+        return [found.mean, text.let("variance", f"{found.square} / {every}")]
+
+    def _segments(self, lanes: Sequence[str]) -> list[str]:
+        """Vectors of columns as matrices of a row a channel; zero where there is no position."""
+        text, cut = self.text, self.cut
+        area = power_of_two(cut.segment)
+        size = cut.numbers * area
+        at = text.let("at", f"tl.arange(0, {size})")
+        index = text.let("index", f"({at} // {area}) * {cut.segment} + {at} % {area}")
+        inside = text.let("inside", f"({at} % {area} < {cut.segment}) & ({index} < {cut.width})")
+        text.line(f"{index} = tl.minimum({index}, {self.knobs.columns - 1})")
+        shape = f"({cut.numbers}, {area})"
+        gathered = [f"tl.where({inside}, tl.gather({name}, {index}, 0), 0.0)" for name in lanes]
+        return [text.let("segments", f"tl.reshape({each}, {shape})") for each in gathered]
+
+    def _joined(self, lanes: Moments, own: str) -> Moments:
+        """The moments of columns as those of channels."""
+        text, segment = self.text, self.cut.segment
+        ones = text.let("ones", f"tl.zeros_like({lanes.mean}) + {own}")
+        count, mean, square = self._segments([ones, lanes.mean, lanes.square])
+        return together(text, Moments(count, mean, square), f"({own} * {segment}.0)", axis=1)
+
+    def _share(self, member: str) -> str:
+        """Rows or positions of a program, as a number of the compute dtype."""
+        cut, programs = self.cut, self.knobs.programs
+        block = cut.block * max(1, self.knobs.unrolled)
+        steps = f"(({cut.blocks + programs - 1} - {member}) // {programs})"
+        missing = cut.blocks * block - cut.extent
+        rows = f"{steps} * {block}"
+        if missing:
+            rows += f" - tl.where({member} == {(cut.blocks - 1) % programs}, {missing}, 0)"
+        if member == "0":
+            return f"tl.full((), {cut.extent}, {self.compute})"
+        return f"({rows}).to({self.compute})"
+
+    def _shares(self) -> str:
+        """What every program of the group has seen, a channel."""
+        cut, count = self.cut, power_of_two(self.knobs.programs)
+        text = self.text
+        member = text.let("members", f"tl.arange(0, {count})")
+        share = text.let("shares", f"tl.where({member} < {self.knobs.programs}, {self._share(member)}, 0.0)")
+        if cut.segment > 1:
+            share = text.let("shares", f"{share} * {cut.segment}.0")
+        return f"{share}[:, None]" if cut.numbers else share
