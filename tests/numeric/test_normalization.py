@@ -202,6 +202,23 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, width:
         np.testing.assert_array_equal(dst, want)
 
 
+@pytest.mark.parametrize("tensor", ["24x64x5x6, nhwc", "24x64x5x6", "6x16x24x24", "48x96, nc"])
+@pytest.mark.parametrize("ahead", [0, 1, 5, 16])
+def test_stores_past_the_caches_from_any_address(tensor: str, ahead: int) -> None:
+    text = f"f32[{tensor}] -> batch_norm_training -> relu"
+    plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
+    for template in every_knob(text, 32):
+        compiled = forced(plan, Normalization, narrowed(32, threads=2), template)
+        want = compiled(**arrays).out
+        room = np.full(plan.output.size + 80, 7, np.float32)
+        steps = [step * 4 for step in plan.output.element_strides]
+        out = np.lib.stride_tricks.as_strided(room[ahead + 16 :], plan.output.shape, steps)
+        compiled(**arrays, out=out)
+        np.testing.assert_array_equal(out, want)
+        around = np.concatenate([room[: ahead + 16], room[ahead + 16 + plan.output.size :]])
+        np.testing.assert_array_equal(around, 7)
+
+
 def test_rows_that_begin_anywhere_are_not_written_past_the_caches() -> None:
     kernel = kernel_of("f32[6x17x3x5, nhwc] -> batch_norm_training")
     with pytest.raises(ValueError, match="whole vectors"):

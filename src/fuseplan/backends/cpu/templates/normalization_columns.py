@@ -207,40 +207,66 @@ class ColumnWriter(Writer):
     # ---- dst
 
     def write(self, unit: Unit, part: Index) -> None:
-        b, made = self.b, self.passes[-1]
+        """Rows of a part; where they begin at whole vectors of dst, these go past the caches."""
+        b, made, lanes = self.b, self.passes[-1], self.lanes
         uniform = self._prepared(made, unit)
-        low, high = self._rows(part)
+        rows = self._rows(part)
         if not self.knobs.stream:
-            self._lines(unit, (low, high), uniform, stream=False)
+            self._lines(unit, rows, uniform, None)
             return
         where = b.at(self.dst, unit.dst + unit.low, storage.element_type(self.kernel.dst.dtype))
         address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
-        apart = address % (self.lanes * self.kernel.dst.itemsize)
-        for stream in (True, False):
-            with b.when(b.compare("eq" if stream else "ne", apart, 0)):
-                self._lines(unit, (low, high), uniform, stream=stream)
+        lead = (0 - address // self.kernel.dst.itemsize) % lanes
+        width = b.const(unit.high - unit.low, I64)
+        with b.when(b.compare("sge", width, 2 * lanes)):
+            self._lines(unit, rows, uniform, lead)
+        with b.when(b.compare("slt", width, 2 * lanes)):
+            self._lines(unit, rows, uniform, None)
 
-    def _lines(self, unit: Unit, rows: tuple[Index, Index], uniform: Known, *, stream: bool) -> None:
+    def _lines(self, unit: Unit, rows: tuple[Index, Index], uniform: Known, lead: Value | None) -> None:
         """A unit's columns of all rows of a part; a few rows at a time share what columns have."""
         low, high = rows
         whole = low + (high - low) // _UNROLL * _UNROLL
         for start, stop, step in ((low, whole, _UNROLL), (whole, high, 1)):
             with self.b.loop(start, stop, step, name="row") as row:
                 begins = [offsets(self.shape.rows, row + i) for i in range(step)]
-                self._over(unit, begins, uniform, stream=stream)
+                if lead is None:
+                    write = self._writing(unit, begins, uniform, stream=False)
+                    self.each_vector(0, unit.high - unit.low, self.shape.run.extent, write)
+                else:
+                    self._streamed(unit, begins, uniform, lead)
 
-    def _over(self, unit: Unit, rows: list[Row], uniform: Known, *, stream: bool) -> None:
+    def _streamed(self, unit: Unit, rows: list[Row], uniform: Known, lead: Value) -> None:
+        """Aligned vectors go past the caches; the ends, which share lines with others, do not.
+
+        Where they overlap, both write the same values.
+        """
+        b, lanes, width = self.b, self.lanes, unit.high - unit.low
+        plain = self._writing(unit, rows, uniform, stream=False)
+        write = self._writing(unit, rows, uniform, stream=True)
+        begins_apart = b.compare("ne", lead, 0)
+        with b.when(begins_apart):
+            plain(0, lanes)
+        with b.loop(lead, lead + (width - lead) // lanes * lanes, lanes, name="vector") as at:
+            write(at, lanes)
+        with b.when(begins_apart):
+            plain(width - lanes, lanes)
+
+    def _writing(
+        self, unit: Unit, rows: list[Row], uniform: Known, *, stream: bool
+    ) -> Callable[[Index, int], None]:
+        """What writes one vector of columns of some rows."""
         b, dtype, made = self.b, self.kernel.dst.dtype, self.passes[-1]
 
-        def element(at: Index, count: int) -> None:
+        def write(at: Index, count: int) -> None:
             columns, known = self._known(made, unit, uniform, at, count)
             for row in rows:
                 place = self._place(columns, unit, row, at)
                 value = made.formulas.apply(self._read(unit, row, at, count), place, known)
                 where = b.at(self.dst, place.element, storage.element_type(dtype))
-                storage.write(b, dtype, value, where, count=count, stream=stream and count == self.lanes)
+                storage.write(b, dtype, value, where, count=count, stream=stream)
 
-        self.each_vector(0, unit.high - unit.low, self.shape.run.extent, element)
+        return write
 
 
 def _tree(values: list[Value]) -> Value:
