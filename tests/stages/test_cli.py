@@ -187,6 +187,18 @@ def test_supported_lists_every_operator_and_dtype() -> None:
     assert "interpreted" in result.stdout
 
 
+def test_supported_lists_combinations() -> None:
+    rows = told("supported", "--combinations", "--target", "triton:gfx942")["combinations"]
+    taken = [row for row in rows if "reason" not in row and row["algorithm"] == "product"]
+    assert any({"CBA", "CNA"} <= set(row["combinations"]) and row["filter"] == "1" for row in taken)
+    assert [row["reason"] for row in rows if row["algorithm"] == "hopper" and "C" in row["combinations"]] == [
+        "not-hopper"
+    ]
+    printed = call("supported", "--combinations", "--target", "reference").stdout
+    assert "what reference computes" in printed
+    assert "NA-backward" in printed
+
+
 def test_cache(folder: Path) -> None:
     assert told("cache", "path") == {"path": str(folder)}
     assert told("cache", "info")["entries"] == 0

@@ -33,6 +33,8 @@ from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
+from fuseplan.report.combinations import AXES, cells
+from fuseplan.report.supported import rows as combination_rows
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
@@ -302,10 +304,14 @@ def _gpu_options(no_results: bool, given: dict[str, Any]) -> GpuOptions:
 
 @fuseplan.command("supported")
 @TARGET
+@click.option("--combinations", is_flag=True, help="Of combinations of operators, with each algorithm.")
 @AS_JSON
-def supported_command(target: str, as_json: bool) -> None:
+def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     """List operators, layouts and dtypes, and the templates that take them."""
     known = parse_target(target)
+    if combinations:
+        _print_combinations(known, as_json)
+        return
     rows = list(supported(known))
     if as_json:
         _print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
@@ -316,6 +322,19 @@ def supported_command(target: str, as_json: bool) -> None:
     _console().print(table)
     backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
     click.echo(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
+
+
+def _print_combinations(target: Target, as_json: bool) -> None:
+    listed = list(combination_rows(cells(target)))
+    if as_json:
+        _print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
+        return
+    table = Table("combinations", "algorithm", "layouts", "dtypes", "only", title=f"what {target} computes")
+    for row in (row for row in listed if not row.code):
+        only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
+        names = (row.combinations, (row.template,), row.layouts, row.dtypes)
+        table.add_row(*map(" ".join, names), "; ".join(only))
+    _console().print(table)
 
 
 @fuseplan.group()
