@@ -3,6 +3,7 @@
 `pytest tests/numeric/test_conformance.py --whole` runs every case in full; so does a GPU (`tests/device`).
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_bounds_are_tighter_than_miopens() -> None:
     assert RMS.keys() == MOST.keys() == MIOPEN.keys()
     assert all(RMS[dtype] < MIOPEN[dtype] / 6 for dtype in MIOPEN)
+
+
+def test_the_guide_tells_the_bounds_and_how_many_plans_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "accuracy.md").read_text(encoding="utf-8")
+    for dtype in MIOPEN:
+        assert f"| {dtype} | {MIOPEN[dtype]:.1e} | {RMS[dtype]:.1e} | {MOST[dtype]:.1e} |" in page
+    assert f"the {ENTRIES} combinations and shapes" in page
+    assert f"{sum(1 for case in CASES for _ in plans(case))} plans" in page
 
 
 def test_every_case_is_there() -> None:
