@@ -110,15 +110,14 @@ class Reducer:
     def _share(self, member: str) -> str:
         """Rows or positions of a program, as a number of the compute dtype."""
         cut, programs = self.cut, self.knobs.programs
-        block = cut.block * max(1, self.knobs.unrolled)
-        steps = f"(({cut.blocks + programs - 1} - {member}) // {programs})"
-        missing = cut.blocks * block - cut.extent
-        rows = f"{steps} * {block}"
-        if missing:
-            rows += f" - tl.where({member} == {(cut.blocks - 1) % programs}, {missing}, 0)"
-        if member == "0":
+        if programs == 1:
             return f"tl.full((), {cut.extent}, {self.compute})"
-        return f"({rows}).to({self.compute})"
+        block = cut.block * max(1, self.knobs.unrolled)
+        share = f"(({cut.blocks + programs - 1} - {member}) // {programs}).to({self.compute}) * {block}.0"
+        missing = cut.blocks * block - cut.extent
+        if missing:
+            share += f" - tl.where({member} == {(cut.blocks - 1) % programs}, {missing}.0, 0.0)"
+        return share
 
     def _shares(self) -> str:
         """What every program of the group has seen, a channel."""

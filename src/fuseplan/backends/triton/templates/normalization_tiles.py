@@ -188,13 +188,11 @@ class Cut:
 
     def tile(self, text: Text, block: str, is_cut: bool) -> Tile:
         """Writes where the tile is whose place among the blocks is `block`; `is_cut`: parts may not exist."""
-        wide = "tl.full((), 0, tl.int64) + " if self.is_wide else ""
-        length = self.block
+        which = f"(tl.full((), 0, tl.int64) + {block})" if self.is_wide else block
+        start = f"{which} * {self.block}"
         if self.is_crossing:
-            return self._crossing(text, f"({wide}{block} * {length})", is_cut)
-        at = text.let(
-            "position" if self.is_planes else "row", f"{wide}{block} * {length} + tl.arange(0, {length})"
-        )
+            return self._crossing(text, start, is_cut)
+        at = text.let("position" if self.is_planes else "row", f"{start} + tl.arange(0, {self.block})")
         exists = text.let("exists", f"{at} < {self.extent}") if is_cut else ""
         return self._planes(text, at, exists) if self.is_planes else self._rows(text, at, exists)
 
