@@ -25,8 +25,11 @@ WRITTEN = "<!-- Written by `make docs` from rules and templates: change them. --
 LETTERS = """\
 A combination has a letter an operator: Convolution, Matmul (a linear layer), Bias, batch Normalization,
 Activation, Scaled residual (`add`). Without a suffix it is inference; `-train` computes the statistics,
-`-backward` the gradients. Every cell was asked of the rules and of the templates' limits, with probe plans;
-for each there is a test that runs it, or one that holds the reason of its refusal."""
+`-backward` the gradients. Every cell was asked of the rules and of the templates' limits, with probe plans.
+A test runs each cell of the CPU (`tests/numeric/test_cells.py`) and, on a GPU, each of sm_90
+(`tests/device/test_cells.py`); some of sm_90 and of gfx942 are compiled on any machine
+(`tests/crossbuild/test_cells.py`), and gfx942 has never run. Each refusal's reason is held by
+`tests/test_supported.py`. Other vectors than AVX2's take the same, but for the widths of narrow groups."""
 
 
 @dataclass(frozen=True)
