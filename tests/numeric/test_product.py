@@ -130,7 +130,8 @@ def test_copies_need_sixteen_bytes() -> None:
     ("plan", "target", "accuracy", "want"),
     [
         ("f32[64x256] -> matmul(64)", SM_90, "default", "tf32x3"),
-        ("f32[64x255] -> matmul(64)", SM_90, "default", "ieee"),
+        ("f32[64x64] -> matmul(64)", SM_90, "default", "tf32x3"),
+        ("f32[64x63] -> matmul(64)", SM_90, "default", "ieee"),
         ("f32[64x64] -> matmul(64)", SM_90, "strict", "ieee"),
         ("f32[64x64] -> matmul(64)", GFX942, "default", "ieee"),
         ("f32[64x64] -> matmul(64, precision=tf32)", SM_90, "default", "tf32"),
@@ -168,7 +169,8 @@ def test_refusals(plan: str, reason: Reason) -> None:
     assert refusal.reason is reason
 
 
-def test_infinities_and_nan_come_through_three_products() -> None:
+@pytest.mark.parametrize("swapped", [False, True], ids=["src first", "features first"])
+def test_infinities_and_nan_come_through_three_products(swapped: bool) -> None:
     plan = FusionPlan.parse("f32[6x16] -> matmul(8)")
     kernel = lower(match(plan))
     arrays = random_arrays(plan, 3)
@@ -176,7 +178,8 @@ def test_infinities_and_nan_come_through_three_products() -> None:
     src[0, 3], src[1, 2] = np.inf, np.array(0x7FFFFFFF, np.int32).view(np.float32)
     src[2, 5], src[3, 4] = np.finfo(np.float32).max, 0
     weight[4, 7] = -np.inf
-    got = interpret(Product(16, 16, 16, arithmetic="tf32x3"), kernel, SM_90, {"src": src, "weight": weight})
+    template = Product(16, 16, 16, arithmetic="tf32x3", swapped=swapped)
+    got = interpret(template, kernel, SM_90, {"src": src, "weight": weight})
     assert (got[0, :7] == np.sign(weight[3, :7]) * np.inf).all()
     assert np.isnan(got[1]).all()
     assert np.isfinite(got[2:, :7]).all()
@@ -184,12 +187,20 @@ def test_infinities_and_nan_come_through_three_products() -> None:
     assert (got[4:, 7] == -np.sign(src[4:, 4]) * np.inf).all()
 
 
-def test_three_products_are_as_exact_as_f32() -> None:
+@pytest.mark.parametrize(
+    "template",
+    [
+        Product(64, 64, 32, arithmetic="tf32x3"),
+        Product(64, 64, 16, arithmetic="tf32x3"),
+        Product(16, 64, 32, arithmetic="tf32x3", swapped=True),
+    ],
+    ids=lambda template: template.text,
+)
+def test_three_products_are_as_exact_as_f32(template: Product) -> None:
     plan = FusionPlan.parse("f32[64x256] -> matmul(64)")
     kernel, arrays = lower(match(plan)), random_arrays(plan, 5)
     exact = arrays["src"].astype(np.float64) @ arrays["weight"].astype(np.float64)
     scale = np.abs(arrays["src"]).astype(np.float64) @ np.abs(arrays["weight"])
-    template = Product(64, 64, 32, arithmetic="tf32x3")
     error = np.abs(interpret(template, kernel, SM_90, arrays) - exact) / scale
     assert error.max() < template.error_bound(kernel) < 256 * 2.0**-23
 

@@ -7,6 +7,7 @@ from math import gcd
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.convolution_tiles import LEAST, Knobs, Tiles, power_of_two
+from fuseplan.backends.triton.templates.three_products import FINE_DEPTH, FINE_STEP
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
@@ -25,6 +26,9 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
     depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
     if arithmetic in ("ieee", "summed"):
         depth = min(depth, LEAST)
+    is_fine = arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH
+    if is_fine:
+        depth = min(depth, FINE_STEP)
     if probe.is_flat:
         depth = min(depth, 32)
     if probe.merged > 1:
@@ -32,10 +36,10 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
     joined = _joined(kernel, probe, depth)
     is_half_first = kernel.src.itemsize == 2 and not kernel.dst.is_channels_last
     seen = set()
+    stages = 3 if joined == 1 else 2
     for positions, features, warps in _extents(kernel, target, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
         fewer = min(positions, power_of_two(kernel.contraction.rows, 512))
-        stages = 3 if joined == 1 else 2
         # All channels of groups side by side are in one step.
         is_held = probe.merged > 1 or fewer * depth <= _HELD * 32 * warps
         step = depth if is_held else depth // 2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place
-from fuseplan.backends.triton.template import HALF_UNIT
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
+from fuseplan.backends.triton.templates.three_products import halves, write_factors
 from fuseplan.backends.triton.text import Text
 
 AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
@@ -148,36 +148,37 @@ class Sum:
     def _multiply_in_three(self, x: str) -> None:
         """Three products of factors of 11 bits; the fourth, of what both leave, is below f32's bits.
 
-        What the weight leaves is `weight_left`. An infinity is all in what is left: the other factor's whole
-        stands against it, which has its sign.
+        What the weight leaves is `weight_left`. Sums of one step are added outside of the tensor core, which
+        cuts off instead of rounding: where `weight` is taken in parts, each has one of the small products.
         """
-        small, other, large = (
-            ", ".join(self._pair(*factors))
-            for factors in (("x_left", "weight"), ("x_high", "weight_left"), ("x_high", "weight"))
-        )
-        self.text.line(
-            f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
-            "x_high = bits.to(tl.float32, bitcast=True)",
-            "x_high = tl.where(tl.abs(x_high) == float('inf'), 0.0, x_high)",
-            f"x_left = {x} - x_high",
-            f"part = tl.dot({small}, input_precision='tf32')",
-            f"part = tl.dot({other}, part, input_precision='tf32')",
-            f"part = tl.dot({large}, part, input_precision='tf32')",
-            "# the tensor core cuts off instead of rounding: sums of one step are added outside of it",
-            "total += part",
-        )
+        write_factors(self.text, x, "x")
+        parts = [f"weight_{place}" for place, _ in enumerate(halves(self.knobs.depth))] or ["weight"]
+        sums = ["part", "rest"][: len(parts)]
+        pairs = [("x_left", "weight"), ("x_high", "weight_left"), *(("x_high", part) for part in parts)]
+        for place, factors in enumerate(pairs):
+            name = sums[place % len(sums)]
+            before = f", {name}" if place >= len(sums) else ""
+            self.text.line(
+                f"{name} = tl.dot({', '.join(self._pair(*factors))}{before}, input_precision='tf32')"
+            )
+        self.text.line(*(f"total += {name}" for name in sums))
 
     def _pair(self, x: str, weight: str) -> tuple[str, str]:
         """The factors of a product in their order."""
         return (weight, x) if self.knobs.swapped else (x, weight)
 
-    def load_weight(self, at: str, how: str = "") -> None:
-        """Loads the tile of the weight, and what rounding left of it behind the whole of it."""
+    def load_weight(self, at: str, own: str = "") -> None:
+        """Loads the tile of the weight, where `own` holds, and what `multiply` takes besides."""
         weight = self.frame.weight
-        self.text.line(f"weight = tl.load({weight} + {at}{how})")
-        if self.knobs.arithmetic == "tf32x3":
-            behind = self.tiles.weight_rows * self.conv.taps * self.tiles.weight_channels
-            self.text.line(f"weight_left = tl.load({weight} + {behind} + {at}{how})")
+        guarded = f", mask={own}, other=0.0" if own else ""
+        self.text.line(f"weight = tl.load({weight} + {at}{guarded})")
+        if self.knobs.arithmetic != "tf32x3":
+            return
+        behind = self.tiles.weight_rows * self.conv.taps * self.tiles.weight_channels
+        self.text.line(f"weight_left = tl.load({weight} + {behind} + {at}{guarded})")
+        for place, half in enumerate(halves(self.knobs.depth)):
+            mask = self.frame.weight_depth(half) + (f" & {own}" if own else "")
+            self.text.line(f"weight_{place} = tl.load({weight} + {at}, mask={mask}, other=0.0)")
 
     def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
         """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.
@@ -265,8 +266,8 @@ class BlockedSum(Sum):
         return " + ".join(terms)
 
     def _load_weight(self, row: str) -> None:
-        masked = ", mask=own, other=0.0" if self.tiles.merged > 1 else ""
-        self.load_weight(f"weights + ({row})" if row else "weights", masked)
+        own = "own" if self.tiles.merged > 1 else ""
+        self.load_weight(f"weights + ({row})" if row else "weights", own)
 
     def _load(self, name: str, may_end: bool = False) -> None:
         """Loads the tile of src at the counters, which `may_end` behind the last step: then nothing."""
@@ -338,7 +339,7 @@ class FlatSum(Sum):
 
     def begin(self) -> None:
         text, channels = self.text, self.tiles.channels
-        text.line(f"pair = {self.arange(self.tiles.depth)}", f"channel = pair % {channels}")
+        text.line(f"depth = {self.arange(self.tiles.depth)}", "pair = depth", f"channel = pair % {channels}")
         inner = channels
         for axis in reversed(range(len(self.axes))):
             place = f"pair // {inner}"
@@ -370,7 +371,7 @@ class FlatSum(Sum):
         text.line(f"mask = {' & '.join(mask)}", "x = tl.load(src + at, mask=mask, other=0.0)")
         self.finish("x", "at", self.channel_number("channel"), "mask")
         pairs = frame.weight_depth("pair")
-        self.load_weight(f"weights + {pairs}", f", mask={pairs} < {self.conv.depth}, other=0.0")
+        self.load_weight(f"weights + {pairs}", f"({pairs} < {self.conv.depth})")
         self.multiply("x")
 
 

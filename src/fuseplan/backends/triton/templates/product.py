@@ -9,7 +9,7 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates import product_cost, product_tiles
-from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, weight_extents
+from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved, weight_extents
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -75,7 +75,7 @@ class Product(Knobs, GpuTemplate):
         axes = kernel.weight_axes
         first = int(kernel.contraction.weight_per_batch)
         extents = (*(shape.batches,) * first, features, depth, *(1,) * (len(axes) - first - 2))
-        return Packing(axes, extents, operand.dtype, halves=self.arithmetic == "tf32x3")
+        return Packing(axes, extents, operand.dtype, halves=is_halved(self))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kept = ProductWriter(self, kernel, "").workspace_bytes

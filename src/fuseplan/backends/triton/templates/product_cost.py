@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape
+from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.tensor import dtype_of
@@ -62,7 +62,7 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     products = (
         2 * knobs.rows * knobs.features * knobs.depth * times * processors / _rate(knobs, kernel, target)
     )
-    weights = knobs.features * (2 if times == 3 else 1)
+    weights = knobs.features * (2 if is_halved(knobs) else 1)
     moved = (knobs.rows + weights) * knobs.depth * itemsize / _L2_BYTES
     under_way = knobs.stages - 1
     if is_narrow(kernel):
@@ -125,6 +125,6 @@ def is_narrow(kernel: Kernel) -> bool:
 
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
     """Shared memory of one program: the tiles under way."""
-    weights = knobs.features * (2 if knobs.arithmetic == "tf32x3" else 1)
+    weights = knobs.features * (2 if is_halved(knobs) else 1)
     stages = max(1, knobs.stages)
     return max(1024, (knobs.rows + weights) * knobs.depth * kernel.src.itemsize * stages) + 1024

@@ -32,6 +32,11 @@ class Knobs:
     ahead: bool = False
 
 
+def is_halved(knobs: Knobs) -> bool:
+    """Whether the weight is packed as its two factors: where src is the factor that passes registers."""
+    return knobs.arithmetic == "tf32x3" and not knobs.swapped
+
+
 @dataclass(frozen=True)
 class ProductShape:
     """dst[batch, row, feature] = sum over depth of src[batch, row, depth] * weight[batch, feature, depth].

@@ -8,6 +8,7 @@ from itertools import product
 
 from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, row_axes
+from fuseplan.backends.triton.templates.three_products import FINE_DEPTH
 from fuseplan.emit import COUNTER_BYTES
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -16,7 +17,7 @@ from fuseplan.template import Accuracy
 FEW = 4  # tiles of features that one row tile is kept in the second cache for
 MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
 MOST_LOADED = 256  # features: tiles this wide were never the fastest with channels first
-LEAST_DEPTH = 256  # below it IEEE sums have less error on wide or positive data; one H100
+LEAST_DEPTH = 64  # below it IEEE sums have less error on wide or positive data; one H100
 ALIGNED = 16  # bytes: strides that the copy engine takes
 
 
@@ -28,7 +29,10 @@ def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str
     elif kernel.src.dtype == "f32":
         has_tf32 = is_nvidia or target.name == "gfx942"
         found = ["tf32"] * (kernel.contraction.precision == "tf32" and has_tf32)
-        shown = kernel.contraction.depth >= LEAST_DEPTH or accuracy != "default"
+        least = (
+            LEAST_DEPTH if kernel.contraction.groups == 1 else FINE_DEPTH
+        )  # groups share steps with others
+        shown = kernel.contraction.depth >= least or accuracy != "default"
         found += [*["tf32x3"] * (is_nvidia and shown), "ieee"]
     else:
         found = ["native", *["ieee"] * bool(kernel.prologue)]
@@ -93,10 +97,10 @@ def _splits(base: Knobs, shape: ProductShape, target: Target) -> tuple[int, ...]
 
 def _orders(base: Knobs, kernel: Kernel) -> tuple[bool, ...]:
     """Whether features may stand first: where rows are too few for the instruction's 64."""
-    if base.arithmetic == "tf32x3":
-        return (False,)  # src is split in registers, which only the first factor may be in
     if base.rows < 64 <= base.features:
         return (True,)
+    if base.arithmetic == "tf32x3":
+        return (False,)  # src is split in registers, which only the first factor may be in
     is_first = kernel.src.element_strides[1] != 1 and not product_cost.is_narrow(kernel)
     return (False, True) if is_first else (False,)
 
@@ -109,6 +113,8 @@ def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[in
         table = TILES["summed" if arithmetic == "summed" else "amd"]
     elif arithmetic == "native" and product_cost.is_narrow(kernel):
         table = TILES["narrow"]
+    elif arithmetic == "tf32x3" and shape.depth < FINE_DEPTH:
+        table = TILES["fine"]
     if kernel.src.element_strides[1] != 1:
         table = tuple(each for each in table if each[1] < MOST_LOADED)
     fitting = [each for each in table if each[0] < 2 * max(16, shape.rows)]
@@ -127,7 +133,11 @@ TILES = {
         (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (16, 32, 32, 2, 3),
     ),
     "narrow": ((64, 128, 64, 4, 2), (64, 64, 64, 4, 3), (64, 32, 64, 4, 3), (16, 32, 64, 2, 3)),
-    "tf32x3": ((64, 64, 32, 4, 3), (64, 32, 32, 4, 3)),
+    "tf32x3": (
+        (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (32, 64, 32, 4, 4), (16, 64, 64, 4, 3), (16, 64, 32, 4, 4),
+        (16, 128, 32, 4, 4),
+    ),
+    "fine": ((64, 64, 16, 4, 3), (64, 64, 16, 4, 2), (64, 32, 16, 4, 3)),
     "ieee": ((64, 64, 16, 4, 2), (128, 64, 16, 8, 3), (32, 32, 16, 2, 3), (16, 32, 16, 1, 2)),
     "summed": ((16, 16, 16, 4, 1),),
     "amd": ((128, 128, 32, 8, 2), (64, 64, 32, 4, 2), (64, 32, 32, 4, 2), (16, 32, 32, 2, 2)),

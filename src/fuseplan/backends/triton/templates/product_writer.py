@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
-from fuseplan.backends.triton.template import HALF_UNIT
+from fuseplan.backends.triton.templates.product_arithmetic import TRITON_TYPES, multiply
 from fuseplan.backends.triton.templates.product_shape import (
     WIDE,
     Knobs,
     ProductShape,
     image_axes,
+    is_halved,
     offset_text,
     row_axes,
     steps_of,
     times,
     weight_extents,
 )
+from fuseplan.backends.triton.templates.three_products import halves
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import COUNTER_BYTES, Slot, Source, TensorMap
 from fuseplan.kernel import Kernel
-
-TRITON_TYPES = {"f64": "tl.float64", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
 
 
 class ProductWriter:
@@ -41,7 +41,8 @@ class ProductWriter:
         self.is_wide = max(kernel.src.span, kernel.dst.span, kernel.weight.size) >= WIDE
         self.extents = weight_extents(knobs, self.shape, kernel.src.itemsize)
         self.place = "place" if self.shape.batches > 1 else "program"  # the name of the launch's place
-        self.is_split_in_two = knobs.arithmetic == "tf32x3"
+        self.is_in_three = knobs.arithmetic == "tf32x3"
+        self.packed = 2 if is_halved(knobs) else 1  # weights: the rounded one, and what is left of it
         steps = steps_of(knobs, self.shape.depth)
         self.has_depth_tail = steps * knobs.split * knobs.depth != self.shape.depth
         self.has_row_tail = self.shape.rows % knobs.rows != 0
@@ -67,7 +68,7 @@ class ProductWriter:
 
     def _weight_map(self) -> TensorMap:
         features, depth = self.extents
-        rows = self.shape.batches * features * (2 if self.is_split_in_two else 1)
+        rows = self.shape.batches * features * self.packed
         box = (self.knobs.features, self.knobs.depth)
         return TensorMap(self.kernel.src.dtype, (rows, depth), (depth, 1), box, (1, 1))
 
@@ -177,7 +178,7 @@ class ProductWriter:
         """The sum of products over this program's part of the depth, as `total`."""
         text, knobs = self.text, self.knobs
         text.line(f"total = tl.zeros({list(self._extents)}, {self.compute})")
-        if self.is_split_in_two:
+        if self.is_in_three:
             text.line(f"small = tl.zeros({list(self._extents)}, {self.compute})")
         if not knobs.maps:
             self._src_offsets()
@@ -190,7 +191,7 @@ class ProductWriter:
         else:
             text.line(f"src_row = row_tile * {knobs.rows}", f"weight_row = feature_tile * {knobs.features}")
         self._steps(steps_of(knobs, self.shape.depth))
-        if self.is_split_in_two:
+        if self.is_in_three:
             text.line("total += small")
 
     def _steps(self, steps: int) -> None:
@@ -207,7 +208,7 @@ class ProductWriter:
                 text.line(f"coming = {self._src_tile()}")
             text.line(f"start = ({before}step) * {depth}" if before else f"start = step * {depth}")
             made = self._prepared(x if self.knobs.ahead else self._src_tile())
-            self._multiply(made, self._weight_tiles())
+            multiply(text, self.knobs, self.kernel, made, self._weight_tiles())
 
     def _src_offsets(self) -> None:
         """Where the src tile lies when it begins at channel 0."""
@@ -230,8 +231,8 @@ class ProductWriter:
 
     def _weight_offsets(self) -> None:
         features, depth = self.extents
-        inner = "depth[None, :]" if self.knobs.swapped else "depth[:, None]"
         base = self._batch(features * depth)
+        inner = self._weight_depth("depth")
         self.text.line(f"weight_tile = {self._features('feature')} * {depth} + {inner}{base}")
 
     def _src_tile(self) -> str:
@@ -281,10 +282,14 @@ class ProductWriter:
         return text.let("x", f"{kept}.to({TRITON_TYPES[self.kernel.src.dtype]})")
 
     def _weight_tiles(self) -> list[str]:
-        """The weight's tiles of this step, depth against features; the rounded one and what is left of it."""
+        """The weight's tiles of this step, depth against features.
+
+        Where it is packed in two: the rounded one, what is left of it, and the parts of the rounded one that
+        are summed apart.
+        """
         features, depth = self.extents
         tiles = []
-        for place in range(2 if self.is_split_in_two else 1):
+        for place in range(self.packed):
             if self.knobs.maps:
                 behind = f" + {place * features * self.shape.batches}" if place else ""
                 loaded = self.text.let("w", f"{self.weight}.load([weight_row{behind}, start])")
@@ -292,46 +297,13 @@ class ProductWriter:
             else:
                 behind = f" + {place * features * depth * self.shape.batches}" if place else ""
                 tiles.append(self.text.let("w", f"tl.load({self.weight}{behind} + start + weight_tile)"))
+        for half in halves(self.knobs.depth) if self.packed == 2 and not self.knobs.maps else ():
+            guarded = f"mask={self._weight_depth(half)}, other=0.0"
+            tiles.append(self.text.let("w", f"tl.load({self.weight} + start + weight_tile, {guarded})"))
         return tiles
 
-    def _multiply(self, x: str, weights: list[str]) -> None:
-        if self.is_split_in_two:
-            self._multiply_in_three(x, *weights)
-            return
-        arithmetic = self.knobs.arithmetic
-        if arithmetic == "summed":
-            self._multiply_by_element(x, weights[0])
-            return
-        if arithmetic == "ieee" and self.kernel.src.dtype != self.kernel.compute_dtype:
-            x, weights = f"{x}.to({self.compute})", [f"{weights[0]}.to({self.compute})"]
-        precision = "" if arithmetic == "native" else f', input_precision="{arithmetic}"'
-        self.text.line(
-            f"total = tl.dot({self._pair(x, weights[0])}, total{precision}, out_dtype={self.compute})"
-        )
-
-    def _multiply_by_element(self, x: str, w: str) -> None:
-        first, second = (w, x) if self.knobs.swapped else (x, w)
-        self.text.line(f"total += tl.sum({first}[:, :, None] * {second}[None, :, :], 1)")
-
-    def _pair(self, x: str, w: str) -> str:
-        return f"{w}, {x}" if self.knobs.swapped else f"{x}, {w}"
-
-    def _multiply_in_three(self, x: str, w: str, w_left: str) -> None:
-        """x * w in three products of 11 bits each; the fourth, of what both leave, is below f32's bits."""
-        text = self.text
-        tf32 = 'input_precision="tf32"'
-        text.line(
-            f"bits = ({x}.to(tl.int32, bitcast=True) + {HALF_UNIT}) & {-2 * HALF_UNIT}",
-            "x_high = bits.to(tl.float32, bitcast=True)",
-            "# an infinity is all in what is left: the other factor's whole stands against it",
-            "x_high = tl.where(tl.abs(x_high) == float('inf'), 0.0, x_high)",
-            f"x_left = {x} - x_high",
-            f"small = tl.dot({self._pair('x_left', w)}, small, {tf32})",
-            f"small = tl.dot({self._pair('x_high', w_left)}, small, {tf32})",
-            "# a tensor core cuts its sums: those of one step are added outside of it. Triton would move the",
-            "# addition back inside if max_num_imprecise_acc, which says nothing of tf32, were not given.",
-            f"total += tl.dot({self._pair('x_high', w)}, {tf32}, max_num_imprecise_acc={self.knobs.depth})",
-        )
+    def _weight_depth(self, vector: str) -> str:
+        return f"{vector}[None, :]" if self.knobs.swapped else f"{vector}[:, None]"
 
     # ---- the parts of a sum
 
