@@ -1,7 +1,7 @@
 """What a kernel with reductions takes: passes over memory and the second cache, and meetings.
 
 The constants are a fit to 950 measurements on an H100: batch norm and its backward pass, eight shapes, f16
-channels last and f32 channels first. Its picks took 1.04 times the fastest measured, in geometric mean.
+channels last and f32 channels first. Its picks took 1.03 times the fastest measured, in geometric mean.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE
 
-BEGIN = 6.5e-6  # seconds that a launch takes besides, from cold caches
-MEETING = 2.95e-6  # to reduce a tile in several programs and to meet
-PASSED = 7.4e-12  # more for each byte that one program reads of what the others found
-TURN = 1.55e-6  # for each tile of a group after the first, where tiles are kept: nothing is read before
-TURNING = 0.91  # of the bandwidth is left then
-SERVED = 0.46  # of the second cache: what a pass still finds there of the pass before
-FASTER = 1.66  # how much faster than memory the second cache is
-IN_FLIGHT = 66e3  # bytes that a processor has to have under way for all of the bandwidth
-SINGLY = 0.82  # of the bandwidth, where elements are moved one by one; twice, where they are kept
+BEGIN = 6.4e-6  # seconds that a launch takes besides, from cold caches
+ALONE = 0.6e-6  # to reduce a tile in one program
+MEETING = 2.6e-6  # to reduce it in several, and to meet
+PASSED = 2.4e-11  # more for each byte that one program reads of what the others found
+TURN = 1.5e-6  # for each tile of a group after the first, where tiles are kept: nothing is read before
+TURNING = 0.8  # of the bandwidth is left then
+SERVED = 0.6  # of the second cache: what a pass still finds there of the pass before
+FASTER = 1.24  # how much faster than memory it is
+IN_FLIGHT = 24e3  # bytes that a processor has to have under way for all of the bandwidth
+SINGLY = 0.82  # of the bandwidth, where elements are moved one by one
+KEEPING_SINGLY = 0.87  # of that, where they are kept
 WHOLE = 128  # bytes of a row that are moved as one
 
 
@@ -59,13 +61,16 @@ def seconds(kernel: Kernel, target: Target, knobs: Knobs) -> float:
     cut, rate = Cut(kernel, knobs), model.rates(target).memory
     rounds = ceil_div(cut.tiles, knobs.groups)
     memory, cache = _moved(kernel, target, knobs, cut)
-    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.285
-    turns = 0.0
+    speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.6
+    turns = ALONE
     if knobs.programs > 1:
         passed = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.reductions)
         again = cut.is_kept and rounds > 1
         speed *= TURNING if again else 1.0
-        turns = rounds * len(kernel.reductions) * (MEETING + passed * PASSED + (TURN if again else 0.0))
+        # Other programs of a processor work while one waits; before the first tile all of them wait.
+        hidden = 1 + (rounds - 1) / _programs(target, knobs)
+        turns = hidden * (MEETING + passed * PASSED + (TURN if again else 0.0))
+    turns *= len(kernel.reductions)
     estimate: float = BEGIN + (memory + cache / FASTER) / speed + turns
     return estimate
 
@@ -92,13 +97,13 @@ def _reached(kernel: Kernel, target: Target, knobs: Knobs, cut: Cut) -> float:
     tensors = 1 + sum(op.per == "element" for op in kernel.operands)
     tiles = cut.steps if cut.is_kept else knobs.unrolled
     under_way = 16 * tiles * tensors * knobs.warps * target.warp * _programs(target, knobs)
-    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.114
+    reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.28
     if not cut.is_planes:
-        reached *= (cut.width / knobs.columns) ** 0.77
+        reached *= (cut.width / knobs.columns) ** 0.81
     if not cut.is_planes and cut.segment == 1:
-        reached *= min(1.0, knobs.columns * kernel.dst.itemsize / WHOLE) ** 0.37
+        reached *= min(1.0, knobs.columns * kernel.dst.itemsize / WHOLE) ** 0.36
     if not cut.is_aligned:
-        reached *= SINGLY**2 if cut.is_kept else SINGLY
+        reached *= SINGLY * (KEEPING_SINGLY if cut.is_kept and knobs.programs > 1 else 1.0)
     return reached
 
 
