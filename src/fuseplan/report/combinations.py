@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, cast
 
 from fuseplan.backends import backend_of
@@ -183,13 +184,10 @@ def _kernel(
 def cells(target: Target) -> Iterator[Cell]:
     """Every cell of a target."""
     layouts = [layout for rank in SPATIAL for layout in LAYOUTS[rank]]
-    for combination in COMBINATIONS:
-        for layout in layouts:
-            if "C" in combination and len(layout) == 2:
-                continue  # nothing to slide a kernel along
-            for dtype in DTYPES:
-                for template in backend_of(target.backend).templates:
-                    yield _cell(_Asked(combination, template, layout, dtype, target))
+    templates = backend_of(target.backend).templates
+    for combination, layout, dtype, template in product(COMBINATIONS, layouts, DTYPES, templates):
+        if "C" not in combination or len(layout) > 2:  # a matrix has nothing to slide a kernel along
+            yield _cell(_Asked(combination, template, layout, dtype, target))
 
 
 @dataclass(frozen=True)
