@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,17 @@ from hypothesis import settings
 # integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
 settings.register_profile("fuseplan", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fuseplan")
+
+
+@pytest.fixture(autouse=True)
+def _gradient_mode() -> Iterator[None]:
+    """Benchmarks turn torch's gradients off for their process; a test's is the next test's too."""
+    torch = sys.modules.get("torch")
+    was = torch is None or torch.is_grad_enabled()
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_grad_enabled(was)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -151,8 +151,11 @@ def laid_out(plan: FusionPlan, arrays: Mapping[str, Array]) -> dict[str, Array]:
     made = {key: np.array(array) for key, array in arrays.items() if key not in specs}
     for key, spec in specs.items():
         made[key] = empty(spec)
-        bits = made[key].view(np.uint16) if spec.dtype == "bf16" else made[key]
-        bits[...] = arrays[key]
+        found = arrays[key]
+        if spec.dtype == "bf16":  # files have no name for it: it may come back as two bytes of anything
+            made[key].view(np.uint16)[...] = found.view(np.uint16)
+        else:
+            made[key][...] = found
     return made
 
 

@@ -18,6 +18,9 @@ from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 
 _TAPS = 128  # each has code of its own
+# Products of a thread, all with code of their own, by the most taps: 1372 of 49 taps took half a minute to
+# compile, and spilled; 484 of 121 taps took 23 s, half as many 8 s.
+_PRODUCTS = {25: 512, _TAPS: 250}
 _MEASURED = 1.1  # measured over estimated seconds, geometric mean over the tuned suite on one H100
 _CLOCK = 1.7e9
 _L2_BYTES = 5.5e12  # a second: rows that two programs load come from there once
@@ -122,13 +125,17 @@ _Tile = tuple[int, int, int, int, int, int]
 def _channels_last(kernel: Kernel) -> Iterator[_Tile]:
     """Narrow vectors and a few outputs a thread: so many threads that memory is always asked for enough."""
     height, width, features = _extents(kernel)
-    rows = sorted((4, 7, 8, 2, 1), key=lambda size: _waste(height, size)) if height > 1 else [1]
+    most = _outputs(kernel.contraction.taps)
+    fewest = min(span for _, span, _ in _SIDES)
+    sizes = [size for size in (4, 7, 8, 2, 1) if size * fewest <= most and height > 1]
+    rows = sorted(sizes, key=lambda size: _waste(height, size)) or [1]
     blocks = _fitting(features, (128, 64, 32, 16, 8))
     narrow = 1 if kernel.src.itemsize <= 4 else 2
     tiles = [
         (side // narrow * 32 * warps // block, block, high, warps, span, ahead)
         for side, span, ahead in _SIDES
         for block, warps, high in product(blocks[:2], (2, 4), rows[:2])
+        if high * span <= most
     ]
     widths = _fitting(width, tuple(columns * span for columns, _, _, _, span, _ in tiles if columns))
     yield from (tile for tile in tiles if tile[0] * tile[4] in widths)
@@ -138,8 +145,11 @@ def _first(kernel: Kernel) -> Iterator[_Tile]:
     """Neighbours along w are neighbours in memory: 16 bytes of them a thread."""
     height, width, features = _extents(kernel)
     fitting = [tile for tile in _PLANES if tile[0] < 2 * width and tile[1] < 2 * features]
+    most = _outputs(kernel.contraction.taps)
     for columns, block, warps in fitting or [(4, 8, 1)]:
-        yield from ((columns, block, rows, warps, 1, 1) for rows in (8, 4, 2, 1) if rows < 2 * height)
+        for rows in (8, 4, 2, 1):
+            if rows < 2 * height and rows <= most:
+                yield columns, block, rows, warps, 1, 1
 
 
 _PLANES = ((128, 4, 4), (64, 8, 4), (32, 8, 2), (16, 16, 2), (8, 16, 1), (4, 8, 1), (1, 32, 1))
@@ -149,6 +159,12 @@ def _extents(kernel: Kernel) -> tuple[int, int, int]:
     """Output rows, positions of a row, features."""
     spatial = kernel.dst.spatial
     return spatial[-2] if len(spatial) > 1 else 1, spatial[-1], kernel.contraction.features
+
+
+def _outputs(taps: int) -> int:
+    """The most outputs of a thread."""
+    products = next(each for most, each in _PRODUCTS.items() if taps <= most)
+    return products // taps
 
 
 def _waste(size: int, block: int) -> float:
