@@ -5,25 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from fuseplan.driver import letters
 from fuseplan.miopen.call import Object, Ref, StatusError, api
 from fuseplan.miopen.enums import miopenActivationMode_t, miopenStatus_t
 from fuseplan.op import Elementwise
-from fuseplan.ops.activation import (
-    Abs,
-    Clamp,
-    ClippedRelu,
-    Elu,
-    Identity,
-    LeakyRelu,
-    Power,
-    Relu,
-    Sigmoid,
-    Softplus,
-    Tanh,
-)
-
-Mode = miopenActivationMode_t
-HALF_THRESHOLD = 1e-4  # below it MIOpen's POWER is 0 in f16; in other types the operator's own 1e-6
+from fuseplan.ops.activation import Clamp, Power
 
 
 @dataclass(frozen=True)
@@ -34,26 +20,23 @@ class Activation:
     parameters: tuple[str, ...] = ()
 
 
+def _default(kind: type[Elementwise]) -> Elementwise:
+    """The operator; its numbers are given with each call."""
+    return Clamp(-inf, inf) if kind is Clamp else kind()
+
+
+Mode = miopenActivationMode_t
 ACTIVATIONS: dict[Mode, Activation] = {
-    Mode.miopenActivationPASTHRU: Activation(Identity()),
-    Mode.miopenActivationLOGISTIC: Activation(Sigmoid()),
-    Mode.miopenActivationTANH: Activation(Tanh(), ("alpha", "beta")),
-    Mode.miopenActivationRELU: Activation(Relu()),
-    Mode.miopenActivationSOFTRELU: Activation(Softplus()),
-    Mode.miopenActivationABS: Activation(Abs()),
-    Mode.miopenActivationPOWER: Activation(Power(), ("alpha", "beta", "gamma")),
-    Mode.miopenActivationCLIPPEDRELU: Activation(ClippedRelu(), ("alpha",)),
-    Mode.miopenActivationLEAKYRELU: Activation(LeakyRelu(), ("negative_slope",)),
-    Mode.miopenActivationELU: Activation(Elu(), ("alpha",)),
-    Mode.miopenActivationCLAMP: Activation(Clamp(-inf, inf), ("min", "max")),
+    mode: Activation(_default(kind), names)
+    for mode, (kind, names) in zip(Mode, letters.ACTIVATIONS.values(), strict=True)
 }
 
 
 def activation(mode: Mode, dtype: str) -> Activation:
-    """The operator of a mode for tensors of that dtype."""
+    """The operator of a mode for tensors of that dtype; below its threshold POWER is 0."""
     known = ACTIVATIONS[mode]
-    if mode is Mode.miopenActivationPOWER and dtype == "f16":
-        return Activation(Power(threshold=HALF_THRESHOLD), known.parameters)
+    if mode is Mode.miopenActivationPOWER and dtype in letters.POWER_THRESHOLD:
+        return Activation(Power(threshold=letters.POWER_THRESHOLD[dtype]), known.parameters)
     return known
 
 
