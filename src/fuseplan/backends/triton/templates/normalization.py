@@ -22,7 +22,7 @@ from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
 
-MOST = 20  # candidates
+MOST = 26  # candidates
 
 
 @dataclass(frozen=True)
