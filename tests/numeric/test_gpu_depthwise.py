@@ -97,5 +97,5 @@ def test_refusals(conv: str, reason: Reason) -> None:
 
 def test_more_rows_read_less() -> None:
     kernel = kernel_of("f16[64x512x14x14, nhwc] -> conv2d(512, kernel=5, padding=2, groups=512)")
-    one = GpuDepthwise(8, 64, 1, 2)
+    one = GpuDepthwise(256, 1, 1, 2)
     assert replace(one, rows=4).seconds(kernel, SM_90) < one.seconds(kernel, SM_90)

@@ -39,8 +39,8 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     chosen: where each group has one channel
 
     Attributes:
-        columns: threads of a tile along w.
-        features: features in a tile.
+        columns: threads of a tile along w; with channels last, elements: of each thread along w all features.
+        features: features in a tile; 1 with channels last.
         rows: output rows of a program.
         warps: of a program.
         span: output positions along w that a thread has.
@@ -123,22 +123,21 @@ _Tile = tuple[int, int, int, int, int, int]
 
 
 def _channels_last(kernel: Kernel) -> Iterator[_Tile]:
-    """Narrow vectors and a few outputs a thread: so many threads that memory is always asked for enough."""
-    height, width, features = _extents(kernel)
+    """Narrow vectors and a few outputs a thread: so many threads that memory is always asked for enough.
+
+    Positions and features are one axis, as they are in memory: no number of features leaves threads idle.
+    """
+    height, width, _ = _extents(kernel)
     most = _outputs(kernel.contraction.taps)
     fewest = min(span for _, span, _ in _SIDES)
     sizes = [size for size in (4, 7, 8, 2, 1) if size * fewest <= most and height > 1]
-    rows = sorted(sizes, key=lambda size: _waste(height, size)) or [1]
-    blocks = _fitting(features, (128, 64, 32, 16, 8))
+    rows = sorted(sizes, key=lambda size: _waste(height, size))[:2] or [1]
+    spans = _fitting(width, tuple(span for span in (7, 4, 2) if span * min(rows) <= most))
     narrow = 1 if kernel.src.itemsize <= 4 else 2
-    tiles = [
-        (side // narrow * 32 * warps // block, block, high, warps, span, ahead)
-        for side, span, ahead in _SIDES
-        for block, warps, high in product(blocks[:2], (2, 4), rows[:2])
-        if high * span <= most
-    ]
-    widths = _fitting(width, tuple(columns * span for columns, _, _, _, span, _ in tiles if columns))
-    yield from (tile for tile in tiles if tile[0] * tile[4] in widths)
+    for side, span, ahead in _SIDES:
+        for warps, high in product((1, 2, 4), rows):
+            if span in spans and high * span <= most:
+                yield side // narrow * 32 * warps, 1, high, warps, span, ahead
 
 
 def _first(kernel: Kernel) -> Iterator[_Tile]:
@@ -162,9 +161,9 @@ def _extents(kernel: Kernel) -> tuple[int, int, int]:
 
 
 def _outputs(taps: int) -> int:
-    """The most outputs of a thread."""
+    """The most outputs of a thread; it has two at least with channels last."""
     products = next(each for most, each in _PRODUCTS.items() if taps <= most)
-    return products // taps
+    return max(2, products // taps)
 
 
 def _waste(size: int, block: int) -> float:

@@ -1,4 +1,4 @@
-"""Writes the text of the depthwise kernel: a tile of output positions along w times features, some rows."""
+"""Writes the text of the depthwise kernel: a tile of outputs along w and of features, some rows."""
 
 from __future__ import annotations
 
@@ -68,9 +68,10 @@ class DepthwiseWriter:
         """How many blocks of features, columns and rows, and planes (images times depths), there are."""
         knobs, contraction = self.knobs, self.kernel.contraction
         depth, height, width = self.dst_size
+        threads = -(-width // knobs.span) * (contraction.features if self.last else 1)
         return (
-            -(-contraction.features // knobs.features),
-            -(-width // (knobs.columns * knobs.span)),
+            1 if self.last else -(-contraction.features // knobs.features),
+            -(-threads // knobs.columns),
             -(-height // knobs.rows),
             contraction.batch * depth,
         )
@@ -104,7 +105,6 @@ class DepthwiseWriter:
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
         features, columns, rows, _ = self.blocks
         per = contraction.features_per_group
-        first = f"(column_block * {knobs.columns} + tl.arange(0, {knobs.columns}))"
         text.line(
             "program = tl.program_id(0)",
             f"feature_block = program % {features}",
@@ -113,11 +113,16 @@ class DepthwiseWriter:
             f"plane = program // {features * columns * rows}",
             f"image = plane // {self.dst_size[0]}",
             f"depth = plane % {self.dst_size[0]}",
-            f"feature = feature_block * {knobs.features} + tl.arange(0, {knobs.features})",
-            f"channel = feature // {per}" if per > 1 else "channel = feature",
-            f"column = {first} * {knobs.span}" if knobs.span > 1 else f"column = {first}",
+            f"place = column_block * {knobs.columns} + tl.arange(0, {knobs.columns})",
             f"row = row_block * {knobs.rows}",
         )
+        if self.last:
+            count = contraction.features
+            text.line(f"feature = place % {count}", f"column = place // {count} * {knobs.span}")
+        else:
+            feature = f"feature_block * {knobs.features} + tl.arange(0, {knobs.features})"
+            text.line(f"feature = {feature}", f"column = place * {knobs.span}")
+        text.line(f"channel = feature // {per}" if per > 1 else "channel = feature")
         if max(self.kernel.src.span, self.kernel.dst.span) >= WIDE:
             text.line("# offsets of a tensor this large need 64 bits")
             wide = ("image", "depth", "row", "feature", "channel", "column")
@@ -132,9 +137,7 @@ class DepthwiseWriter:
             f"dst_inside = {self._offset('feature', dst[1], self.dst_steps)}",
             "dst_first = dst_image + dst_inside",
         )
-        # A vector per feature that is loaded as the whole tile needs no way through shared memory to it.
-        whole = f" + tl.zeros({self._shape}, tl.int32)" if self.last else ""
-        text.line(f"features = {self._across_features('feature')}{whole}")
+        text.line(f"features = {self._across_features('feature')}")
         if self._feature_ok:
             text.line(f"feature_ok = features < {contraction.features}")
 
@@ -146,21 +149,16 @@ class DepthwiseWriter:
         return f"(depth * {depth} + row * {row} + {inner}).to(tl.int64)"
 
     def _across_features(self, vector: str) -> str:
-        """A vector over features as the tile's axis; the innermost axis of dst is the tile's last."""
-        return f"{vector}[None, :]" if self.last else f"{vector}[:, None]"
+        """A vector over features as an axis of the tile, or over its elements."""
+        return vector if self.last else f"{vector}[:, None]"
 
     def _across_columns(self, vector: str) -> str:
-        return f"{vector}[:, None]" if self.last else f"{vector}[None, :]"
-
-    @property
-    def _shape(self) -> str:
-        columns, features = self.knobs.columns, self.knobs.features
-        return f"[{columns}, {features}]" if self.last else f"[{features}, {columns}]"
+        return vector if self.last else f"{vector}[None, :]"
 
     @property
     def _feature_ok(self) -> str:
         """Which features of the tile exist; "" for all."""
-        return "feature_ok" if self.kernel.contraction.features % self.knobs.features else ""
+        return "" if self.last or not self.kernel.contraction.features % self.knobs.features else "feature_ok"
 
     # ---- the sum
 
@@ -239,7 +237,8 @@ class DepthwiseWriter:
     @property
     def _last_column(self) -> int:
         """The first output position of the last thread along w."""
-        return (self.blocks[1] * self.knobs.columns - 1) * self.knobs.span
+        place = self.blocks[1] * self.knobs.columns - 1
+        return (place // self.kernel.contraction.features if self.last else place) * self.knobs.span
 
     def _mask(self, terms: list[str]) -> str:
         """The name of a mask; "" where all elements exist."""
@@ -287,7 +286,7 @@ class DepthwiseWriter:
     def _store(self, place: int, column: int, total: str, known: Known) -> None:
         text, knobs, (_, height, width) = self.text, self.knobs, self.dst_steps
         terms = [f"(row + {place} < {self.dst_size[1]})"] * (self.dst_size[1] % knobs.rows > 0)
-        if self.dst_size[2] % (knobs.columns * knobs.span):
+        if self._last_column + knobs.span > self.dst_size[2]:
             terms.append(self._across_columns(f"(column + {column} < {self.dst_size[2]})"))
         ok = self._mask(terms)
         beside = place * height + column * width
