@@ -14,6 +14,7 @@ from fuseplan.target import Target
 _STEP = 0.8e-6  # seconds from the first load of a step to its last product
 _TILE = 1.5e-6  # of a tile's first indices and last stores
 _CLOCK = 1.7e9
+_L2_BYTES = 80e9  # a second, of one processor
 # Measured over estimated seconds, geometric mean over the tuned suites on one H100.
 _MEASURED = {"half": 1.6, "single": 1.3}
 _HELD = 64  # elements of src that one thread has in registers at most
@@ -106,13 +107,18 @@ def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
 
 
 def _loading(knobs: Knobs, tiles: Tiles) -> float:
-    """Seconds in which a processor loads one step's tiles: instructions of src, bytes of the weight."""
+    """Seconds in which a processor loads one step's tiles: instructions of src, bytes of the weight.
+
+    Or what the second cache takes: src once, for all taps find it in the first.
+    """
     kernel, itemsize = tiles.kernel, tiles.kernel.src.itemsize
     wide = gcd(tiles.channels, 16 // itemsize) if kernel.src.element_strides[1] == 1 else 1
     cycles = 3 if tiles.is_flat else 1  # where each element has a mask of its own
     loads = knobs.positions * knobs.depth / wide / 32 * cycles * max(2, wide * itemsize / 4)
     parts = 2 if knobs.arithmetic == "tf32x3" else 1
-    return (loads + parts * knobs.features * knobs.depth * itemsize / 64) / _CLOCK
+    weight = parts * knobs.features * knobs.depth * itemsize
+    moved = knobs.positions / tiles.conv.taps * knobs.depth * itemsize + weight
+    return max((loads + weight / 64) / _CLOCK, moved / _L2_BYTES)
 
 
 def _rate(knobs: Knobs, kernel: Kernel, target: Target) -> float:

@@ -8,7 +8,7 @@ from itertools import product
 
 from fuseplan.backends.triton.templates import product_cost
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, row_axes
-from fuseplan.backends.triton.templates.three_products import FINE_DEPTH
+from fuseplan.backends.triton.templates.three_products import FINE_DEPTH, FINE_STEP
 from fuseplan.emit import COUNTER_BYTES
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -60,8 +60,9 @@ def _considered(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[
         base = replace(base, group=1 if across <= FEW else 8, parts=2 if is_deep else 1)
         steps = -(-shape.depth // depth)
         ahead = (True, False) if product_cost.is_narrow(kernel) and steps > 1 else (False,)
-        for split, maps, early in product(_splits(base, shape, target), copies, ahead):
-            for swapped in _orders(base, kernel):
+        splits = _splits(base, shape, target)
+        for split, maps, early in product(splits, copies, ahead):
+            for swapped in _orders(base, kernel, len(splits) > 1):
                 yield replace(base, split=split, maps=maps, swapped=swapped, ahead=early)
 
 
@@ -95,14 +96,19 @@ def _splits(base: Knobs, shape: ProductShape, target: Target) -> tuple[int, ...]
     return tuple(split for split in (1, 2, 4, 8) if split == 1 or steps >= 4 * split)
 
 
-def _orders(base: Knobs, kernel: Kernel) -> tuple[bool, ...]:
-    """Whether features may stand first: where rows are too few for the instruction's 64."""
+def _orders(base: Knobs, kernel: Kernel, is_few: bool) -> tuple[bool, ...]:
+    """Whether features may stand first: where rows are too few for the instruction's 64, or tiles are few.
+
+    In three products of TF32 the factor that stands first is split in registers, and so the weight is read
+    once where it is that.
+    """
     if base.rows < 64 <= base.features:
         return (True,)
+    is_first = kernel.src.element_strides[1] != 1
     if base.arithmetic == "tf32x3":
-        return (False,)  # src is split in registers, which only the first factor may be in
-    is_first = kernel.src.element_strides[1] != 1 and not product_cost.is_narrow(kernel)
-    return (False, True) if is_first else (False,)
+        is_split = is_few and not is_first and base.rows == base.features and base.depth > FINE_STEP
+        return (False, True) if is_split else (False,)
+    return (False, True) if is_first and not product_cost.is_narrow(kernel) else (False,)
 
 
 def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[int, int, int, int, int]]:
@@ -134,8 +140,8 @@ TILES = {
     ),
     "narrow": ((64, 128, 64, 4, 2), (64, 64, 64, 4, 3), (64, 32, 64, 4, 3), (16, 32, 64, 2, 3)),
     "tf32x3": (
-        (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (32, 64, 32, 4, 4), (16, 64, 64, 4, 3), (16, 64, 32, 4, 4),
-        (16, 128, 32, 4, 4),
+        (64, 64, 32, 4, 3), (64, 64, 32, 4, 4), (64, 32, 32, 4, 3), (32, 64, 32, 4, 4), (16, 64, 64, 4, 3),
+        (16, 64, 32, 4, 4), (16, 128, 32, 4, 4),
     ),
     "fine": ((64, 64, 16, 4, 3), (64, 64, 16, 4, 2), (64, 32, 16, 4, 3)),
     "ieee": ((64, 64, 16, 4, 2), (128, 64, 16, 8, 3), (32, 32, 16, 2, 3), (16, 32, 16, 1, 2)),
