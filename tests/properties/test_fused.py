@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,27 +46,34 @@ def one_at_a_time(plan: FusionPlan, arrays: dict[str, Array]) -> Array:
     return x
 
 
+def intermediates(
+    plan: FusionPlan, arrays: dict[str, Array], factor: float = 1.0
+) -> Iterator[NDArray[np.float64]]:
+    """What each operator gives in float64; what it is given is multiplied by `factor` first."""
+    x = widened(arrays["src"])
+    for step, single in zip(plan, unfuse(plan), strict=True):
+        pairs = zip(single.operands, step.operands, strict=True)
+        with np.errstate(all="ignore"):
+            x = single.reference(x * factor, {own.key: widened(arrays[held.key]) for own, held in pairs})
+        yield x
+
+
 def well_conditioned(plan: FusionPlan, arrays: dict[str, Array], want: NDArray[np.float64]) -> Array:
-    """Where a small change of src changes the result little: elsewhere right implementations differ."""
+    """Where small changes between the operators change the result little: elsewhere right ones differ."""
     nudge = NUDGE[plan.src.dtype]
-    operands = {key: widened(value) for key, value in arrays.items() if key != "src"}
-    src = widened(arrays["src"])
     bound = UNITS[plan.src.dtype] * DTYPES[plan.src.dtype].epsilon * np.abs(want).max()
-    with np.errstate(all="ignore"):
-        moved = [plan.reference(src * (1 + sign * nudge), operands) for sign in (-1, 1)]
-        first, second = (np.abs(each - want) <= 1e3 * bound for each in moved)
-    steady: NDArray[np.bool_] = np.logical_and(first, second)
+    steady: NDArray[np.bool_] = np.ones(want.shape, np.bool_)
+    for factor in (1 - nudge, 1 + nudge):
+        *_, moved = intermediates(plan, arrays, factor)
+        with np.errstate(invalid="ignore"):
+            steady &= np.abs(moved - want) <= 16 * bound
     return steady
 
 
 def is_moderate(plan: FusionPlan, arrays: dict[str, Array]) -> bool:
     """No intermediate result nears the end of the dtype's range: rounding is the only difference."""
     largest = {"f64": 1e100, "f32": 1e15, "f16": 1e3, "bf16": 1e15}[plan.src.dtype]
-    x = widened(arrays["src"])
-    for step, single in zip(plan, unfuse(plan), strict=True):
-        pairs = zip(single.operands, step.operands, strict=True)
-        with np.errstate(all="ignore"):
-            x = single.reference(x, {own.key: widened(arrays[held.key]) for own, held in pairs})
+    for x in intermediates(plan, arrays):
         if not np.isfinite(x).all() or np.abs(x).max() > largest:
             return False
     return bool(np.abs(x).max() > 0)
@@ -102,6 +110,7 @@ def test_fused_equals_reference_and_one_at_a_time(plan: FusionPlan, seed: int) -
     bound = UNITS[plan.src.dtype] * DTYPES[plan.src.dtype].epsilon * np.abs(want).max()
     assert np.abs(got - want)[steady].max(initial=0) <= bound
     apart = widened(one_at_a_time(plan, arrays))
+    steady &= np.isfinite(apart)  # an intermediate result may be rounded onto a pole
     assert np.abs(got - apart)[steady].max(initial=0) <= 3 * len(plan) * bound
 
 
