@@ -210,7 +210,8 @@ class FusionPlan:
             return self._steps[index]
         except IndexError:
             raise IndexError(
-                f"the plan has {len(self)} operators; there is no plan[{index}]: {self}"
+                f"the plan has {len(self)} operator{'s' * (len(self) != 1)}; "
+                f"there is no plan[{index}]: {self}"
             ) from None
 
     def __eq__(self, other: object) -> bool:

@@ -150,7 +150,8 @@ def miopenFusionPlanGetOp(fusePlanDesc: miopenFusionPlanDescriptor_t, op_idx: in
     count = len(fusePlanDesc.operators)
     if not 0 <= op_idx < count:
         raise bad_parameter(
-            f"`op_idx` is out of bounds: {op_idx}; the plan has {count} operators, counted from 0"
+            f"`op_idx` is out of bounds: {op_idx}, counted from 0; the plan has "
+            f"{count} operator{'s' * (count != 1)}"
         )
     op.value = fusePlanDesc.operators[op_idx]
 
