@@ -291,7 +291,7 @@ def test_operators(what: str) -> None:
 
 @pytest.mark.parametrize("index", [-1, 3, 10**9])
 def test_an_index_out_of_range(index: int) -> None:
-    told = f"`op_idx` is out of bounds: {index}; the plan has 3 operators"
+    told = f"`op_idx` is out of bounds: {index}, counted from 0; the plan has 3 operators"
     fails(miopen.miopenFusionPlanGetOp(plain().plan, index, Ref()), "BadParm", told)
 
 
