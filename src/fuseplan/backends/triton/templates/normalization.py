@@ -12,7 +12,7 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import formulas_of
 from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
 from fuseplan.backends.triton.templates import normalization_cost as cost
-from fuseplan.backends.triton.templates.normalization_choice import Space
+from fuseplan.backends.triton.templates.normalization_choice import Choice, Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
 from fuseplan.backends.triton.templates.pointwise import calls
@@ -26,7 +26,7 @@ MOST = 26  # candidates
 
 
 @dataclass(frozen=True)
-class GpuNormalization(GpuTemplate):
+class GpuNormalization(Choice, GpuTemplate):
     """Sums and moments over a channel or a place, and elementwise operators before and behind them.
 
     Groups of programs share a tile's rows or positions. Each program reduces its own, passes on what it
@@ -49,15 +49,6 @@ class GpuNormalization(GpuTemplate):
 
     name: ClassVar[str] = "normalization"
     error_scale: ClassVar[str] = "the sum of the sizes of what a reduction adds, and what each function gives"
-
-    form: str
-    rows: int
-    columns: int
-    unrolled: int
-    programs: int
-    groups: int
-    warps: int
-    resident: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
