@@ -7,6 +7,7 @@ unseen.
 
 import fcntl
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
 LARGE = 1 << 29  # bytes; plans beyond it take turns, so that test processes may share a GPU
+COPIES = 6  # of a large plan's tensors: what it and a piece of its reference take at once
+PATIENCE = 120  # seconds to wait for other processes to give memory back
 ELEMENTS = 1 << 25  # of a piece's src and result in float64
 
 Tensors = Mapping[str, Any]
@@ -30,13 +33,21 @@ Tensors = Mapping[str, Any]
 
 @contextmanager
 def turn(plan: FusionPlan) -> Iterator[None]:
-    """Waits until no other process has a large plan's tensors, if this plan is large; frees all at last."""
-    is_large = plan.src.nbytes + plan.output.nbytes > LARGE
+    """Waits until a large plan is the only one, and has the memory that it needs; frees all at last."""
+    nbytes = plan.src.nbytes + plan.output.nbytes
     with (Path(tempfile.gettempdir()) / "fuseplan-large-plan").open("w") as held:
-        if is_large:
+        if nbytes > LARGE:
             fcntl.flock(held, fcntl.LOCK_EX)
+            wait_for(COPIES * nbytes)
         yield
         torch.cuda.empty_cache()
+
+
+def wait_for(nbytes: int) -> None:
+    """Returns when so much memory of the GPU is free; no error if it never is, as it may still do."""
+    end = time.monotonic() + PATIENCE
+    while torch.cuda.mem_get_info()[0] < nbytes and time.monotonic() < end:
+        time.sleep(0.2)
 
 
 def pieces(plan: FusionPlan, tensors: Tensors) -> Iterator[tuple[str, Any, Any]]:
