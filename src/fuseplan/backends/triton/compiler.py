@@ -148,12 +148,23 @@ class _Making:
             binary, assembly = last, self.texts["amdgcn"]
             used = resources.amd(assembly, self.target.name, threads, shared, self.gpu.warp_size)
         else:
-            assembly = self.texts["ptx"]
-            binary, log = assembled(assembly, self.gpu.arch, self.source.text)
+            assembly, binary, log = self._assembled(self.texts["ptx"])
             used = resources.nvidia(log, assembly, self.target.name.rstrip("a"), threads, shared)
         name = str(self.metadata["name"])
         return Artifact(
             binary, self.target.name, name, threads, shared, self.types, self._maps(), used, assembly
+        )
+
+    def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
+        """PTX with its cubin and what ptxas said; with loops left as they are where ptxas breaks them."""
+        for text in (ptx, _with_loops(ptx)):
+            cubin, log = assembled(text, self.gpu.arch, self.source.text)
+            if not resources.lacks_products(cubin):
+                return text, cubin, log
+        raise BuildError(
+            f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
+            "Compile the plan with another template, and report it",
+            source=self.source.text,
         )
 
     def _lowered(self) -> Any:
@@ -278,6 +289,11 @@ def ptx_version() -> int:
     if major >= 13:
         return 90 + 10 * (major - 13) + minor
     return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
+
+
+def _with_loops(ptx: str) -> str:
+    """PTX whose loops ptxas does not unroll."""
+    return re.sub(r"^(\$L__BB\w+:.*)$", r'\1\n\t.pragma "nounroll";', ptx, flags=re.MULTILINE)
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
