@@ -156,7 +156,7 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
     assert "died with status -6" in told[1]
     assert "LLVM ERROR" in told[1]
     assert "not valid" in told[3]
-    assert "took more than 5 s" in told[4]
+    assert "took more than 20 s" in told[4]
 
 
 def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
