@@ -60,8 +60,8 @@ def _slope(node: Scalar, slope: Callable[[Scalar], Scalar]) -> Scalar:
 def _wholes(node: Scalar) -> list[tuple[Scalar, Callable[[Scalar], Scalar]]]:
     """The argument and the rule of a composition that is known as a whole, at most one.
 
-    Branch by branch, the slope of the exponential of -|x| would be 0 at 0, which that of the whole is not, and
-    that of a fraction which levels off would be a difference of nearly equal numbers.
+    Branch by branch, the slope of the exponential of -|x| would be 0 at 0, which that of the whole is not,
+    and that of a fraction which levels off would be a difference of nearly equal numbers.
     """
     if node.fn == "add" and node.args[0].fn == "maximum":
         inner = node.args[0].args[0]
