@@ -12,7 +12,7 @@ from fuseplan.backends.triton.templates.pointwise_writer import power_of_two
 from fuseplan.reduction import Reduction
 
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
-Visit = Callable[[Take], None]  # gives all tiles of the program
+Visit = Callable[[Take], None]  # gives tiles of the program
 
 
 class Reducer:
@@ -49,8 +49,10 @@ class Reducer:
                 for each in self.reader.read_next(places, reduction.expressions):
                     give(each, take)
 
-        is_moments = reduction.kind == "moments"
-        made = self._moments(visit) if is_moments else self._sums(len(reduction.names), visit)
+        if reduction.kind == "sums":
+            made = self._sums(len(reduction.names), visit)
+        else:
+            made = self._moments(visit, (lambda take: give(held[0], take)) if held else None)
         elements.given |= dict(zip(reduction.names, made, strict=True))
 
     def _sums(self, count: int, visit: Visit) -> list[str]:
@@ -69,22 +71,29 @@ class Reducer:
             made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
         return made
 
-    def _moments(self, visit: Visit) -> list[str]:
+    def _moments(self, visit: Visit, first: Visit | None) -> list[str]:
+        """Mean and variance; `first` gives the first tile alone, where tiles are kept."""
         text = self.text
         own = text.let("own", self._share(self.reader.member))
-        found = self._of_kept(visit, own) if self.cut.is_kept else self._of_read(visit, own)
+        found = self._of_kept(visit, first, own) if first else self._of_read(visit, own)
         every = f"{float(self.count)!r}"
         if self.meeting.is_needed:
             mean, square = self.meeting.exchange([found.mean, found.square])
             found = together(text, Moments(self._shares(), mean, square), every)
         return [found.mean, text.let("variance", f"{found.square} / {every}")]
 
-    def _of_kept(self, visit: Visit, own: str) -> Moments:
-        """In two passes over what is at hand: the mean, nearly, then the deviations from it."""
+    def _of_kept(self, visit: Visit, first: Visit, own: str) -> Moments:
+        """Of what is at hand: the mean of the first tile, then all deviations from it.
+
+        Of n tiles, their squares are at most 1 + n times those from the mean: that much is lost to
+        cancellation, at most. The first tile is whole where it is not the only one.
+        """
         text, segment = self.text, self.cut.segment
-        count = f"({own} * {segment}.0)" if segment > 1 else own
-        (total,) = self._totals(1, visit)
-        guess = text.let("guess", f"{total} / {count}")
+        many = f" * {segment}.0" if segment > 1 else ""
+        (total,) = self._totals(1, first)
+        guess = text.let(
+            "guess", f"{total} / ({own if self.cut.steps == 1 else f'{self.cut.block}.0'}{many})"
+        )
         each = text.let("guess", f"tl.gather({guess}, which, 0)") if segment > 1 else guess
 
         def deviate(take: Take) -> None:
@@ -94,8 +103,8 @@ class Reducer:
 
             visit(apart)
 
-        first, second = self._totals(2, deviate)
-        return around(text, guess, first, second, count)
+        moved, squares = self._totals(2, deviate)
+        return around(text, guess, moved, squares, f"({own}{many})")
 
     def _of_read(self, visit: Visit, own: str) -> Moments:
         """In one pass over memory, each lane by itself."""
