@@ -202,3 +202,14 @@ def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "lacks_products", lambda cubin: True)
     with pytest.raises(BuildError, match="ptxas drops matrix instructions"):
         compiled_sizes()
+
+
+def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "TENSOR_MEMORY_COLUMNS", 32)
+    target = parse_target("triton:sm_100")
+    kernel = lower(match(FusionPlan.parse(SIZES)))
+    template = next(iter(GpuConvolution.candidates(kernel, target, "default")))
+    assert isinstance(template, GpuTemplate)
+    source = template.emit(kernel, target)
+    with pytest.raises(BuildError, match=r"64 columns of tensor memory; triton:sm_100 has 32"):
+        compiler.compile_source(source, types_of(source, kernel, template), target)

@@ -42,6 +42,7 @@ OPTIONS = frozenset(
         "kpack",
     )
 )
+TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]
 _lock = threading.RLock()  # Triton's passes share state
 
@@ -214,7 +215,14 @@ class _Making:
                 f"{self.target.l1_bytes}",
                 source=self.source.text,
             )
-        for name in ("global_scratch_size", "profile_scratch_size", "tmem_size"):
+        columns = int(self.metadata.get("tmem_size") or 0)  # a kernel allocates and frees them itself
+        if columns > TENSOR_MEMORY_COLUMNS:
+            raise BuildError(
+                f"the kernel needs {columns} columns of tensor memory; {self.target} has "
+                f"{TENSOR_MEMORY_COLUMNS}",
+                source=self.source.text,
+            )
+        for name in ("global_scratch_size", "profile_scratch_size"):
             if self.metadata.get(name):
                 raise BuildError(
                     f"the kernel needs {name}={self.metadata[name]}, which launches here do not give",
