@@ -104,6 +104,12 @@ def test_one_and_three_axes() -> None:
     )
 
 
+def test_the_default_depth_is_miopens() -> None:
+    assert said("-F 6 -n 1 -c 4 -k 6 -_ 3 -H 8 -W 9 '-@' 1").startswith(
+        "f32[1x4x1x8x9] -> conv3d(6, kernel=(1, "
+    )
+
+
 def test_layouts() -> None:
     assert said(f"{CBA} -I nhwc -O NHWC -f NCHW").startswith("f32[1x4x9x8, nhwc] ->")
 
@@ -176,6 +182,8 @@ def test_letters_of_operators_that_a_mode_has_not_change_nothing() -> None:
         ("-n 0", "got '0'; want a whole number, 1 or more"),
         ("-p -1", "got '-1'; want a whole number, 0 or more"),
         ("-n 1.5", "got '1.5'"),
+        ("-n 1_0", "got '1_0'"),
+        ("-A 1_0", "got '1_0'"),
         ("-A x", "-A, --alpha has no such value"),
         ("-A nan", "want a number"),
         ("-m 11", "want 0 or pasthru, 1 or logistic"),

@@ -3,6 +3,7 @@
 Its modules:
 
 - commands: options, and what each command calls
+- driver: MIOpenDriver's letters, one line or many; lines: the lines of a sweep; driving: one line, run
 - trial: compiles a plan, runs it on random data and checks it
 - support: which operators, dtypes and layouts the templates of a target take
 """

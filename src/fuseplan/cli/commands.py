@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,15 @@ from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
-from fuseplan.cli.statuses import REFUSED, RIGHT, WRONG, error_json, known_error, status_of
+from fuseplan.cli.statuses import (
+    INTERRUPTED,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    error_json,
+    known_error,
+    status_of,
+)
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
@@ -39,11 +48,15 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
 SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 class _Commands(click.Group):
-    """Turns errors into messages and exit statuses: 3 refused, 1 toolchain failed, 2 anything else."""
+    """Turns errors into messages and exit statuses.
+
+    3 refused, 1 toolchain failed or the output cannot be written, 130 interrupted, 2 anything else.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,12 +65,20 @@ class _Commands(click.Group):
             known = known_error(error)
             _print_error(known, ctx)
             ctx.exit(status_of(known))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            click.echo(f"the output cannot be written: {error}", err=True)
+            ctx.exit(WRONG)
 
 
 def _print_error(error: FuseplanError, ctx: click.Context) -> None:
     """The message for people, on stderr; with --json, as JSON on stdout instead."""
     if ctx.meta.get("json"):
-        _print_json(error_json(error))
+        click.echo(json.dumps(error_json(error)))  # a line, as the commands that print a line a run do
     else:
         click.echo(f"{type(error).__name__}: {error}", err=True)
 

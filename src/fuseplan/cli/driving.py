@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from fuseplan.cli.statuses import deviation_json
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
@@ -79,7 +80,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return {"tensor": self.tensor, "error": self.error, "allowed": self.allowed}
+        return {"tensor": self.tensor, "error": deviation_json(self.error), "allowed": self.allowed}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 
 RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3
+INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 OF_ERRORS: dict[type[Exception], int] = {Unsupported: REFUSED, BuildError: WRONG}
 
 
@@ -20,6 +22,11 @@ def known_error(error: FuseplanError | MemoryError) -> FuseplanError:
     if isinstance(error, FuseplanError):
         return error
     return ArgumentError(f"the plan's tensors do not fit this machine's memory: {error}")
+
+
+def deviation_json(deviation: float) -> float | None:
+    """A deviation as a JSON value: null where it is infinite, which JSON has no number for."""
+    return deviation if math.isfinite(deviation) else None
 
 
 def error_json(error: Exception) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fuseplan.cli.statuses import deviation_json
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.ground import allowed_deviation, ground_of
@@ -52,7 +53,7 @@ class Trial:
             "load_seconds": self.compiled.program.load_seconds,
             "workspace_bytes": self.compiled.workspace_bytes,
             "right": self.is_right,
-            "error": self.error,
+            "error": deviation_json(self.error),
             "allowed": self.allowed,
             "seconds": self.seconds,
             "unfused_seconds": self.unfused_seconds,
