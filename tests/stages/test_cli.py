@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -220,8 +221,54 @@ def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.libraries == "torch"
     assert options.only == "3x3"
     assert options.folder is None
-    assert call("bench", "quick", "--threads", "one").exit_code == 2
-    assert call("bench", "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("bench", "nothing"), "'nothing' is not one of"),
+        (("bench", "quick", "--threads", "one"), "want whole numbers from 1 to"),
+        (("bench", "quick", "--threads", "1,0"), "want whole numbers from 1 to"),
+        (("bench", "quick", "--rounds", "0"), "--rounds"),
+        (("run", PLAN, "--seed", "-1"), "--seed"),
+        (("verdict", PLAN, "--seed", "-1"), "--seed"),
+        (("tune", PLAN, "--most", "-1"), "--most"),
+        (("crossbuild", "quick", "--candidates", "0"), "--candidates"),
+        (("crossbuild", "quick", "--template", "zz"), "no template 'zz' takes these plans"),
+    ],
+)
+def test_options_that_cannot_be(words: tuple[str, ...], says: str) -> None:
+    result = call(*words)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "compile_plan", interrupted)
+    result = call("run", PLAN)
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_output_that_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "fuseplan", "explain", PLAN]
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("the output cannot be written: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_warnings_are_told_without_source(folder: Path) -> None:
+    (folder / "file").write_text("")
+    environment = {**os.environ, "FUSEPLAN_CACHE_DIR": str(folder / "file")}
+    words = [sys.executable, "-m", "fuseplan", "run", PLAN, "--json"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert json.loads(result.stdout)["right"] is True
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"RuntimeWarning: the cache folder {folder / 'file'} cannot be used")
 
 
 def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,16 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fuseplan.backends import BACKENDS
-from fuseplan.bench import command as benchmarks
-from fuseplan.bench.gpu_command import GpuOptions
-from fuseplan.bench.suite import names as suite_names
 from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
+from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
-from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
+from fuseplan.cli.options import AS_JSON, SEED, TARGET, THREADS, plan_command
 from fuseplan.cli.statuses import (
     INTERRUPTED,
     REFUSED,
@@ -37,7 +35,7 @@ from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.errors import FuseplanError
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
@@ -49,7 +47,6 @@ from fuseplan.target import Target, parse_target
 
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
-SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 class _Commands(click.Group):
@@ -92,17 +89,11 @@ def fuseplan() -> None:
     """
 
 
+fuseplan.add_command(bench_command)
 fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(driver_command)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)
-
-
-def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in value.split(","))
-    except ValueError:
-        raise click.BadParameter("want whole numbers with commas between them, such as 1,2") from None
 
 
 def _print_json(told: Any) -> None:
@@ -124,7 +115,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 
 @fuseplan.command()
 @plan_command
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
+@SEED
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
 @click.pass_context
 def run(
@@ -246,81 +237,6 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
     ),
     "program": _program,
 }
-
-
-@fuseplan.command()
-@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
-@click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
-@click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
-@click.option("--rounds", default=7, show_default=True, help="Blocks that each variant gets.")
-@click.option(
-    "--block-ms", default=0.0, help="How long a block lasts; 40 on a CPU, 10 on a GPU unless given."
-)
-@click.option("--cold", is_flag=True, help="Rotate buffers past the last cache.")
-@click.option("--twice", is_flag=True, help="Measure ourselves twice, to see the noise.")
-@click.option("--unfused", is_flag=True, help="Also run our operators one at a time.")
-@click.option("--compile-times", is_flag=True, help="Time compiling the suite instead, cold and cached.")
-@click.option(
-    "--patience", default=0.0, show_default=True, help="Seconds to wait for other programs to rest."
-)
-@click.option("--only", default="", help="Cases whose name or group contains it; of `a & b`, both.")
-@click.option("--run", "stamp", default="", help="Runs on a GPU with the same word count as one.")
-@click.option("--host", is_flag=True, help="On a GPU, also time the host, and CUDA graphs.")
-@click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
-@AS_JSON
-def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
-    """Measure SUITE beside the peers that are installed, and append the results."""
-    if given["target"] != "cpu":
-        benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
-        return
-    usual = benchmarks.PUBLISHED_LIBRARIES if suite == "published" else benchmarks.LIBRARIES
-    options = benchmarks.Options(
-        threads=given["threads"],
-        libraries=given["peers"] or usual,
-        rounds=given["rounds"],
-        block_ms=given["block_ms"] or benchmarks.Options.block_ms,
-        is_cold=given["cold"],
-        is_twice=given["twice"],
-        is_unfused=given["unfused"],
-        patience=given["patience"],
-        folder=None if no_results else benchmarks.Options.folder,
-        as_json=given["as_json"],
-        only=given["only"],
-    )
-    special: dict[str, Callable[[benchmarks.Options], Any]] = {
-        "overhead": benchmarks.bench_overhead,
-        "footprint": benchmarks.bench_footprint,
-        "accuracy": benchmarks.bench_accuracy,
-        "peaks": benchmarks.bench_peaks,
-        "published": benchmarks.bench_published,
-    }
-    if suite in special:
-        special[suite](options)
-    elif compile_times:
-        benchmarks.bench_compile(suite, options)
-    else:
-        benchmarks.bench(suite, options)
-
-
-def _gpu_options(no_results: bool, given: dict[str, Any]) -> GpuOptions:
-    """The options of a benchmark on a GPU.
-
-    Raises:
-        ArgumentError: the target is not this machine's GPU.
-    """
-    if given["target"] not in ("cuda", "cuda:0"):
-        raise ArgumentError(f"benchmarks run on this machine: --target cpu or cuda, not {given['target']}")
-    return GpuOptions(
-        libraries=given["peers"] or GpuOptions.libraries,
-        rounds=given["rounds"],
-        block_ms=given["block_ms"] or GpuOptions.block_ms,
-        only=given["only"],
-        run=given["stamp"],
-        is_host=given["host"],
-        folder=None if no_results else GpuOptions.folder,
-        as_json=given["as_json"],
-    )
 
 
 @fuseplan.command("supported")
