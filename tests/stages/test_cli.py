@@ -197,6 +197,7 @@ def test_supported_lists_combinations() -> None:
     ]
     printed = call("supported", "--combinations", "--target", "reference").stdout
     assert "what reference computes" in printed
+    assert "…" not in printed, "a pipe has room for every word"
     assert "NA-backward" in printed
 
 

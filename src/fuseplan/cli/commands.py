@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fuseplan.backends import BACKENDS
 from fuseplan.build import build
@@ -41,10 +41,12 @@ from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.report.combinations import AXES, cells
+from fuseplan.report.supported import Row
 from fuseplan.report.supported import rows as combination_rows
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
+WIDE = 220  # columns: the widest table
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
 
@@ -100,8 +102,13 @@ def _print_json(told: Any) -> None:
     click.echo(json.dumps(told, indent=1))
 
 
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Cells that a terminal is too narrow for go on in the next line; what is no terminal has room."""
+    table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDE)).print(table)
 
 
 @fuseplan.command()
@@ -253,10 +260,8 @@ def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
         return
-    table = Table("operator", "layouts", "dtypes", "templates", title=f"what {known} computes")
-    for line in grouped(rows):
-        table.add_row(*line)
-    _console().print(table)
+    columns = ("operator", "layouts", "dtypes", "templates")
+    _print_table(f"what {known} computes", columns, grouped(rows))
     backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
     click.echo(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
 
@@ -266,12 +271,14 @@ def _print_combinations(target: Target, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
         return
-    table = Table("combinations", "algorithm", "layouts", "dtypes", "only", title=f"what {target} computes")
-    for row in (row for row in listed if not row.code):
-        only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
-        names = (row.combinations, (row.template,), row.layouts, row.dtypes)
-        table.add_row(*map(" ".join, names), "; ".join(only))
-    _console().print(table)
+    columns = ("combinations", "algorithm", "layouts", "dtypes", "only")
+    _print_table(f"what {target} computes", columns, (_cells(row) for row in listed if not row.code))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
+    names = (row.combinations, (row.template,), row.layouts, row.dtypes)
+    return *map(" ".join, names), "; ".join(only)
 
 
 @fuseplan.group()

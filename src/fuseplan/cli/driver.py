@@ -66,17 +66,20 @@ def _letter_option(letter: Letter) -> click.Option:
 @TARGET
 @THREADS
 @click.option(
-    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True, help="Against float64."
-)
+    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True,
+    help="Compare with float64, within the bound that the kernel states.",
+)  # fmt: skip
 @click.option(
-    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the kernel's time."
-)
+    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True,
+    help="Take the kernel's time: by a GPU's own clock, or by the host's around a call on a CPU.",
+)  # fmt: skip
 @click.option(
-    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the host's time."
-)
+    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True,
+    help="Take the host's time until the result is there; with or without -t.",
+)  # fmt: skip
 @click.option(
     "-i", "--iter", type=click.IntRange(1), default=1, show_default=True,
-    help="Calls that are timed; the one before them is dropped.",
+    help="Calls that are timed, after some that are not.",
 )  # fmt: skip
 @click.option(
     "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside it."

@@ -182,7 +182,11 @@ CHANNELS = Letter("c", "in_channels", 3, "The input's channels", 1)
 FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels", 1)
 GROUPS = Letter("g", "group_count", 1, "The convolution's groups", 1)
 PAD_MODE = Letter(
-    "z", "pad_mode", "conv", "How much is padded; conv and default as -p and -q say", words=PAD_MODES
+    "z",
+    "pad_mode",
+    "conv",
+    "How much is padded; conv and default as -p and -q say, same for the input's extent over the stride",
+    words=PAD_MODES,
 )
 PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with", 0, 0)
 ACTIVATION = _choice("m", "activMode", "relu", "The activation", tuple(ACTIVATIONS))
