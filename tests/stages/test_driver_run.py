@@ -263,6 +263,15 @@ def test_options_may_stand_before_a_lines_problem(before: str, sweep: Any) -> No
     assert found["plan"].startswith("f32[3x4x5x6]")
 
 
+def test_lines_of_miopens_log(sweep: Any) -> None:
+    """What MIOPEN_ENABLE_LOGGING_CMD prints."""
+    log = "MIOpen(HIP): Command [LogCmdFusion] ./bin/MIOpenDriver"
+    letters = "-n 2 -c 3 -H 8 -W 8 -k 4 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1"
+    found = lines_of(sweep(f"{log} CBAInfer -F 4 {letters}\n{log} CAInfer -J 5 {letters} -g 1\n", "--json"))
+    convolution = "f32[2x3x8x8] -> conv2d(4, kernel=3, padding=1)"
+    assert [each["plan"] for each in found] == [f"{convolution} -> bias -> relu", f"{convolution} -> relu"]
+
+
 def test_a_file_as_other_systems_write_it(folder: Path, sweep: Any) -> None:
     (folder / "lines").write_bytes(f"\ufeff{CBA}\r\n# a comment\r\n\r\n{CBA} -m 1\r\n".encode())
     found = lines_of(call("", "--sweep", str(folder / "lines"), "--json"))

@@ -49,7 +49,7 @@ def lines_of(sweep: Path) -> list[Line]:
 
 
 def words_of(line: Line) -> list[str]:
-    """The line's problem and options; what stands before them is the program's name.
+    """The line's problem and options; what stands before them is the program's name, or what a log says.
 
     Raises:
         ArgumentError: it names no problem.
@@ -58,7 +58,9 @@ def words_of(line: Line) -> list[str]:
         words = shlex.split(line.text)
     except ValueError as error:
         raise ArgumentError(f"the line cannot be read: {error}") from None
-    found = [place for place, word in enumerate(words) if word in PROBLEMS or is_plan(word)]
+    # Problems first: in MIOpen's log a word in brackets, [LogCmdFusion], stands before the command.
+    problems = [place for place, word in enumerate(words) if word in PROBLEMS]
+    found = problems or [place for place, word in enumerate(words) if is_plan(word)]
     if not found:
         raise ArgumentError(
             f"the line names no problem; want {', '.join(PROBLEMS)}, or a plan's text in quotes"
