@@ -317,11 +317,19 @@ def cache_info() -> CacheInfo:
     """Where the cache is, what it holds, and this process's hits and misses."""
     where = folder()
     sizes = entries()
-    problem = None if where is None else _tally.problems.get(where)
+    problem = None if where is None else _tally.problems.get(where) or _obstacle(where)
     path = None if where is None else str(where)
     with _tally.lock:
         counts = (_tally.hits, _tally.misses, _tally.corrupt)
     return CacheInfo(path, *counts, len(sizes), sum(sizes.values()), problem)
+
+
+def _obstacle(where: Path) -> str | None:
+    """Why a folder cannot be one, or cannot be written, as far as a look tells."""
+    found = next(place for place in (where, *where.parents) if os.path.exists(place))
+    if not found.is_dir():
+        return f"{found} is no folder"
+    return None if os.access(found, os.W_OK) else f"{found} cannot be written"
 
 
 def clear() -> int:

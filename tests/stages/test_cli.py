@@ -209,6 +209,16 @@ def test_cache(folder: Path) -> None:
     assert "1 kernels" in call("cache", "info").stdout
     assert told("cache", "clear") == {"removed": 1}
     assert told("cache", "info")["entries"] == 0
+    assert told("cache", "info")["problem"] is None
+
+
+def test_a_cache_folder_that_cannot_be_used_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    for name in ("file", "file/in"):
+        monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / name))
+        assert f"it cannot be used: {folder / 'file'} is no folder" in call("cache", "info").stdout
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / "not" / "yet"))
+    assert "cannot be used" not in call("cache", "info").stdout
 
 
 def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +280,13 @@ def test_warnings_are_told_without_source(folder: Path) -> None:
     assert json.loads(result.stdout)["right"] is True
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"RuntimeWarning: the cache folder {folder / 'file'} cannot be used")
+
+
+def test_a_chart_that_cannot_be_drawn_is_told_before_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.demo.measure", None)  # which is not asked
+    result = call("demo", "--chart", "demo.jpg")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a chart is written as .svg or .png, not '.jpg'" in result.stderr
 
 
 def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

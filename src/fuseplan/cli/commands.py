@@ -296,7 +296,8 @@ def info(as_json: bool) -> None:
     elif found.path is None:
         click.echo("the cache is turned off by FUSEPLAN_DISABLE_CACHE")
     else:
-        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB")
+        problem = f"; it cannot be used: {found.problem}" if found.problem else ""
+        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB{problem}")
 
 
 @cache.command()
