@@ -63,6 +63,18 @@ def test_run_checks_and_times() -> None:
     assert found["threads"] == 1
 
 
+def test_run_compares_each_result_within_its_own_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result in f32 that is wrong by less than the output's f16 rounds by."""
+
+    def biased(plan: Any, arrays: Any) -> Any:
+        out, results = evaluated(plan, arrays)
+        return out, {**results, "saved_mean": results["saved_mean"] * 1.0005}
+
+    monkeypatch.setattr(data, "evaluated", biased)
+    result = call("run", "f16[4x8x9x9, nhwc] -> batch_norm_training -> relu")
+    assert (result.exit_code, "of the largest saved_mean" in result.stdout) == (1, True), result.output
+
+
 def test_run_on_the_reference() -> None:
     found = told("run", PLAN, "--target", "reference")
     assert found["error"] < 1e-7

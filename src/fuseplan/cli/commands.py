@@ -147,19 +147,18 @@ def run(
         _print_json(trial.to_json())
     else:
         _print_trial(trial)
-    ctx.exit(RIGHT if trial.is_right else WRONG)
+    ctx.exit(RIGHT if trial.check.is_right else WRONG)
 
 
 def _print_trial(trial: Trial) -> None:
     compiled = trial.compiled
-    verdict = "right" if trial.is_right else "WRONG"
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
     lines = [
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
         f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
-        f"error      {trial.error:.1e} of the largest output, at most {trial.allowed:.1e}: {verdict}",
+        f"error      {trial.check}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]
     if trial.unfused_seconds is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fuseplan.cli.driving import Check, Driven, How, Seconds, drive
+from fuseplan.cli.driving import Driven, How, Seconds, drive
 from fuseplan.cli.lines import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
@@ -21,7 +21,6 @@ from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
 from fuseplan.match import match
-from fuseplan.measure.ground import OUT
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
@@ -303,17 +302,11 @@ def _told(outcome: Outcome) -> str:
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
         f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
-        *(f"error      {_judged(each)}" for each in driven.checks),
+        *(f"error      {each}" for each in driven.checks),
         *(() if driven.checks else ["error      not compared with float64"]),
     ]
     lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]
     return "\n".join([*lines, *([f"unfused    {driven.verdict}"] if driven.verdict else [])])
-
-
-def _judged(each: Check) -> str:
-    verdict = "right" if each.is_right else "WRONG"
-    whole = "the largest output" if each.tensor == OUT else f"the largest {each.tensor}"
-    return f"{each.error:.1e} of {whole}, at most {each.allowed:.1e}: {verdict}"
 
 
 def _times(driven: Driven) -> list[tuple[str, Seconds]]:

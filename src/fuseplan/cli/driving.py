@@ -11,7 +11,7 @@ from typing import Any
 from fuseplan.cli.statuses import deviation_json
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
+from fuseplan.measure.ground import OUT, Ground, allowed_deviation, ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.run import runner_of
 from fuseplan.tune.judging import verdict_on
@@ -78,6 +78,11 @@ class Check:
         """Whether the error is within what rounding explains."""
         return self.error <= self.allowed
 
+    def __str__(self) -> str:
+        verdict = "right" if self.is_right else "WRONG"
+        whole = "the largest output" if self.tensor == OUT else f"the largest {self.tensor}"
+        return f"{self.error:.1e} of {whole}, at most {self.allowed:.1e}: {verdict}"
+
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return {"tensor": self.tensor, "error": deviation_json(self.error), "allowed": self.allowed}
@@ -140,7 +145,7 @@ def drive(plan: FusionPlan, how: How) -> Driven:
     errors = ground.deviations(got) if how.is_verified else {}
     timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None
     walled = ground.wall_seconds(call, how.iterations) if how.is_walled else None
-    checks = _checks(compiled, errors)
+    checks = checks_of(compiled, errors)
     is_right = all(each.is_right for each in checks)
     return Driven(
         compiled=compiled,
@@ -157,7 +162,7 @@ def _verdict(compiled: CompiledPlan, ground: Ground) -> Verdict:
     return verdict_on(replace(compiled.records, target=compiled.target), runner, ground)
 
 
-def _checks(compiled: CompiledPlan, errors: Mapping[str, float]) -> tuple[Check, ...]:
+def checks_of(compiled: CompiledPlan, errors: Mapping[str, float]) -> tuple[Check, ...]:
     """Each tensor's error beside what its dtype allows."""
     dtypes = {each.key: each.result.dtype for each in compiled.plan.results}
     kernel, template = compiled.kernel, compiled.choice.template
