@@ -158,7 +158,7 @@ def _print_trial(trial: Trial) -> None:
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
         f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
-        f"error      {trial.check}",
+        f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]
     if trial.unfused_seconds is not None:

@@ -302,7 +302,7 @@ def _told(outcome: Outcome) -> str:
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
         f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
-        *(f"error      {each}" for each in driven.checks),
+        *(f"error      {each}: {'right' if each.is_right else 'WRONG'}" for each in driven.checks),
         *(() if driven.checks else ["error      not compared with float64"]),
     ]
     lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
@@ -22,11 +21,6 @@ def known_error(error: FuseplanError | MemoryError) -> FuseplanError:
     if isinstance(error, FuseplanError):
         return error
     return ArgumentError(f"the plan's tensors do not fit this machine's memory: {error}")
-
-
-def deviation_json(deviation: float) -> float | None:
-    """A deviation as a JSON value: null where it is infinite, which JSON has no number for."""
-    return deviation if math.isfinite(deviation) else None
 
 
 def error_json(error: Exception) -> dict[str, Any]:

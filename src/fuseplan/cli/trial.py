@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fuseplan.cli.driving import Check, checks_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
 from fuseplan.stages import as_plan
 from fuseplan.template import Accuracy
@@ -74,7 +74,7 @@ def run_trial(
     ground = ground_of(known, compiled.target, seed, inputs)
     given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
     fused = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
-    checks = checks_of(compiled, ground.deviations(fused()))
+    checks = checks_of(compiled.kernel, compiled.choice.template, ground.deviations(fused()))
     variants: dict[str, Callable[[], object]] = {"fused": fused}
     if compiled.target.is_host:  # what stands in for another machine is not timed beside itself
         variants["unfused"] = OneAtATime(known, ground.tensors, target=compiled.target)
