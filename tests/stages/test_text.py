@@ -121,7 +121,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         (IMAGE + "conv2d(4, kernel=1.5)", "1.5", "kernel is a positive integer"),
         (IMAGE + "conv2d(0, kernel=1)", "0", "features is a positive integer"),
         (IMAGE + "conv2d(4, kernel=(3, 3, 3))", "(3, 3, 3)", "2 spatial axes"),
-        (IMAGE + "conv2d(4, kernel=3, padding=-1)", "-1", "padding is 0 or more"),
+        (IMAGE + "conv2d(4, kernel=3, padding=-1)", "-1", "padding is 0 to 2^31 - 1"),
         (IMAGE + "conv2d(4, kernel=3, padding=sane)", "sane", "Did you mean `same`?"),
         (IMAGE + "conv2d(4, kernel=3, groups=3)", "3", "features a multiple of 3"),
         (
