@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fuseplan.arguments import Arguments
 from fuseplan.build import Program, build
@@ -12,7 +12,7 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan, runner_of
+from fuseplan.run import NOT_CARRIED, BoundPlan, runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
@@ -139,7 +139,7 @@ class CompiledPlan:
             )
         if arguments.plan != self.plan:
             raise ArgumentError(
-                f"the arguments are of another plan\n  got {arguments.plan}\\n  want {self.plan}"
+                f"the arguments are of another plan\n  got {arguments.plan}\n  want {self.plan}"
             )
         return arguments.values
 
@@ -172,6 +172,9 @@ class CompiledPlan:
             "program": self.program.to_json(),
             "workspace_bytes": self.workspace_bytes,
         }
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
 
     def __repr__(self) -> str:
         return f"<compiled for {self.target}: {self.plan}>"

@@ -110,9 +110,8 @@ def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:
     every = backend_of(target.backend).templates
     named = tuple(each for each in every if each.name == wanted)
     if wanted and not named:
-        names = [each.name for each in every]
-        hint = did_you_mean(wanted, names)
-        raise ArgumentError(f"{target} has no template {wanted!r}. {hint} Templates: {', '.join(names)}")
+        hint = did_you_mean(wanted, [each.name for each in every])
+        raise ArgumentError(f"{target} has no template {wanted!r}. {hint}")
     return named or every
 
 

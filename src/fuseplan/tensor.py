@@ -85,7 +85,7 @@ class TensorSpec:
         if len(extents) not in LAYOUTS:
             raise PlanError(
                 "a tensor has 2 to 5 axes: n, c, and up to three spatial ones",
-                got=f"{len(extents)} axes",
+                got=f"{len(extents)} ax{'i' if len(extents) == 1 else 'e'}s",
                 want="nxc, nxcxw, nxcxhxw or nxcxdxhxw",
             )
         if strides is not None and layout is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fuseplan.errors import PlanError
 from fuseplan.ops.activation import Silu
@@ -83,6 +85,9 @@ def test_every_function_may_stand_in_a_formula(name: str) -> None:
         ((lambda x: None,), {}, "got None"),
         ((lambda x: x > 0,), {}, "is a comparison"),
         ((lambda x: max(x, 0),), {}, "not true or false"),
+        ((np.exp,), {}, "from fuseplan.scalar import exp"),
+        ((math.exp,), {}, "the functions of fuseplan.scalar"),
+        ((torch.relu,), {}, "the functions of fuseplan.scalar"),
     ],
 )
 def test_what_is_no_formula_is_refused(arguments: Any, parameters: Any, says: str) -> None:
@@ -97,3 +102,5 @@ def test_errors_of_a_users_function_are_its_own() -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         Expression(broken)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Expression(lambda x, slope: x * slope)

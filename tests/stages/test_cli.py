@@ -127,6 +127,7 @@ def test_tensors_that_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> 
         ((PLAN, "--threads", "many"), 2, "not a valid integer"),
         ((PLAN, "--accuracy", "perfect"), 2, "accuracy='perfect'"),
         ((PLAN, "--accuracy", "1e-15"), 3, "[accuracy]"),
+        ((PLAN, "--template", "fft"), 2, "no template 'fft'. Known here: depthwise"),
         ((), 2, "Missing argument 'PLAN'"),
     ],
 )
@@ -134,6 +135,12 @@ def test_exit_statuses(command: str, words: tuple[str, ...], status: int, says: 
     result = call(command, *words)
     assert result.exit_code == status, result.output
     assert says in result.output
+
+
+@pytest.mark.parametrize("command", ["run", "verdict"])
+def test_a_seed_is_not_negative(command: str) -> None:
+    result = call(command, PLAN, "--seed", "-1")
+    assert (result.exit_code, "-1 is not in the range" in result.output) == (2, True)
 
 
 def test_tensors_larger_than_memory_are_an_error_of_the_caller() -> None:

@@ -152,8 +152,9 @@ def test_underlined_keeps_columns_and_shows_empty_pieces() -> None:
 
 
 def test_the_nearest_name_is_named() -> None:
-    assert nearest("rellu", ["relu", "elu", "tanh"]) == "relu"
-    assert nearest("xyz", ["relu"]) is None
+    assert nearest("rellu", ["relu", "elu", "tanh"]) == ["relu"]
+    assert nearest("xyz", ["relu"]) == []
+    assert did_you_mean("conv", ["conv1d", "conv2d", "relu"]) == "Did you mean `conv1d` or `conv2d`?"
     assert did_you_mean("rellu", ["relu"]) == "Did you mean `relu`?"
     assert did_you_mean("xyz", ["relu", "tanh"]) == "Known here: relu, tanh"
     assert did_you_mean("xyz", []) == "Known here: none"

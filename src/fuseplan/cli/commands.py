@@ -103,7 +103,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 
 @fuseplan.command()
 @plan_command
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random data.")
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
 @click.pass_context
 def run(
@@ -135,11 +135,12 @@ def _print_trial(trial: Trial) -> None:
     compiled = trial.compiled
     verdict = "right" if trial.is_right else "WRONG"
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
+    count = trial.unfused_kernels
     lines = [
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
-        f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
+        f"kernels    {compiled.kernels} for {count} operator{'s' * (count != 1)}",
         f"error      {trial.error:.1e} of the largest output, at most {trial.allowed:.1e}: {verdict}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]

@@ -102,4 +102,16 @@ def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> No
 
 def _traced(function: Callable[..., Scalar | float], parameters: tuple[str, ...]) -> str:
     """The text of the expression that the function builds of its arguments."""
-    return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))
+    try:
+        return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))
+    except TypeError as error:
+        if Scalar.__name__ not in str(error):
+            raise  # the function's own
+        raise refused(
+            Expression.name,
+            "expression",
+            "calls a function of numbers or tensors, such as NumPy's or torch's",
+            got=f"TypeError: {error}",
+            want="the functions of fuseplan.scalar",
+            remedy="For numpy.exp, write: from fuseplan.scalar import exp",
+        ) from error
