@@ -18,6 +18,8 @@ from fuseplan.tensor import Dense
 class Arguments:
     """Operands, parameters and results of a plan, for any number of calls; what is set again is overwritten.
 
+    Many threads may execute with one object; while one sets, no other may use it.
+
     Args:
         plan: the plan, or its text; its equals take the arguments too.
         **values: operands, parameters and tensors for results by the plan's keys.

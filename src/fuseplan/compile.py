@@ -34,6 +34,8 @@ class CompiledPlan:
         kernel: what one launch computes.
         choice: the template, its knobs, and what else was considered.
         program: the loaded code.
+
+    Any number of threads may call at once.
     """
 
     def __init__(self, records: Records, program: Program) -> None:
@@ -192,6 +194,9 @@ def compile(
 ) -> CompiledPlan:
     """Makes one kernel of a plan and loads it.
 
+        layer = fuseplan.compile("f32[8x64] -> matmul(32) -> bias -> gelu").bind(weight=w, bias=b)
+        y = layer(x)
+
     Args:
         plan: the plan, or its text.
         target: `cpu` (this machine), `cuda` (torch's current GPU), `cuda:1`, a kind of machine such as
@@ -206,6 +211,9 @@ def compile(
         cache: look for the object code, and keep it, in memory and on disk.
         tune: seconds, about, to measure candidates on this machine first, unless a measurement is stored;
             only stored measurements decide unless given. See `fuseplan.tune`.
+
+    Returns:
+        A callable of src and the plan's operands; `bind` packs constant ones once.
 
     Raises:
         PlanError: the text is no plan.

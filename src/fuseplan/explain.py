@@ -55,6 +55,13 @@ def explain(
 ) -> Explanation:
     """Explains what `compile` would do, or why it would refuse; for any target, without its toolchain.
 
+    Args:
+        plan: the plan, or its text.
+        target: as for `compile`.
+        accuracy: as for `compile`.
+        threads: as for `compile`.
+        template: as for `compile`.
+
     Raises:
         PlanError: the text is no plan.
         ArgumentError: the target, the threads, the accuracy or the template cannot be.

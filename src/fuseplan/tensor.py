@@ -307,6 +307,8 @@ _TENSOR = re.compile(r"\s*(\w+)\s*\[\s*([^\],]*?)\s*(?:,\s*([^\]]*?)\s*)?\]\s*")
 
 
 def _parse(text: str) -> TensorSpec:
+    if not isinstance(text, str):
+        raise PlanError("a tensor is read from its text", got=repr(text))
     match = _TENSOR.fullmatch(text)
     if match is None:
         raise PlanError(

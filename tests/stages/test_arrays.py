@@ -133,6 +133,7 @@ def test_a_new_array_is_the_specs_and_aligned(dtype: str, layout: str) -> None:
     assert array.ctypes.data % 64 == 0
     assert view(array, "x").matches(spec)
     array[...] = 1  # all of it is ours
+    assert view(empty(str(spec)), "x").matches(spec)
 
 
 def test_a_new_array_may_have_gaps() -> None:
