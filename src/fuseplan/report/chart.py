@@ -1,4 +1,4 @@
-"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install fuseplan[plot]`)."""
+"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install 'fuseplan[plot]'`)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
     try:
         import matplotlib
     except ImportError as error:
-        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`") from error
+        raise ArgumentError("charts need matplotlib: `pip install 'fuseplan[plot]'`") from error
     # Neither a date nor random names: the same measurements give the same file. Text stays text.
     metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
