@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fuseplan.backends import BACKENDS
 from fuseplan.bench import command as benchmarks
 from fuseplan.bench.gpu_command import GpuOptions
-from fuseplan.bench.suite import names as suite_names
 from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
@@ -39,7 +38,6 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
-SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 class _Commands(click.Group):
@@ -90,6 +88,11 @@ def _print_json(told: Any) -> None:
 
 def _console() -> Console:
     return Console(soft_wrap=True, highlight=False)
+
+
+def _table(target: Target, *heads: str) -> Table:
+    """What the target computes; where there is little room, words are broken and none is cut off."""
+    return Table(*(Column(head, overflow="fold") for head in heads), title=f"what {target} computes")
 
 
 @fuseplan.command()
@@ -229,7 +232,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 
 
 @fuseplan.command()
-@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
+@click.argument("suite", metavar="SUITE")
 @click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
 @click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
@@ -250,7 +253,11 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 @click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
 @AS_JSON
 def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
-    """Measure SUITE beside the peers that are installed, and append the results."""
+    """Measure SUITE beside the peers that are installed, and append the results.
+
+    SUITE is one of benchmarks/suites in a checkout, by name, or a file of that form; or `published`,
+    `overhead`, `footprint`, `accuracy` or `peaks`.
+    """
     if given["target"] != "cpu":
         benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
         return
@@ -317,7 +324,7 @@ def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
         return
-    table = Table("operator", "layouts", "dtypes", "templates", title=f"what {known} computes")
+    table = _table(known, "operator", "layouts", "dtypes", "templates")
     for line in grouped(rows):
         table.add_row(*line)
     _console().print(table)
@@ -330,7 +337,7 @@ def _print_combinations(target: Target, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
         return
-    table = Table("combinations", "algorithm", "layouts", "dtypes", "only", title=f"what {target} computes")
+    table = _table(target, "combinations", "algorithm", "layouts", "dtypes", "only")
     for row in (row for row in listed if not row.code):
         only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
         names = (row.combinations, (row.template,), row.layouts, row.dtypes)
@@ -353,7 +360,9 @@ def info(as_json: bool) -> None:
     elif found.path is None:
         click.echo("the cache is turned off by FUSEPLAN_DISABLE_CACHE")
     else:
-        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB")
+        click.echo(
+            f"{found.path}: {found.entries} kernel{'s' * (found.entries != 1)}, {found.nbytes / 1e3:.1f} kB"
+        )
 
 
 @cache.command()
@@ -367,7 +376,7 @@ def clear(as_json: bool) -> None:
     if as_json:
         _print_json({"removed": removed})
     else:
-        click.echo(f"removed {removed} kernels")
+        click.echo(f"removed {removed} kernel{'s' * (removed != 1)}")
 
 
 @cache.command()
