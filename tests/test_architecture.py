@@ -202,3 +202,10 @@ def test_importing_the_package_imports_no_toolchain() -> None:
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.strip() == "[]"
+
+
+def test_the_map_names_every_module() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    here = [place for place in (ROOT / "src" / "fuseplan").iterdir() if not place.name.startswith("_")]
+    names = [f"{each.name}/" if each.is_dir() else each.name for each in here if each.suffix in ("", ".py")]
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
