@@ -26,6 +26,11 @@ def test_a_page_is_current(name: str) -> None:
     assert place.read_text() == MADE[name], "run `make docs`"
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_announced_is_told(name: str) -> None:
+    assert [line for line in MADE[name].splitlines() if line.endswith(" ")] == []
+
+
 def test_no_page_is_left_over() -> None:
     assert {path.name for path in FOLDER.glob("*")} == MADE.keys(), "run `make docs`"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from fuseplan.errors import PlanError
 from fuseplan.ops.activation import Silu
 from fuseplan.ops.expression import Expression
-from fuseplan.scalar import FUNCTIONS, Scalar, exp, sigmoid, text, where
+from fuseplan.scalar import DERIVED, FUNCTIONS, Scalar, exp, sigmoid, text, where
 
 X = np.linspace(-3, 3, 13).reshape(1, -1)
 
@@ -94,6 +95,12 @@ def test_what_is_no_formula_is_refused(arguments: Any, parameters: Any, says: st
     with pytest.raises(PlanError) as caught:
         Expression(*arguments, **parameters)
     assert says in str(caught.value)
+
+
+def test_the_docstring_names_every_function() -> None:
+    written = {"add", "sub", "mul", "div", "neg", "gt", "ge"}  # by signs
+    told = set(re.findall(r"\w+", Expression.__doc__ or ""))
+    assert {*FUNCTIONS, *DERIVED} - written <= told
 
 
 def test_errors_of_a_users_function_are_its_own() -> None:

@@ -25,6 +25,10 @@ class Expression(Elementwise):
     `expression` is a text, or a Python function of Scalars, which is traced and kept as text: its arguments
     are x and the parameters, by name. A text is kept as Python writes it, so that spacing makes no
     difference.
+
+    It is made of numbers, names, + - * / **, comparisons by > >= < <= where `where` takes one, and of
+    abs, erf, exp, expm1, log, log1p, maximum, minimum, pow, relu, sigmoid, softplus, sqrt, tanh and
+    where(condition, a, b). In Python `abs` is Python's, `pow` is `**`, the others are `fuseplan.scalar`'s.
     """
 
     name = "elementwise"
