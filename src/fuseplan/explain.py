@@ -21,7 +21,7 @@ from fuseplan.tune.verdict import recorded
 from fuseplan.tuned import processor_of
 
 NEAREST = 3  # candidates of each template that the text shows besides the chosen one
-MEASURE = "not measured on this machine: `fuseplan explain --measure` does, in about a second"
+MEASURE = "not measured on this machine: `fuseplan explain PLAN --measure` does, in about a second"
 
 
 @dataclass(frozen=True, repr=False)
