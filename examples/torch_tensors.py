@@ -1,7 +1,7 @@
 """Torch tensors in and out, read and written where they lie; a plan beside the layers it replaces.
 
-Tensors on the CPU are taken through DLPack without a copy; `channels_last` is the layout nhwc. A plan records no
-gradient: a tensor that needs one is refused.
+Tensors on the CPU are taken through DLPack without a copy; `channels_last` is the layout nhwc. A plan
+records no gradient: a tensor that needs one is refused.
 """
 
 import torch

@@ -182,13 +182,16 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [name for name, like in likeness.items() if like == most >= LIKE]
 
 
+def near_miss(word: str, known: Iterable[str]) -> str | None:
+    """The nearest known names as a question, if there are any: for messages that list all names as it is."""
+    near = " or ".join(f"`{name}`" for name in nearest(word, known))
+    return f"Did you mean {near}?" if near else None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What to do about an unknown `word`: the nearest known names, or else all of them."""
     names = list(known)
-    near = nearest(word, names)
-    if near:
-        return f"Did you mean {' or '.join(f'`{name}`' for name in near)}?"
-    return f"Known here: {', '.join(names) or 'none'}"
+    return near_miss(word, names) or f"Known here: {', '.join(names) or 'none'}"
 
 
 def segments(text: str) -> list[Span]:

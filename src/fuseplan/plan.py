@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from fuseplan.dot import dot_text
 from fuseplan.driver.command import command_text
-from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, did_you_mean
+from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, did_you_mean, near_miss
 from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
@@ -345,7 +345,7 @@ def _check_direction(direction: str, text: str) -> None:
         raise PlanError(
             f"there is no direction {direction!r}",
             want=" or ".join(DIRECTIONS),
-            remedy=did_you_mean(str(direction), DIRECTIONS),
+            remedy=near_miss(str(direction), DIRECTIONS),
         )
     if direction == "horizontal":
         refusal = Refusal(Reason.HORIZONTAL, got="direction=horizontal", want="direction=vertical")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.errors import PlanError, near_miss
 from fuseplan.fields import one_of, positive, refused
 from fuseplan.op import Array, Op, Shape, operand, operator
 from fuseplan.tensor import TensorSpec, is_integer
@@ -115,7 +115,7 @@ class Conv(Op):
                 "padding",
                 f"is not {self.padding!r}",
                 want="same, valid, a number, or a number or (low, high) pair for each axis",
-                remedy=did_you_mean(self.padding, ("same", "valid")),
+                remedy=near_miss(self.padding, ("same", "valid")),
             )
         pairs = tuple(self._pair(value) for value in self._axes_of("padding", self.padding))
         is_symmetric = all(low == high for low, high in pairs)
