@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from fuseplan.backends import BACKENDS
 from fuseplan.bench import command as benchmarks
 from fuseplan.bench.gpu_command import GpuOptions
+from fuseplan.bench.suite import names as suite_names
 from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
@@ -38,6 +39,7 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
+SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 class _Commands(click.Group):
@@ -90,11 +92,6 @@ def _console() -> Console:
     return Console(soft_wrap=True, highlight=False)
 
 
-def _table(target: Target, *heads: str) -> Table:
-    """What the target computes; where there is little room, words are broken and none is cut off."""
-    return Table(*(Column(head, overflow="fold") for head in heads), title=f"what {target} computes")
-
-
 @fuseplan.command()
 @THREADS
 @click.option("--chart", type=click.Path(path_type=Path), default=Path("demo.svg"), show_default=True)
@@ -106,7 +103,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 
 @fuseplan.command()
 @plan_command
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random data.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
 @click.pass_context
 def run(
@@ -138,12 +135,11 @@ def _print_trial(trial: Trial) -> None:
     compiled = trial.compiled
     verdict = "right" if trial.is_right else "WRONG"
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
-    count = trial.unfused_kernels
     lines = [
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
-        f"kernels    {compiled.kernels} for {count} operator{'s' * (count != 1)}",
+        f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
         f"error      {trial.error:.1e} of the largest output, at most {trial.allowed:.1e}: {verdict}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]
@@ -232,7 +228,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 
 
 @fuseplan.command()
-@click.argument("suite", metavar="SUITE")
+@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
 @click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
 @click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
@@ -253,11 +249,7 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 @click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
 @AS_JSON
 def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
-    """Measure SUITE beside the peers that are installed, and append the results.
-
-    SUITE is one of benchmarks/suites in a checkout, by name, or a file of that form; or `published`,
-    `overhead`, `footprint`, `accuracy` or `peaks`.
-    """
+    """Measure SUITE beside the peers that are installed, and append the results."""
     if given["target"] != "cpu":
         benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
         return
@@ -324,7 +316,7 @@ def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
         return
-    table = _table(known, "operator", "layouts", "dtypes", "templates")
+    table = Table("operator", "layouts", "dtypes", "templates", title=f"what {known} computes")
     for line in grouped(rows):
         table.add_row(*line)
     _console().print(table)
@@ -337,7 +329,7 @@ def _print_combinations(target: Target, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
         return
-    table = _table(target, "combinations", "algorithm", "layouts", "dtypes", "only")
+    table = Table("combinations", "algorithm", "layouts", "dtypes", "only", title=f"what {target} computes")
     for row in (row for row in listed if not row.code):
         only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
         names = (row.combinations, (row.template,), row.layouts, row.dtypes)
@@ -360,9 +352,7 @@ def info(as_json: bool) -> None:
     elif found.path is None:
         click.echo("the cache is turned off by FUSEPLAN_DISABLE_CACHE")
     else:
-        click.echo(
-            f"{found.path}: {found.entries} kernel{'s' * (found.entries != 1)}, {found.nbytes / 1e3:.1f} kB"
-        )
+        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB")
 
 
 @cache.command()
@@ -376,7 +366,7 @@ def clear(as_json: bool) -> None:
     if as_json:
         _print_json({"removed": removed})
     else:
-        click.echo(f"removed {removed} kernel{'s' * (removed != 1)}")
+        click.echo(f"removed {removed} kernels")
 
 
 @cache.command()

@@ -12,7 +12,7 @@ from fuseplan.compile import compile as compile_plan
 
 @click.command("verdict")
 @plan_command
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random data.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
 def verdict_command(
     plan: str,
     target: str,

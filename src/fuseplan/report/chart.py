@@ -1,4 +1,4 @@
-"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install 'fuseplan[plot]'`)."""
+"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install fuseplan[plot]`)."""
 
 from __future__ import annotations
 
@@ -40,23 +40,6 @@ class Panel:
     bars: tuple[Bar, ...]
 
 
-def drawer(place: Path) -> Any:
-    """matplotlib, for a chart in that file.
-
-    Raises:
-        ArgumentError: another format than .svg or .png, or matplotlib is not installed.
-    """
-    if place.suffix.lower() not in FORMATS:
-        raise ArgumentError(
-            f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ArgumentError("charts need matplotlib: `pip install 'fuseplan[plot]'`") from error
-    return matplotlib
-
-
 def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str, place: Path) -> Path:
     """Draws how many times faster fused is than the operators one at a time, beside published figures.
 
@@ -73,7 +56,14 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
     Raises:
         ArgumentError: another format, matplotlib is not installed, or the file cannot be written.
     """
-    matplotlib = drawer(place)
+    if place.suffix.lower() not in FORMATS:
+        raise ArgumentError(
+            f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
+        )
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`") from error
     # Neither a date nor random names: the same measurements give the same file. Text stays text.
     metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
