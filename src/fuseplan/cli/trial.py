@@ -10,7 +10,7 @@ from typing import Any
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.ground import allowed_deviation, ground_of
-from fuseplan.plan import as_plan
+from fuseplan.stages import as_plan
 from fuseplan.template import Accuracy
 from fuseplan.tune.unfused import OneAtATime
 
