@@ -170,7 +170,7 @@ def result_buffer(
         (wanted.same_layout(buffer.strides), "gaps, or its axes in another order,"),
     ):
         if not is_right:
-            remedy = "It is written in place: pass a dense one"
+            remedy = "It is written in place: pass a dense tensor of that shape and dtype"
             remedy += "" if result.result.updated else ", or leave it out, and a new one is made"
             raise _refused(plan, result.step, name, f"has {what}", buffer, str(wanted), remedy)
     if buffer.readonly:

@@ -171,7 +171,7 @@ def _bytes_at(where: Path, place: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _report(where, error)
+        report_unusable(where, error)
         return None
 
 
@@ -213,7 +213,7 @@ def _store(where: Path, place: Path, key: bytes, payload: bytes) -> None:
             file.write(header + payload)
         os.replace(beside, place)
     except OSError as error:
-        _report(where, error)
+        report_unusable(where, error)
         if beside is not None:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
@@ -235,7 +235,7 @@ def append(name: str, line: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        _report(where, error)
+        report_unusable(where, error)
 
 
 @contextlib.contextmanager
@@ -261,7 +261,7 @@ def _locked(where: Path, place: Path) -> int | None:
         where.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        _report(where, error)
+        report_unusable(where, error)
         return None
     deadline = time.monotonic() + LOCK_SECONDS
     while not _try_lock(descriptor):
@@ -284,16 +284,16 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _report(where: Path, error: OSError) -> None:
-    """Warns, once a folder and process, that it cannot be used."""
+def report_unusable(where: Path, error: OSError) -> None:
+    """Warns, once a folder and process, that nothing can be kept there."""
     with _tally.lock:
         if where in _tally.problems:
             return
         _tally.problems[where] = str(error)
     variable = next(each.name for each in VARIABLES if each.field == "cache_dir")
     warnings.warn(
-        f"the cache folder {where} cannot be used ({error}); kernels are compiled anew in each process. "
-        f"Make it writable, or set {variable} to a folder that is",
+        f"the cache folder {where} cannot be used ({error}): nothing is kept, and kernels are compiled "
+        f"anew in each process. Make it writable, or set {variable} to a folder that is",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -317,11 +317,19 @@ def cache_info() -> CacheInfo:
     """Where the cache is, what it holds, and this process's hits and misses."""
     where = folder()
     sizes = entries()
-    problem = None if where is None else _tally.problems.get(where)
+    problem = None if where is None else _tally.problems.get(where) or _obstacle(where)
     path = None if where is None else str(where)
     with _tally.lock:
         counts = (_tally.hits, _tally.misses, _tally.corrupt)
     return CacheInfo(path, *counts, len(sizes), sum(sizes.values()), problem)
+
+
+def _obstacle(where: Path) -> str | None:
+    """Why a folder cannot be one, or cannot be written, as far as a look tells."""
+    found = next(place for place in (where, *where.parents) if os.path.exists(place))
+    if not found.is_dir():
+        return f"{found} is no folder"
+    return None if os.access(found, os.W_OK) else f"{found} cannot be written"
 
 
 def clear() -> int:

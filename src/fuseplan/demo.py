@@ -26,7 +26,7 @@ from fuseplan.measure.machine import machine
 from fuseplan.measure.published import COMBINATIONS, published
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
-from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
+from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from fuseplan.tune.unfused import OneAtATime
 
 WIDE = 128  # columns of a terminal on which an outcome fits one line
@@ -153,7 +153,11 @@ def main(
 
     Returns:
         The outcomes.
+
+    Raises:
+        ArgumentError: the chart cannot be drawn or written.
     """
+    check_chart(chart)
     count = threads or machine().cores
     console = Console(soft_wrap=True, highlight=False, stderr=as_json)
     is_wide = console.width >= WIDE or not console.is_terminal

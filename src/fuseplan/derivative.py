@@ -60,15 +60,26 @@ def _slope(node: Scalar, slope: Callable[[Scalar], Scalar]) -> Scalar:
 def _wholes(node: Scalar) -> list[tuple[Scalar, Callable[[Scalar], Scalar]]]:
     """The argument and the rule of a composition that is known as a whole, at most one.
 
-    Branch by branch, the slope of the exponential of -|x| would be 0 at 0, which that of the whole is not.
+    Branch by branch, the slope of the exponential of -|x| would be 0 at 0, which that of the whole is not,
+    and that of a fraction which levels off would be a difference of nearly equal numbers.
     """
-    if node.fn == "div" and node.args[0].fn == "where" and node.args[0].args[0].fn == "ge":
-        inner = node.args[0].args[0].args[0]
-        return [(inner, _sigmoid_slope)] if node == sigmoid(inner) else []
     if node.fn == "add" and node.args[0].fn == "maximum":
         inner = node.args[0].args[0]
         return [(inner, sigmoid)] if node == softplus(inner) else []
-    return []
+    if node.fn != "div":
+        return []
+    top, bottom = node.args
+    if top.fn == "where" and top.args[0].fn == "ge":
+        inner = top.args[0].args[0]
+        return [(inner, _sigmoid_slope)] if node == sigmoid(inner) else []
+    is_softsign = bottom == Scalar("add", (ONE, Scalar("abs", (top,))))
+    return [(top, _softsign_slope)] if is_softsign else []
+
+
+def _softsign_slope(x: Scalar) -> Scalar:
+    """1/(1 + |x|)**2 without the difference 1 - |x|/(1 + |x|)."""
+    bottom = 1 + abs(x)
+    return 1 / (bottom * bottom)
 
 
 def _sigmoid_slope(x: Scalar) -> Scalar:
@@ -104,8 +115,7 @@ def _product(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
 
 
 def _quotient(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
-    top = da if db == ZERO else _minus(da, times(a / b, db))
-    return ZERO if top == ZERO else top / b
+    return _over(da if db == ZERO else _minus(da, times(a / b, db)), b)
 
 
 def _power(a: Scalar, b: Scalar, da: Scalar, db: Scalar) -> Scalar:
@@ -158,6 +168,14 @@ def times(a: Scalar, b: Scalar) -> Scalar:
         if one == const(-1):
             return neg(other)
     return a * b
+
+
+def _over(a: Scalar, b: Scalar) -> Scalar:
+    """a / b for a slope a: 0 where it is by choice, so that it stays known as one."""
+    if _is_mask(a):
+        condition, chosen, rest = a.args
+        return _choice(condition, _over(chosen, b), _over(rest, b))
+    return ZERO if a == ZERO else a / b
 
 
 def _is_mask(node: Scalar) -> bool:

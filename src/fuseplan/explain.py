@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.plan import FusionPlan
-from fuseplan.scalar import Scalar, leaves_of
 from fuseplan.stages import Records, as_plan, decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy, Traffic
@@ -140,12 +139,8 @@ def _passes(kernel: Kernel, traffic: Traffic) -> dict[str, Any] | None:
     """
     if not kernel.reductions:
         return None
-    expressions = [each.expressions for each in kernel.reductions]
-    passes = [_leaves(each) for each in (*expressions, [stage.expression for stage in kernel.epilogue])]
-    before = {"src", *_leaves([stage.expression for stage in kernel.prologue])}
-    seen = [leaves | before if "x" in leaves else leaves for leaves in passes]
     tensors = ["src", *(operand.key for operand in kernel.operands if operand.per == "element")]
-    counts = {name: sum(name in leaves for leaves in seen) for name in tensors}
+    counts = {name: sum(name in read for read in kernel.read_in_passes) for name in tensors}
     written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
     is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes
     return {
@@ -155,10 +150,6 @@ def _passes(kernel: Kernel, traffic: Traffic) -> dict[str, Any] | None:
         "kept": is_kept,
         "reads": dict.fromkeys(tensors, 1) if is_kept else counts,
     }
-
-
-def _leaves(expressions: Iterable[Scalar]) -> frozenset[str]:
-    return frozenset().union(*map(leaves_of, expressions))
 
 
 def _alone(plan: FusionPlan, target: Target) -> int:

@@ -53,7 +53,8 @@ def positive(operator: str, field: str, value: Any) -> int:
         PlanError: it is no integer from 1 to 2^31 - 1.
     """
     if not is_integer(value) or not 1 <= value < 2**31:
-        raise refused(operator, field, "is a positive integer", got=repr(value))
+        want = "a whole number from 1 to 2^31 - 1"
+        raise refused(operator, field, "is a positive integer", got=repr(value), want=want)
     return int(value)
 
 

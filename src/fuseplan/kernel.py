@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fuseplan.reduction import Reduction
-from fuseplan.scalar import Scalar, fold, text
+from fuseplan.scalar import Scalar, fold, leaves_of, text
 from fuseplan.tensor import TensorSpec, dtype_of
 
 
@@ -243,6 +243,21 @@ class Kernel:
     def passes(self) -> int:
         """How often every element has to be seen: a reduction needs all of them before the next step."""
         return len(self.reductions) + 1
+
+    @cached_property
+    def read_in_passes(self) -> tuple[dict[str, int], ...]:
+        """The tensors as large as src that each pass reads: bytes by key, or `src`. The last writes dst.
+
+        A pass that needs what the prologue gives reads src, and what the prologue does.
+        """
+        sizes = {"src": self.src.nbytes}
+        sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
+        before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
+        passes = [each.expressions for each in self.reductions]
+        passes.append(tuple(stage.expression for stage in self.epilogue))
+        used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
+        seen = [leaves | before if "x" in leaves else leaves for leaves in used]
+        return tuple({key: size for key, size in sizes.items() if key in leaves} for leaves in seen)
 
     @property
     def contraction_step(self) -> int | None:

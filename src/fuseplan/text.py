@@ -139,8 +139,12 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
         found[name] = given.value
     missing = [name for name in required if name not in found]
     if missing:
+        _, sample = next(iter(kind.samples()))
         raise PlanError(
-            f"{kind.name} needs {' and '.join(missing)}", want=CALL, text=text, span=span_of(text, call.func)
+            f"{kind.name} needs {' and '.join(missing)}",
+            want=f"such as {operator_text(sample)}",
+            text=text,
+            span=span_of(text, call.func),
         )
     return found
 

@@ -97,7 +97,7 @@ def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> 
 
 def processor_of(target: Target) -> str:
     """What measurements are kept by: the GPU's name, or the CPU's with the number of threads."""
-    return target.cpu if target.processors else f"{target.cpu}, {target.threads} threads"
+    return target.cpu if target.processors else f"{target.cpu or target.backend}, {target.threads} threads"
 
 
 def lookup(

@@ -53,6 +53,14 @@ def name_of(build: Build) -> str:
     return f"{build.target.name}-{build.template.name}-{build.plan}"
 
 
+@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_100", "sm_120", "gfx950"])
+def test_products_compile_for_other_kinds(chip: str) -> None:
+    plan = "f16[16x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
+    first = next(builds([plan], [parse_target(f"triton:{chip}")]))
+    used = compile_source(first.job.source, first.job.types, first.job.target).resources
+    assert used["serialized"] == 0
+
+
 @pytest.mark.parametrize("build", CASES, ids=name_of)
 def test_a_kernel_compiles_and_is_sound(build: Build) -> None:
     job = build.job

@@ -24,8 +24,8 @@ from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
 LARGE = 1 << 29  # bytes; plans beyond it take turns, so that test processes may share a GPU
-COPIES = 6  # of a large plan's tensors: what it and a piece of its reference take at once
-PATIENCE = 120  # seconds to wait for other processes to give memory back
+PIECE = 4 << 30  # bytes that a piece of the reference takes, in float64, with all that is between
+PATIENCE = 60  # seconds to wait for other processes to give memory back
 ELEMENTS = 1 << 25  # of a piece's src and result in float64
 
 Tensors = Mapping[str, Any]
@@ -38,7 +38,7 @@ def turn(plan: FusionPlan) -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "fuseplan-large-plan").open("w") as held:
         if nbytes > LARGE:
             fcntl.flock(held, fcntl.LOCK_EX)
-            wait_for(COPIES * nbytes)
+            wait_for(2 * nbytes + PIECE)
         yield
         torch.cuda.empty_cache()
 

@@ -143,6 +143,30 @@ def test_the_variance_does_not_cancel(tensor: str, knobs: tuple[str, int, int, i
     np.testing.assert_allclose(dst, want, atol=3e-4)  # four times the rounding of the mean, times the scale
 
 
+@pytest.mark.parametrize(("first", "rounded"), [(1e6, 5e-7), (0, 5e-6)])
+@pytest.mark.parametrize(
+    ("tensor", "knobs"),
+    [
+        ("f32[128x64]", ("rows", 8, 64, 0, 1, 1)),
+        ("f32[16x8x5x5]", ("rows", 1, 1024, 0, 1, 1)),
+        ("f32[16x5x5x9]", ("planes", 1, 64, 0, 1, 5)),
+    ],
+)
+def test_what_one_program_keeps_has_its_variance_to_a_few_roundings(
+    tensor: str, knobs: tuple[str, int, int, int, int, int], first: float, rounded: float
+) -> None:
+    """Whatever the mean, and whatever the first tile, of whose mean deviations are taken."""
+    plan, kernel = lowered(f"{tensor} -> batch_norm_training")
+    arrays = random_arrays(plan, 5)
+    arrays["src"][...] = 1e6 + np.random.default_rng(1).standard_normal(plan.src.shape)
+    arrays["src"][: plan.src.batch // 16] = first
+    _, wanted = plan.evaluate(wide(arrays["src"]), {key: arrays[key] for key in ("scale", "shift")})
+    template = GpuNormalization(*knobs, warps=4, resident=1)
+    _, results = interpret_all(template, kernel, H100, arrays, {"epsilon": 1e-5})
+    for key, want in wanted.items():
+        np.testing.assert_allclose(results[key], want, rtol=rounded)
+
+
 def test_the_same_from_run_to_run() -> None:
     """Whatever the order in which programs arrive."""
     text = "f32[16x8x9x9] -> batch_norm_training"

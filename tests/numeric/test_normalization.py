@@ -21,6 +21,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import evaluated
+from fuseplan.measure.peaks import bytes_of_passes
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from strategies import tensors
@@ -267,6 +268,16 @@ def test_a_pass_that_does_not_need_src_does_not_read_it() -> None:
     knobs = next(iter(Normalization.candidates(kernel, narrowed(64), "default")))
     moved = knobs.traffic(kernel, narrowed(64)).read / kernel.src.nbytes
     assert 5 <= moved < 5.01  # input for its moments, then both, twice
+
+
+def test_each_pass_reads_again_what_the_prologue_reads() -> None:
+    kernel = kernel_of("f32[8x16x6x6] -> add -> batch_norm_training -> add")
+    size = kernel.src.nbytes
+    assert kernel.read_in_passes == (
+        {"src": size, "other": size},
+        {"src": size, "other": size, "other_2": size},
+    )
+    assert bytes_of_passes(kernel) == kernel.minimum_bytes + 2 * size
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,18 @@ def test_run_checks_and_times() -> None:
     assert 0 < found["error"] < found["allowed"]
     assert found["unfused_seconds"] > 0
     assert found["threads"] == 1
+
+
+def test_run_compares_each_result_within_its_own_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result in f32 that is wrong by less than the output's f16 rounds by."""
+
+    def biased(plan: Any, arrays: Any) -> Any:
+        out, results = evaluated(plan, arrays)
+        return out, {**results, "saved_mean": results["saved_mean"] * 1.0005}
+
+    monkeypatch.setattr(data, "evaluated", biased)
+    result = call("run", "f16[4x8x9x9, nhwc] -> batch_norm_training -> relu")
+    assert (result.exit_code, "of the largest saved_mean" in result.stdout) == (1, True), result.output
 
 
 def test_run_on_the_reference() -> None:
@@ -197,6 +210,7 @@ def test_supported_lists_combinations() -> None:
     ]
     printed = call("supported", "--combinations", "--target", "reference").stdout
     assert "what reference computes" in printed
+    assert "…" not in printed, "a pipe has room for every word"
     assert "NA-backward" in printed
 
 
@@ -208,6 +222,16 @@ def test_cache(folder: Path) -> None:
     assert "1 kernels" in call("cache", "info").stdout
     assert told("cache", "clear") == {"removed": 1}
     assert told("cache", "info")["entries"] == 0
+    assert told("cache", "info")["problem"] is None
+
+
+def test_a_cache_folder_that_cannot_be_used_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    for name in ("file", "file/in"):
+        monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / name))
+        assert f"it cannot be used: {folder / 'file'} is no folder" in call("cache", "info").stdout
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / "not" / "yet"))
+    assert "cannot be used" not in call("cache", "info").stdout
 
 
 def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +245,61 @@ def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.libraries == "torch"
     assert options.only == "3x3"
     assert options.folder is None
-    assert call("bench", "quick", "--threads", "one").exit_code == 2
-    assert call("bench", "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("bench", "nothing"), "'nothing' is not one of"),
+        (("bench", "quick", "--threads", "one"), "want whole numbers from 1 to"),
+        (("bench", "quick", "--threads", "1,0"), "want whole numbers from 1 to"),
+        (("bench", "quick", "--rounds", "0"), "--rounds"),
+        (("run", PLAN, "--seed", "-1"), "--seed"),
+        (("verdict", PLAN, "--seed", "-1"), "--seed"),
+        (("tune", PLAN, "--most", "-1"), "--most"),
+        (("crossbuild", "quick", "--candidates", "0"), "--candidates"),
+        (("crossbuild", "quick", "--template", "zz"), "no template 'zz' takes these plans"),
+    ],
+)
+def test_options_that_cannot_be(words: tuple[str, ...], says: str) -> None:
+    result = call(*words)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "compile_plan", interrupted)
+    result = call("run", PLAN)
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_output_that_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "fuseplan", "explain", PLAN]
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("the output cannot be written: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_warnings_are_told_without_source(folder: Path) -> None:
+    (folder / "file").write_text("")
+    environment = {**os.environ, "FUSEPLAN_CACHE_DIR": str(folder / "file")}
+    words = [sys.executable, "-m", "fuseplan", "run", PLAN, "--json"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert json.loads(result.stdout)["right"] is True
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"RuntimeWarning: the cache folder {folder / 'file'} cannot be used")
+
+
+def test_a_chart_that_cannot_be_drawn_is_told_before_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.demo.measure", None)  # which is not asked
+    result = call("demo", "--chart", "demo.jpg")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a chart is written as .svg or .png, not '.jpg'" in result.stderr
 
 
 def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -120,4 +120,8 @@ def test_deviation_sees_what_is_not_finite_and_another_shape() -> None:
     assert deviation(infinite, np.array([1.0, 1.0])) == np.inf
     assert deviation(np.array([1.0, 1.0]), infinite) == np.inf
     assert deviation(infinite, infinite) == 0
+    assert deviation(-infinite, infinite) == np.inf
+    unknown = np.array([np.nan, 1.0])
+    assert deviation(unknown, infinite) == deviation(infinite, unknown) == np.inf
+    assert deviation(unknown, unknown) == 0
     assert deviation(np.ones(3), np.ones(2)) == np.inf

@@ -18,6 +18,7 @@ from fuseplan.formula import parse_expression
 from fuseplan.op import Elementwise
 from fuseplan.ops import activation
 from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.ops.training import ActivationBackward
 from fuseplan.scalar import FUNCTIONS, NUMPY, Scalar, const, fold, text
 from strategies import MODERATE, scalars
 
@@ -121,6 +122,10 @@ def test_miopens_ten(op: Elementwise, want: Formula) -> None:
         ("softplus(x)", 0, 0.5),
         ("x * sigmoid(x)", 0, 0.5),
         ("x / (1 + abs(x))", 0, 1),
+        ("x / (1 + abs(x))", math.inf, 0),
+        ("x / (1 - abs(x))", 0.5, 4),
+        ("x * (minimum(relu(x + 3), 6) / 6)", -math.inf, 0),
+        ("x * (minimum(relu(x + 3), 6) / 6)", math.inf, 1),
         ("x**2", 0, 0),
         ("x**1", 0, 1),
         ("0**x", 2, 0),
@@ -135,10 +140,28 @@ def test_the_slope_at_an_edge(source: str, x: float, want: float) -> None:
 
 @pytest.mark.parametrize("x", [-80.0, -30.0, 30.0, 80.0])
 def test_no_digits_are_lost_where_an_activation_is_flat(x: float) -> None:
-    """1 - sigmoid and 1 - tanh**2 are rounding errors there; exp(-|x|) is not."""
-    for source, want in (("sigmoid(x)", math.exp(-abs(x))), ("tanh(x)", 4 * math.exp(-2 * abs(x)))):
+    """1 - sigmoid, 1 - tanh**2 and 1 - |softsign| are rounding errors there; exp(-|x|) is not."""
+    for source, want in (
+        ("sigmoid(x)", math.exp(-abs(x))),
+        ("tanh(x)", 4 * math.exp(-2 * abs(x))),
+        ("1e8 * x / (1 + abs(1e8 * x))", 1e8 / (1 + abs(1e8 * x)) ** 2),
+    ):
         got = float(value(derivative(parse_expression(source)), x))
-        assert got == pytest.approx(want, rel=1e-10)
+        assert got == pytest.approx(want, rel=1e-10, abs=0)
+
+
+@pytest.mark.parametrize("x", [-4.0, 4.0])
+def test_a_slope_that_is_0_by_choice_is_no_factor(x: float) -> None:
+    """Whatever comes back, be it infinite: where a clamp holds, nothing passes."""
+    for op in (
+        activation.Relu(),
+        activation.Hardsigmoid(),
+        activation.ClippedRelu(2),
+        activation.Clamp(-1, 1),
+    ):
+        src = np.full((1, 1), np.inf)
+        got = ActivationBackward(op).reference(src, {"input": np.full((1, 1), x)}, {})
+        assert got == (math.inf if op == activation.Relu() and x > 0 else 0)
 
 
 def test_what_does_not_depend_on_it_has_no_slope() -> None:

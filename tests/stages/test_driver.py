@@ -104,6 +104,12 @@ def test_one_and_three_axes() -> None:
     )
 
 
+def test_the_default_depth_is_miopens() -> None:
+    assert said("-F 6 -n 1 -c 4 -k 6 -_ 3 -H 8 -W 9 '-@' 1").startswith(
+        "f32[1x4x1x8x9] -> conv3d(6, kernel=(1, "
+    )
+
+
 def test_layouts() -> None:
     assert said(f"{CBA} -I nhwc -O NHWC -f NCHW").startswith("f32[1x4x9x8, nhwc] ->")
 
@@ -176,6 +182,8 @@ def test_letters_of_operators_that_a_mode_has_not_change_nothing() -> None:
         ("-n 0", "got '0'; want a whole number, 1 or more"),
         ("-p -1", "got '-1'; want a whole number, 0 or more"),
         ("-n 1.5", "got '1.5'"),
+        ("-n 1_0", "got '1_0'"),
+        ("-A 1_0", "got '1_0'"),
         ("-A x", "-A, --alpha has no such value"),
         ("-A nan", "want a number"),
         ("-m 11", "want 0 or pasthru, 1 or logistic"),
@@ -193,6 +201,8 @@ def test_letters_of_operators_that_a_mode_has_not_change_nothing() -> None:
         ("-_ 1 -p 1", "-p, --pad_h"),
         ("-g 2 -c 3", "groups"),
         ("-H 2", "the kernel is larger than its padded input"),
+        ("-k 99999999999", "want a whole number from 1 to 2^31 - 1"),
+        ("-p 99999999999", "padding is 0 to 2^31 - 1"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_told_with_their_flag(letters: str, says: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fuseplan.backends.cpu import toolchain
+from fuseplan.backends.cpu.toolchain import compile_object
 from fuseplan.cli import driving
 from fuseplan.cli.commands import fuseplan
 from fuseplan.driver.combinations import combinations
@@ -47,6 +49,21 @@ def sweep(folder: Path) -> Any:
     return run
 
 
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Compiles another text than the templates emitted: `emitted(what, instead)`."""
+
+    def change(what: str, instead: str) -> None:
+        def compiled(text: str) -> bytes:
+            assert what in text
+            return compile_object(text.replace(what, instead))
+
+        monkeypatch.setattr(toolchain, "compile_object", compiled)
+        monkeypatch.setattr("fuseplan.build._programs", {})
+
+    return change
+
+
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "evaluated", lambda plan, arrays: (evaluated(plan, arrays)[0] * 1.001, {}))
 
@@ -71,6 +88,32 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "evaluated", None)  # which is not asked
     unseen = call(CBA, "-V", "0")
     assert (unseen.exit_code, "not compared with float64" in unseen.stdout) == (0, True)
+
+
+BIASED = f"CBAInfer -F cb {SIZES} -y 1 -x 1"
+
+
+def test_a_wrong_kernel_is_found(emitted: Any, sweep: Any) -> None:
+    emitted("fadd <", "fsub <")
+    result = call(BIASED)
+    assert (result.exit_code, "WRONG" in result.stdout) == (1, True)
+    many = sweep(BIASED)
+    assert (many.exit_code, "1 lines, 1 failed" in many.stdout) == (1, True)
+
+
+def test_what_is_not_finite_is_null_in_json(emitted: Any, folder: Path, sweep: Any) -> None:
+    def strict(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    emitted("splat (float 0x0000000000000000)", "splat (float 0x7FF0000000000000)")
+    line = f"CBAInfer -F na -M 1 {SIZES}"
+    found = json.loads(call(line, "--json").stdout, parse_constant=strict)
+    assert (found["right"], found["checks"][0]["error"]) == (False, None)
+    assert sweep(line, "--report", str(folder / "report")).exit_code == 1
+    assert json.loads((folder / "report" / "report.json").read_text(), parse_constant=strict)
+    assert "out is not finite where float64 is" in (folder / "report" / "report.md").read_text()
+    run = CliRunner().invoke(fuseplan, ["run", "f32[1x8x4x4] -> relu", "--json"])
+    assert (run.exit_code, json.loads(run.stdout, parse_constant=strict)["error"]) == (1, None)
 
 
 def test_times_are_of_so_many_calls_but_the_first() -> None:
@@ -141,6 +184,7 @@ def test_errors_alone_have_their_statuses() -> None:
         ("--all -D graph", "draws one plan"),
         (f"{CBA} --all", "want one of a problem, --sweep FILE and --all"),
         ("--sweep missing", "missing"),
+        ("--sweep /dev/null", "--sweep /dev/null holds no line to run"),
     ):
         result = call(words)
         assert (result.exit_code, says in result.stderr) == (2, True), words
@@ -194,6 +238,7 @@ def test_a_file_of_lines(sweep: Any) -> None:
         ("CBAInfer -n 0", "-n, --batchsize has no such value"),
         ("CBAInfer -Z 1", "No such option"),
         ("CBAInfer -i 0", "Invalid value for '-i'"),
+        ("CBAInfer --help", "No such option"),
         ("CBAInfer 'open", "cannot be read"),
         ("CBAInferfp8 -n 1", "names no problem"),
         (f"{CBA} --sweep /dev/null", "--sweep: not in a line of a sweep"),
@@ -203,10 +248,51 @@ def test_a_file_of_lines(sweep: Any) -> None:
 def test_a_line_that_fails_is_told_and_the_others_run(line: str, says: str, sweep: Any) -> None:
     result = sweep(f"{line}\n{CBA}\n")
     assert result.exit_code == 1
-    assert f"FAILED  {line}" in result.stdout
+    assert f"FAILED  {line}\n" in result.stdout
+    assert "lines, line 1\n" in result.stdout
     assert says in result.stdout
     assert "right " in result.stdout
     assert "2 lines, 1 failed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "before", ["-n 3", "fuseplan driver -n 3", "python -m fuseplan driver -n 3", "./bin/MIOpenDriver -n 3"]
+)
+def test_options_may_stand_before_a_lines_problem(before: str, sweep: Any) -> None:
+    (found,) = lines_of(sweep(f"{before} CBAInfer -F 2 -c 4 -H 5 -W 6", "--json"))
+    assert found["plan"].startswith("f32[3x4x5x6]")
+
+
+def test_lines_of_miopens_log(sweep: Any) -> None:
+    """What MIOPEN_ENABLE_LOGGING_CMD prints."""
+    log = "MIOpen(HIP): Command [LogCmdFusion] ./bin/MIOpenDriver"
+    letters = "-n 2 -c 3 -H 8 -W 8 -k 4 -y 3 -x 3 -p 1 -q 1 -u 1 -v 1 -l 1 -j 1"
+    found = lines_of(sweep(f"{log} CBAInfer -F 4 {letters}\n{log} CAInfer -J 5 {letters} -g 1\n", "--json"))
+    convolution = "f32[2x3x8x8] -> conv2d(4, kernel=3, padding=1)"
+    assert [each["plan"] for each in found] == [f"{convolution} -> bias -> relu", f"{convolution} -> relu"]
+
+
+def test_a_file_as_other_systems_write_it(folder: Path, sweep: Any) -> None:
+    (folder / "lines").write_bytes(f"\ufeff{CBA}\r\n# a comment\r\n\r\n{CBA} -m 1\r\n".encode())
+    found = lines_of(call("", "--sweep", str(folder / "lines"), "--json"))
+    assert [each["right"] for each in found] == [True, True]
+    assert [each["place"] for each in found] == [f"{folder / 'lines'}, line {place}" for place in (1, 4)]
+
+
+def test_what_an_interrupted_sweep_found_is_kept(
+    folder: Path, sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plan: FusionPlan, how: driving.How) -> driving.Driven:
+        if plan.src.batch == 2:
+            raise KeyboardInterrupt
+        return driving.drive(plan, how)
+
+    monkeypatch.setattr("fuseplan.cli.driver.drive", interrupted)
+    result = sweep(f"{CBA}\n{CBA} -n 2\n{CBA} -n 3\n", "--report", str(folder / "report"))
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    assert "1 lines, 0 failed" in result.stdout
+    assert "- not run: 2" in (folder / "report" / "report.md").read_text()
+    assert len(json.loads((folder / "report" / "report.json").read_text())["lines"]) == 1
 
 
 def test_a_wrong_line_fails_a_sweep(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +337,8 @@ def test_a_report_on_many_lines(folder: Path, sweep: Any) -> None:
     assert "- `CBAInfer -n x`: -n, --batchsize has no such value" in page
     assert "lines: 4, right: 3, failed: 1" in page
     (folder / "file").write_text("")
-    assert call("", "--all", "--every", "9999", "--report", str(folder / "file" / "in")).exit_code == 2
+    unwritten = call("", "--all", "--report", str(folder / "file" / "in"))
+    assert (unwritten.exit_code, unwritten.stdout) == (2, ""), "before any line is run"
 
 
 def test_a_report_tells_wrong_results() -> None:
@@ -264,6 +351,12 @@ def test_a_report_tells_wrong_results() -> None:
     assert "| `bias -> activation` | **1 of 2** (0.25) |" in page
     assert "out is 1.0e-03 from float64, at most 4.0e-07" in page
     assert "| 1 |" in driver_report({}, [{**ran, "checks": []}]), "not verified"
+
+
+def test_gradients_of_all_activations_share_a_row() -> None:
+    plans = [f"f32[2x8x5x5] -> batch_norm_backward{inner}" for inner in ("", "(relu)", "(elu(0.5))")]
+    page = driver_report({}, [{"plan": plan, "line": plan, "right": True, "checks": []} for plan in plans])
+    assert "| `batch_norm_backward(activation)` | 3 |" in page
 
 
 def test_combinations_are_all_of_them() -> None:

@@ -11,6 +11,7 @@ from fuseplan.measure.gpu_clock import (
     AHEAD,
     FLUSH_BYTES,
     LATENCY_CALLS,
+    MOST_AHEAD,
     REPLAYED,
     GpuClock,
     GpuProtocol,
@@ -26,11 +27,22 @@ class Queue:
     def __init__(self) -> None:
         self.now = 0.0
         self.done: list[str] = []
+        self.needed = 0  # flushes that the host has to be ahead by, or the GPU catches up
+        self.ahead = self.row = (
+            0  # flushes before the first sample of this block; just now, one after the other
+        )
 
     def work(self, name: str, seconds: float) -> Callable[[], None]:
         def call() -> None:
             self.done.append(name)
             self.now += seconds
+            if name == "flush":
+                self.row += 1
+                self.ahead = max(self.ahead, self.row - 1)
+                return
+            if not self.row:  # two calls, one after the other: a block begins
+                self.ahead = 0
+            self.row = 0
 
         return call
 
@@ -44,6 +56,9 @@ class Queue:
 
             def record(self) -> None:
                 self.at = queue.now
+
+            def query(self) -> bool:
+                return queue.ahead < queue.needed
 
             def elapsed_time(self, end: Any) -> float:
                 return float(end.at - self.at) * 1e3
@@ -73,6 +88,14 @@ def test_a_time_is_the_calls_own_and_each_call_finds_the_cache_overwritten(queue
     assert (timed["a"].blocks, timed["a"].n) == (3, 12)
     block = ["a", "a", *["flush"] * AHEAD, *["flush", "a"] * 4]
     assert queue.done[-2 * len(block) : -len(block)] in (block, [name.replace("a", "b") for name in block])
+
+
+@pytest.mark.parametrize(("needed", "wanted"), [(1, AHEAD), (3 * AHEAD, 4 * AHEAD), (1 << 20, MOST_AHEAD)])
+def test_the_host_gets_as_far_ahead_as_a_slow_call_needs(queue: Queue, needed: int, wanted: int) -> None:
+    queue.needed = needed
+    clock = GpuClock(0, GpuProtocol(rounds=1, block_seconds=1e-9, fewest_samples=2))
+    clock.interleave({"a": queue.work("a", 1e-5)})
+    assert queue.done[-wanted - 6 :] == ["a", "a", *["flush"] * wanted, *["flush", "a"] * 2]
 
 
 def test_the_order_rotates(queue: Queue) -> None:

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from fuseplan.backends.triton import compiler, toolchain
+from fuseplan.backends.triton import compiler, resources, toolchain
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.worker import Job
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
@@ -147,14 +149,14 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
 
     dies = job("import os, sys\nsys.stderr.write('LLVM ERROR')\nsys.stderr.flush()\nos.abort()\n")
     hangs = job("import time\ntime.sleep(60)\n")
-    results = list(compile_many([good, dies, good, job("oops("), hangs, good], workers=2, seconds=5.0))
+    results = list(compile_many([good, dies, good, job("oops("), hangs, good], workers=2, seconds=20.0))
     assert [type(result) for result in results] == [bytes, BuildError, bytes, BuildError, BuildError, bytes]
     assert results[0] == results[2] == results[5]
     told = [str(result) for result in results]
     assert "died with status -6" in told[1]
     assert "LLVM ERROR" in told[1]
     assert "not valid" in told[3]
-    assert "took more than 5 s" in told[4]
+    assert "took more than 20 s" in told[4]
 
 
 def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +174,42 @@ def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.
         records.source, records.kernel, records.choice.template, parse_target("triton:sm_90")
     )
     assert code
+
+
+SIZES = "bf16[2x32x5x6, nhwc] -> conv2d(64, kernel=(1, 3), padding=same) -> abs -> bias"
+
+
+def compiled_sizes() -> Artifact:
+    """A plan whose sums ptxas 12.8 and 12.9 drop, by the template that has a loop of three taps."""
+    kernel = lower(match(FusionPlan.parse(SIZES)))
+    template = next(iter(GpuConvolution.candidates(kernel, SM_90, "default")))
+    assert isinstance(template, GpuTemplate)
+    source = template.emit(kernel, SM_90)
+    return compiler.compile_source(source, types_of(source, kernel, template), SM_90, assembly=True)
+
+
+def test_products_that_ptxas_drops_are_kept() -> None:
+    artifact = compiled_sizes()
+    assert artifact.assembly.count('.pragma "nounroll"') == 1
+    assert not resources.lacks_products(artifact.binary)
+    plain = "".join(line for line in artifact.assembly.splitlines(keepends=True) if "nounroll" not in line)
+    assert resources.lacks_products(compiler.assembled(plain, 90)[0]), (
+        "this ptxas is right: nothing is to be done"
+    )
+
+
+def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "lacks_products", lambda cubin: True)
+    with pytest.raises(BuildError, match="ptxas drops matrix instructions"):
+        compiled_sizes()
+
+
+def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "TENSOR_MEMORY_COLUMNS", 32)
+    target = parse_target("triton:sm_100")
+    kernel = lower(match(FusionPlan.parse(SIZES)))
+    template = next(iter(GpuConvolution.candidates(kernel, target, "default")))
+    assert isinstance(template, GpuTemplate)
+    source = template.emit(kernel, target)
+    with pytest.raises(BuildError, match=r"64 columns of tensor memory; triton:sm_100 has 32"):
+        compiler.compile_source(source, types_of(source, kernel, template), target)

@@ -71,6 +71,12 @@ def test_deviation_is_infinite_where_an_element_was_not_written() -> None:
     assert gpu_data.deviation(torch.tensor([1.0, 1.0, 1.5]), want) == 0.5
     assert gpu_data.deviation(torch.tensor([1.0, 1.0, float("nan")]), want) == float("inf")
     assert gpu_data.deviation(torch.ones(2), want) == float("inf")
+    infinite, unknown = torch.tensor([float("inf"), 1.0]), torch.tensor([float("nan"), 1.0])
+    assert (
+        gpu_data.deviation(infinite, infinite.double()) == gpu_data.deviation(unknown, unknown.double()) == 0
+    )
+    assert gpu_data.deviation(-infinite, infinite.double()) == float("inf")
+    assert gpu_data.deviation(unknown, infinite.double()) == float("inf")
 
 
 TRAINING = ("f16[4x8x6x5, nhwc] -> batch_norm_training -> relu", "f32[4x8x6x5] -> batch_norm_backward(relu)")

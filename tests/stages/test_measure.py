@@ -122,6 +122,15 @@ def test_peaks_are_stored_by_processor_and_threads(tmp_path: Path, monkeypatch: 
     assert peaks.peaks(1) is None
 
 
+def test_peaks_without_a_place_to_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: MADE_UP)
+    with pytest.warns(RuntimeWarning, match="nothing is kept"):
+        assert peaks.peaks(1, measure=True) == MADE_UP
+    assert peaks.peaks(1) == MADE_UP
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "null", '{"format": 99}'])
 def test_damaged_peaks_count_as_absent(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
@@ -132,14 +141,6 @@ def test_damaged_peaks_count_as_absent(damage: str, tmp_path: Path, monkeypatch:
     assert peaks.peaks(1) is None
     assert peaks.peaks(1, measure=True) == MADE_UP
     assert json.loads(place.read_text())["cpu"] == "a processor"
-
-
-def test_peaks_without_a_place_to_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: MADE_UP)
-    assert peaks.peaks(1, measure=True) == MADE_UP
-    assert peaks.peaks(1) is None
 
 
 def test_measured_peaks_are_plausible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
+from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import HostGround, allowed_deviation, ground_of
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
@@ -147,6 +148,15 @@ def test_the_hosts_ground_tells_right_from_wrong() -> None:
     assert not ground.deviation(ground.out()) <= allowed
     answer = records.plan.reference(*_exact(records.plan, ground.tensors))
     assert ground.deviation(answer) <= allowed
+
+
+def test_results_are_held_to_their_own_dtype() -> None:
+    records = decide("f16[4x8x9x9] -> batch_norm_training", "cpu")
+    kernel, template = records.kernel, records.choice.template
+    wrong = first_wrong(kernel, template, {"out": 5e-4, "saved_mean": 5e-4})
+    assert wrong is not None
+    assert wrong.tensor == "saved_mean", "which is f32"
+    assert first_wrong(kernel, template, {"out": 5e-4, "saved_mean": 5e-7}) is None
 
 
 def _exact(plan: FusionPlan, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

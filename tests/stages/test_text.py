@@ -106,6 +106,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         ("f32[2x3] -> clamp(0, 6)", "6", "want max=..."),
         ("f32[2x3] -> clamp(0)", "clamp", "clamp needs max"),
         ("f32[2x3] -> clamp", "clamp", "clamp needs min and max"),
+        ("f32[2x3] -> clamp", "clamp", "want such as clamp(-0.5, max=0.75)"),
         ("f32[2x3] -> elu(1, alpha=2)", "alpha=2", "alpha is given twice"),
         ("f32[2x3] -> elu(alhpa=2)", "alhpa=2", "Did you mean `alpha`?"),
         ("f32[2x3] -> elu(**alpha)", "**alpha", "has no field"),
@@ -120,7 +121,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         (IMAGE + "conv2d(4, kernel=1.5)", "1.5", "kernel is a positive integer"),
         (IMAGE + "conv2d(0, kernel=1)", "0", "features is a positive integer"),
         (IMAGE + "conv2d(4, kernel=(3, 3, 3))", "(3, 3, 3)", "2 spatial axes"),
-        (IMAGE + "conv2d(4, kernel=3, padding=-1)", "-1", "padding is 0 or more"),
+        (IMAGE + "conv2d(4, kernel=3, padding=-1)", "-1", "padding is 0 to 2^31 - 1"),
         (IMAGE + "conv2d(4, kernel=3, padding=sane)", "sane", "Did you mean `same`?"),
         (IMAGE + "conv2d(4, kernel=3, groups=3)", "3", "features a multiple of 3"),
         (
@@ -258,6 +259,7 @@ def test_only_what_is_fixed_in_it_is_written_without_parameters() -> None:
     ("text", "blamed", "says"),
     [
         ("activation_backward", "activation_backward", "needs of"),
+        ("activation_backward", "activation_backward", "want such as activation_backward(relu)"),
         ("activation_backward(rely)", "rely", "Did you mean `relu`"),
         ("activation_backward(bias)", "bias", "an elementwise operator without operands"),
         ("activation_backward(conv2d(4, kernel=1))", "conv2d(4, kernel=1)", "got conv2d, which takes weight"),

@@ -3,6 +3,7 @@
 Its modules:
 
 - commands: options, and what each command calls
+- driver: MIOpenDriver's letters, one line or many; lines: the lines of a sweep; driving: one line, run
 - trial: compiles a plan, runs it on random data and checks it
 - support: which operators, dtypes and layouts the templates of a target take
 """
@@ -10,12 +11,16 @@ Its modules:
 from __future__ import annotations
 
 import sys
+import warnings
 
 WANTED = ("click", "rich")
 
 
 def main() -> None:
-    """Runs the command; says what to install where its packages are missing."""
+    """Runs the command; says what to install where its packages are missing.
+
+    Warnings are told without the source line that gives them.
+    """
     try:
         from fuseplan.cli.commands import fuseplan  # noqa: PLC0415 - the library itself needs neither package
     except ModuleNotFoundError as error:
@@ -27,4 +32,5 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
     fuseplan(prog_name="fuseplan")

@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fuseplan.backends import BACKENDS
-from fuseplan.bench import command as benchmarks
-from fuseplan.bench.gpu_command import GpuOptions
-from fuseplan.bench.suite import names as suite_names
 from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
+from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
-from fuseplan.cli.options import AS_JSON, TARGET, THREADS, plan_command
-from fuseplan.cli.statuses import REFUSED, RIGHT, WRONG, error_json, known_error, status_of
+from fuseplan.cli.options import AS_JSON, SEED, TARGET, THREADS, plan_command
+from fuseplan.cli.statuses import (
+    INTERRUPTED,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    error_json,
+    known_error,
+    status_of,
+)
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.errors import FuseplanError
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
 from fuseplan.report.combinations import AXES, cells
+from fuseplan.report.supported import Row
 from fuseplan.report.supported import rows as combination_rows
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
+WIDE = 220  # columns: the widest table
 STAGES = ("plan", "match", "kernel", "choice", "source", "program")
-SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
 
 
 class _Commands(click.Group):
-    """Turns errors into messages and exit statuses: 3 refused, 1 toolchain failed, 2 anything else."""
+    """Turns errors into messages and exit statuses.
+
+    3 refused, 1 toolchain failed or the output cannot be written, 130 interrupted, 2 anything else.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,12 +64,20 @@ class _Commands(click.Group):
             known = known_error(error)
             _print_error(known, ctx)
             ctx.exit(status_of(known))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            click.echo(f"the output cannot be written: {error}", err=True)
+            ctx.exit(WRONG)
 
 
 def _print_error(error: FuseplanError, ctx: click.Context) -> None:
     """The message for people, on stderr; with --json, as JSON on stdout instead."""
     if ctx.meta.get("json"):
-        _print_json(error_json(error))
+        click.echo(json.dumps(error_json(error)))  # a line, as the commands that print a line a run do
     else:
         click.echo(f"{type(error).__name__}: {error}", err=True)
 
@@ -71,25 +91,24 @@ def fuseplan() -> None:
     """
 
 
+fuseplan.add_command(bench_command)
 fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(driver_command)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)
 
 
-def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in value.split(","))
-    except ValueError:
-        raise click.BadParameter("want whole numbers with commas between them, such as 1,2") from None
-
-
 def _print_json(told: Any) -> None:
     click.echo(json.dumps(told, indent=1))
 
 
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Cells that a terminal is too narrow for go on in the next line; what is no terminal has room."""
+    table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDE)).print(table)
 
 
 @fuseplan.command()
@@ -103,7 +122,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 
 @fuseplan.command()
 @plan_command
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
+@SEED
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
 @click.pass_context
 def run(
@@ -128,19 +147,18 @@ def run(
         _print_json(trial.to_json())
     else:
         _print_trial(trial)
-    ctx.exit(RIGHT if trial.is_right else WRONG)
+    ctx.exit(RIGHT if trial.check.is_right else WRONG)
 
 
 def _print_trial(trial: Trial) -> None:
     compiled = trial.compiled
-    verdict = "right" if trial.is_right else "WRONG"
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
     lines = [
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
         f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
-        f"error      {trial.error:.1e} of the largest output, at most {trial.allowed:.1e}: {verdict}",
+        f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]
     if trial.unfused_seconds is not None:
@@ -227,81 +245,6 @@ RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
 }
 
 
-@fuseplan.command()
-@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
-@click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
-@click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
-@click.option("--rounds", default=7, show_default=True, help="Blocks that each variant gets.")
-@click.option(
-    "--block-ms", default=0.0, help="How long a block lasts; 40 on a CPU, 10 on a GPU unless given."
-)
-@click.option("--cold", is_flag=True, help="Rotate buffers past the last cache.")
-@click.option("--twice", is_flag=True, help="Measure ourselves twice, to see the noise.")
-@click.option("--unfused", is_flag=True, help="Also run our operators one at a time.")
-@click.option("--compile-times", is_flag=True, help="Time compiling the suite instead, cold and cached.")
-@click.option(
-    "--patience", default=0.0, show_default=True, help="Seconds to wait for other programs to rest."
-)
-@click.option("--only", default="", help="Cases whose name or group contains it; of `a & b`, both.")
-@click.option("--run", "stamp", default="", help="Runs on a GPU with the same word count as one.")
-@click.option("--host", is_flag=True, help="On a GPU, also time the host, and CUDA graphs.")
-@click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
-@AS_JSON
-def bench(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
-    """Measure SUITE beside the peers that are installed, and append the results."""
-    if given["target"] != "cpu":
-        benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
-        return
-    usual = benchmarks.PUBLISHED_LIBRARIES if suite == "published" else benchmarks.LIBRARIES
-    options = benchmarks.Options(
-        threads=given["threads"],
-        libraries=given["peers"] or usual,
-        rounds=given["rounds"],
-        block_ms=given["block_ms"] or benchmarks.Options.block_ms,
-        is_cold=given["cold"],
-        is_twice=given["twice"],
-        is_unfused=given["unfused"],
-        patience=given["patience"],
-        folder=None if no_results else benchmarks.Options.folder,
-        as_json=given["as_json"],
-        only=given["only"],
-    )
-    special: dict[str, Callable[[benchmarks.Options], Any]] = {
-        "overhead": benchmarks.bench_overhead,
-        "footprint": benchmarks.bench_footprint,
-        "accuracy": benchmarks.bench_accuracy,
-        "peaks": benchmarks.bench_peaks,
-        "published": benchmarks.bench_published,
-    }
-    if suite in special:
-        special[suite](options)
-    elif compile_times:
-        benchmarks.bench_compile(suite, options)
-    else:
-        benchmarks.bench(suite, options)
-
-
-def _gpu_options(no_results: bool, given: dict[str, Any]) -> GpuOptions:
-    """The options of a benchmark on a GPU.
-
-    Raises:
-        ArgumentError: the target is not this machine's GPU.
-    """
-    if given["target"] not in ("cuda", "cuda:0"):
-        raise ArgumentError(f"benchmarks run on this machine: --target cpu or cuda, not {given['target']}")
-    return GpuOptions(
-        libraries=given["peers"] or GpuOptions.libraries,
-        rounds=given["rounds"],
-        block_ms=given["block_ms"] or GpuOptions.block_ms,
-        only=given["only"],
-        run=given["stamp"],
-        is_host=given["host"],
-        folder=None if no_results else GpuOptions.folder,
-        as_json=given["as_json"],
-    )
-
-
 @fuseplan.command("supported")
 @TARGET
 @click.option("--combinations", is_flag=True, help="Of combinations of operators, with each algorithm.")
@@ -316,10 +259,8 @@ def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
         return
-    table = Table("operator", "layouts", "dtypes", "templates", title=f"what {known} computes")
-    for line in grouped(rows):
-        table.add_row(*line)
-    _console().print(table)
+    columns = ("operator", "layouts", "dtypes", "templates")
+    _print_table(f"what {known} computes", columns, grouped(rows))
     backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
     click.echo(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
 
@@ -329,12 +270,14 @@ def _print_combinations(target: Target, as_json: bool) -> None:
     if as_json:
         _print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
         return
-    table = Table("combinations", "algorithm", "layouts", "dtypes", "only", title=f"what {target} computes")
-    for row in (row for row in listed if not row.code):
-        only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
-        names = (row.combinations, (row.template,), row.layouts, row.dtypes)
-        table.add_row(*map(" ".join, names), "; ".join(only))
-    _console().print(table)
+    columns = ("combinations", "algorithm", "layouts", "dtypes", "only")
+    _print_table(f"what {target} computes", columns, (_cells(row) for row in listed if not row.code))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
+    names = (row.combinations, (row.template,), row.layouts, row.dtypes)
+    return *map(" ".join, names), "; ".join(only)
 
 
 @fuseplan.group()
@@ -352,7 +295,8 @@ def info(as_json: bool) -> None:
     elif found.path is None:
         click.echo("the cache is turned off by FUSEPLAN_DISABLE_CACHE")
     else:
-        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB")
+        problem = f"; it cannot be used: {found.problem}" if found.problem else ""
+        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB{problem}")
 
 
 @cache.command()

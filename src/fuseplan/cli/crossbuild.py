@@ -10,6 +10,8 @@ import click
 
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
+from fuseplan.cli.options import NOT_NEGATIVE
+from fuseplan.errors import ArgumentError
 from fuseplan.target import parse_target
 
 ALLOWED = Path(__file__).resolve().parents[3] / "benchmarks" / "allowed_spills.toml"
@@ -20,10 +22,18 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
 @click.argument("suites", metavar="SUITE...", nargs=-1, required=True)
 @click.option("--target", default="triton:sm_90,triton:gfx942", show_default=True, help="Kinds of GPU.")
 @click.option("--template", default="", help="The only template to compile.")
-@click.option("--candidates", default=1, show_default=True, help="Of each template, how many.")
+@click.option(
+    "--candidates", type=click.IntRange(1), default=1, show_default=True, help="Of each template, how many."
+)
 @click.option("--only", default="", help="Cases whose name or group contains it.")
-@click.option("--jobs", type=int, help="Compiling processes; one a processor unless given.")
-@click.option("--seconds", default=120.0, show_default=True, help="The most that one kernel may take.")
+@click.option("--jobs", type=click.IntRange(1), help="Compiling processes; one a processor unless given.")
+@click.option(
+    "--seconds",
+    type=NOT_NEGATIVE,
+    default=120.0,
+    show_default=True,
+    help="The most that one kernel may take.",
+)
 @click.option(
     "--allowed",
     type=click.Path(path_type=Path, exists=True),
@@ -50,6 +60,8 @@ def crossbuild_command(
     targets = [parse_target(name) for name in target.split(",")]
     plans = [case.plan for name in suites for case in chosen(load(name), only).cases]
     asked = list(builds(dict.fromkeys(plans), targets, candidates=candidates, only=template))
+    if not asked:
+        raise ArgumentError(f"there is nothing to compile: no template {template!r} takes these plans")
     place = allowed or (ALLOWED if ALLOWED.exists() else None)
     accepted = allowances(place) if place else ()
     count, unsound, workers = 0, 0, jobs or os.cpu_count() or 1

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from fuseplan.cli.driving import Check, Driven, How, Seconds, drive
+from fuseplan.cli.driving import Driven, How, Seconds, drive
+from fuseplan.cli.lines import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.cli.options import AS_JSON, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
-from fuseplan.driver.combinations import combinations
 from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
 from fuseplan.match import match
-from fuseplan.measure.ground import OUT
-from fuseplan.measure.machine import machine
+from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
 
@@ -34,9 +31,9 @@ OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a line: how its plan did, or the error."""
+    """What became of a line, or of the one problem: how its plan did, or the error."""
 
-    line: str
+    line: Line | None
     driven: Driven | None = None
     error: Exception | None = None
 
@@ -48,9 +45,10 @@ class Outcome:
         return RIGHT if self.driven is not None and self.driven.is_right else WRONG
 
     def to_json(self) -> dict[str, Any]:
-        """The line, and what it gave or the error, as JSON values."""
+        """What it gave, or the error, as JSON values; of many lines also the line and its place."""
+        which = {"line": self.line.text, "place": self.line.place} if self.line else {}
         told = self.driven.to_json() if self.driven else {"right": False}
-        return {"line": self.line, **told, **(error_json(self.error) if self.error else {})}
+        return {**which, **told, **(error_json(self.error) if self.error else {})}
 
 
 def _letter_option(letter: Letter) -> click.Option:
@@ -67,17 +65,20 @@ def _letter_option(letter: Letter) -> click.Option:
 @TARGET
 @THREADS
 @click.option(
-    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True, help="Against float64."
-)
+    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True,
+    help="Compare with float64, within the bound that the kernel states.",
+)  # fmt: skip
 @click.option(
-    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the kernel's time."
-)
+    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True,
+    help="Take the kernel's time: by a GPU's own clock, or by the host's around a call on a CPU.",
+)  # fmt: skip
 @click.option(
-    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True, help="Take the host's time."
-)
+    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True,
+    help="Take the host's time until the result is there; with or without -t.",
+)  # fmt: skip
 @click.option(
     "-i", "--iter", type=click.IntRange(1), default=1, show_default=True,
-    help="Calls that are timed; the one before them is dropped.",
+    help="Calls that are timed, after some that are not.",
 )  # fmt: skip
 @click.option(
     "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside it."
@@ -102,40 +103,42 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
     With --sweep, each line of a file is run, with --all every combination; the options beside it are for
     all of them.
 
-    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of many lines 1 where any fails.
+    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of many lines 1 where any fails; 130
+    interrupted.
     """
     lines = _lines(ctx)
     if lines is None:
-        outcome = _outcome(ctx, "")
+        outcome = _outcome(ctx, None)
         if outcome.error is not None and not as_json:
             raise outcome.error
         click.echo(json.dumps(outcome.to_json()) if as_json else _told(outcome))
         ctx.exit(outcome.status)
-    begin = time.monotonic()
-    records = []
-    for outcome in _swept(ctx, lines):
-        records.append(outcome.to_json())
-        click.echo(json.dumps(records[-1]) if as_json else _told_shortly(outcome))
-    failed = sum(not record["right"] for record in records)
-    seconds = time.monotonic() - begin
-    if not as_json:
-        click.echo(f"{len(records)} lines, {failed} failed, {seconds:.0f} s")
     if report is not None:
-        where = dict.fromkeys(record["processor"] for record in records if "processor" in record)
-        head = {"target": ctx.params["target"], "processor": ", ".join(where), "seconds": round(seconds)}
-        _write(report, head, records)
+        _make(report)
+    begin = time.monotonic()
+    records: list[dict[str, Any]] = []
+    try:
+        for outcome in _swept(ctx, lines):
+            records.append(outcome.to_json())
+            click.echo(json.dumps(records[-1]) if as_json else _told_shortly(outcome))
+    finally:  # what an interrupted run has found is told as well
+        seconds, failed = time.monotonic() - begin, sum(not record["right"] for record in records)
+        if report is not None:
+            _write(report, _head(ctx, records, seconds, len(lines)), records)
+        if not as_json:
+            click.echo(f"{len(records)} lines, {failed} failed, {seconds:.0f} s")
     ctx.exit(WRONG if failed else RIGHT)
 
 
 driver_command.params[1:1] = map(_letter_option, LETTERS)
 
 
-def _lines(ctx: click.Context) -> Iterator[str] | None:
+def _lines(ctx: click.Context) -> Sequence[Line] | None:
     """The lines of a file, its comments left out, or of every combination; None where there is one problem.
 
     Raises:
         ArgumentError: more than one of them is asked for, or what goes with another; or the file cannot be
-            read.
+            read, or holds none.
     """
     sweep, is_all, problem = ctx.params["sweep"], ctx.params["is_all"], ctx.params["problem"]
     if (sweep is not None) + is_all + (problem is not None) > 1:
@@ -147,24 +150,17 @@ def _lines(ctx: click.Context) -> Iterator[str] | None:
         return None
     if "dot_graph" in said:
         raise ArgumentError("-D, --dot_graph draws one plan: leave --sweep and --all out")
-    lines = combinations() if is_all else _of_file(sweep)
-    return islice(lines, None, None, ctx.params["every"])
+    lines = lines_of(sweep) if sweep is not None else all_combinations()
+    return lines[:: ctx.params["every"]]
 
 
-def _of_file(sweep: Path) -> Iterator[str]:
-    try:
-        stripped = map(str.strip, sweep.read_text().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--sweep {sweep} cannot be read: {error}") from None
-    return (line for line in stripped if line and not line.startswith("#"))
-
-
-def _swept(ctx: click.Context, lines: Iterable[str]) -> Iterator[Outcome]:
+def _swept(ctx: click.Context, lines: Sequence[Line]) -> Iterator[Outcome]:
     """Each line run."""
     handed = {name: ctx.params[name] for name in _said(ctx) if name not in OF_ALL_LINES}
     for line in lines:
         try:
-            inner = driver_command.make_context("driver", _words(line), default_map=handed)
+            words = words_of(line)
+            inner = driver_command.make_context("driver", words, default_map=handed, help_option_names=[])
             _check_line(inner)
         except click.ClickException as error:
             yield Outcome(line, error=ArgumentError(error.format_message()))
@@ -192,27 +188,7 @@ def _said(ctx: click.Context) -> list[str]:
     return [name for name in ctx.params if ctx.get_parameter_source(name) in SAID]
 
 
-def _words(line: str) -> list[str]:
-    """The line's words from the problem on; what stands before it is the program's name.
-
-    Raises:
-        ArgumentError: it names no problem.
-    """
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise ArgumentError(f"the line cannot be read: {error}") from None
-    for place, word in enumerate(words):
-        if word in PROBLEMS or _is_plan(word):
-            return words[place:]
-    raise ArgumentError(f"the line names no problem; want {', '.join(PROBLEMS)}, or a plan's text in quotes")
-
-
-def _is_plan(word: str) -> bool:
-    return "[" in word
-
-
-def _outcome(ctx: click.Context, line: str) -> Outcome:
+def _outcome(ctx: click.Context, line: Line | None) -> Outcome:
     try:
         return Outcome(line, driven=_driven(ctx))
     except (FuseplanError, MemoryError) as error:
@@ -248,7 +224,7 @@ def plan_of(ctx: click.Context) -> FusionPlan:
         raise ArgumentError(
             f"no problem is named; want {', '.join(PROBLEMS)}, a plan's text, or --sweep FILE"
         )
-    if not _is_plan(problem):
+    if not is_plan(problem):
         src, ops = Problem(problem, said).plan()
         return FusionPlan(src, *ops)
     own = [word for word in said if ctx.get_parameter_source(word) is ParameterSource.COMMANDLINE]
@@ -274,15 +250,42 @@ def _draw(plan: FusionPlan, place: Path) -> None:
         raise ArgumentError(f"--dot_graph {place} cannot be written: {error}") from None
 
 
+def _make(folder: Path) -> None:
+    """Makes the report's folder, before the lines are run.
+
+    Raises:
+        ArgumentError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"--report {folder} cannot be made: {error}") from None
+
+
+def _head(
+    ctx: click.Context, records: Sequence[dict[str, Any]], seconds: float, asked: int
+) -> dict[str, Any]:
+    """What was run where, by name."""
+    where = dict.fromkeys(record["processor"] for record in records if "processor" in record)
+    return {
+        "target": ctx.params["target"],
+        "processor": ", ".join(where),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine().to_json(),
+        **versions("torch", "triton"),
+        "commit": commit(),
+        "seconds": round(seconds),
+        **({"not run": asked - len(records)} if len(records) < asked else {}),
+    }
+
+
 def _write(folder: Path, head: dict[str, Any], records: list[dict[str, Any]]) -> None:
     """Writes report.md and report.json.
 
     Raises:
         ArgumentError: they cannot be written.
     """
-    head = {**head, "date": datetime.now(UTC).isoformat(timespec="seconds"), **machine().to_json()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps({**head, "lines": records}, indent=1) + "\n")
         (folder / "report.md").write_text(driver_report(head, records))
     except OSError as error:
@@ -299,17 +302,11 @@ def _told(outcome: Outcome) -> str:
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
         f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
-        *(f"error      {_judged(each)}" for each in driven.checks),
+        *(f"error      {each}: {'right' if each.is_right else 'WRONG'}" for each in driven.checks),
         *(() if driven.checks else ["error      not compared with float64"]),
     ]
     lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]
     return "\n".join([*lines, *([f"unfused    {driven.verdict}"] if driven.verdict else [])])
-
-
-def _judged(each: Check) -> str:
-    verdict = "right" if each.is_right else "WRONG"
-    whole = "the largest output" if each.tensor == OUT else f"the largest {each.tensor}"
-    return f"{each.error:.1e} of {whole}, at most {each.allowed:.1e}: {verdict}"
 
 
 def _times(driven: Driven) -> list[tuple[str, Seconds]]:
@@ -321,14 +318,15 @@ def _ms(taken: Seconds) -> str:
 
 
 def _told_shortly(outcome: Outcome) -> str:
-    """One line; an error's message below it."""
-    driven = outcome.driven
+    """One line; an error's place and message below it."""
+    driven, line = outcome.driven, outcome.line
+    assert line is not None
     if driven is None:
         message = "\n".join(f"    {each}" for each in str(outcome.error).splitlines())
-        return f"FAILED  {outcome.line}\n{message}"
+        return f"FAILED  {line.text}\n    {line.place}\n{message}"
     times = "".join(f"  {name} {taken.mean * 1e3:.4f} ms" for name, taken in _times(driven))
     if driven.verdict is not None and driven.verdict.speedup is not None:
         times += f"  {driven.verdict.speedup:.2f} times {driven.verdict.best_other}"
     verdict = "right " if driven.is_right else "WRONG "
     error = f"  {max(each.error for each in driven.checks):.1e}" if driven.checks else ""
-    return f"{verdict}{error}{times}  {outcome.line}"
+    return f"{verdict}{error}{times}  {line.text}"

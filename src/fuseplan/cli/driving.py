@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -10,7 +10,8 @@ from typing import Any
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
+from fuseplan.measure.checks import Check, checks_of
+from fuseplan.measure.ground import Ground, ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.run import runner_of
 from fuseplan.tune.judging import verdict_on
@@ -56,30 +57,6 @@ class Seconds:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, seconds."""
         return {"least": self.least, "mean": self.mean, "calls": self.calls}
-
-
-@dataclass(frozen=True)
-class Check:
-    """A tensor beside float64.
-
-    Attributes:
-        tensor: `out`, or a result's key.
-        error: the largest deviation, over the largest value.
-        allowed: the most that is right.
-    """
-
-    tensor: str
-    error: float
-    allowed: float
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the error is within what rounding explains."""
-        return self.error <= self.allowed
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {"tensor": self.tensor, "error": self.error, "allowed": self.allowed}
 
 
 @dataclass(frozen=True)
@@ -139,7 +116,7 @@ def drive(plan: FusionPlan, how: How) -> Driven:
     errors = ground.deviations(got) if how.is_verified else {}
     timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None
     walled = ground.wall_seconds(call, how.iterations) if how.is_walled else None
-    checks = _checks(compiled, errors)
+    checks = checks_of(compiled.kernel, compiled.choice.template, errors)
     is_right = all(each.is_right for each in checks)
     return Driven(
         compiled=compiled,
@@ -154,13 +131,3 @@ def _verdict(compiled: CompiledPlan, ground: Ground) -> Verdict:
     runner = runner_of(compiled.plan, compiled.kernel, compiled.choice.template, compiled.program)
     assert runner is not None  # it was bound
     return verdict_on(replace(compiled.records, target=compiled.target), runner, ground)
-
-
-def _checks(compiled: CompiledPlan, errors: Mapping[str, float]) -> tuple[Check, ...]:
-    """Each tensor's error beside what its dtype allows."""
-    dtypes = {each.key: each.result.dtype for each in compiled.plan.results}
-    kernel, template = compiled.kernel, compiled.choice.template
-    return tuple(
-        Check(key, error, allowed_deviation(kernel, template, dtypes.get(key)))
-        for key, error in errors.items()
-    )

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+NOT_NEGATIVE = click.FloatRange(0)
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -27,6 +29,9 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, callback=_remember_jso
 TARGET = click.option("--target", default="cpu", show_default=True, help="cpu, cuda, triton:sm_90, ...")
 THREADS = click.option(
     "--threads", type=int, help="The most threads a launch on a CPU uses; all unless given."
+)
+SEED = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random data."
 )
 ACCURACY = click.option(
     "--accuracy",

@@ -9,7 +9,8 @@ from typing import Any
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.ground import allowed_deviation, ground_of
+from fuseplan.measure.checks import Check, checks_of
+from fuseplan.measure.ground import ground_of
 from fuseplan.stages import as_plan
 from fuseplan.template import Accuracy
 from fuseplan.tune.unfused import OneAtATime
@@ -21,24 +22,17 @@ class Trial:
 
     Attributes:
         compiled: the plan.
-        error: the largest deviation from float64, over the largest output.
-        allowed: the most that is right.
+        check: of the output and the results beside float64, that which is nearest to its bound.
         seconds: a run of the bound plan, median.
         unfused_seconds: of its operators one at a time, each bound; None for other machines' targets.
         unfused_kernels: how many they are.
     """
 
     compiled: CompiledPlan
-    error: float
-    allowed: float
+    check: Check
     seconds: float
     unfused_seconds: float | None
     unfused_kernels: int
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the result is within what rounding explains."""
-        return self.error <= self.allowed
 
     def to_json(self) -> dict[str, Any]:
         """The trial as JSON values."""
@@ -51,9 +45,8 @@ class Trial:
             "origin": self.compiled.program.origin,
             "load_seconds": self.compiled.program.load_seconds,
             "workspace_bytes": self.compiled.workspace_bytes,
-            "right": self.is_right,
-            "error": self.error,
-            "allowed": self.allowed,
+            "right": self.check.is_right,
+            **self.check.to_json(),
             "seconds": self.seconds,
             "unfused_seconds": self.unfused_seconds,
             "unfused_kernels": self.unfused_kernels,
@@ -81,15 +74,14 @@ def run_trial(
     ground = ground_of(known, compiled.target, seed, inputs)
     given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
     fused = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
-    error = ground.deviation(fused())
+    checks = checks_of(compiled.kernel, compiled.choice.template, ground.deviations(fused()))
     variants: dict[str, Callable[[], object]] = {"fused": fused}
     if compiled.target.is_host:  # what stands in for another machine is not timed beside itself
         variants["unfused"] = OneAtATime(known, ground.tensors, target=compiled.target)
     timed = ground.times(variants)
     return Trial(
         compiled=compiled,
-        error=error,
-        allowed=allowed_deviation(compiled.kernel, compiled.choice.template),
+        check=max(checks, key=lambda check: check.error / check.allowed),
         seconds=timed["fused"].median,
         unfused_seconds=timed["unfused"].median if "unfused" in timed else None,
         unfused_kernels=len(known),

@@ -8,18 +8,40 @@ import click
 
 from fuseplan.bench.tune_command import accuracy_of, merge, needed, tune_all
 from fuseplan.bench.tuning import MOST, TuneOptions
+from fuseplan.cli.options import NOT_NEGATIVE
 
 
 @click.command("tune")
 @click.argument("asked", metavar="SUITE_OR_PLAN...", nargs=-1, required=True)
 @click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--seconds", default=TuneOptions.seconds, show_default=True, help="A case's search, about.")
-@click.option("--most", default=MOST, show_default=True, help="Candidates of a case; 0 for all.")
+@click.option(
+    "--seconds",
+    type=NOT_NEGATIVE,
+    default=TuneOptions.seconds,
+    show_default=True,
+    help="A case's search, about.",
+)
+@click.option(
+    "--most", type=click.IntRange(0), default=MOST, show_default=True, help="Candidates of a case; 0 for all."
+)
 @click.option("--accuracy", default="default", show_default=True, help="As for compile.")
 @click.option("--threads", type=int, help="The most threads a launch on a CPU uses; all unless given.")
-@click.option("--workers", default=0, help="Compilers at a time, on a GPU; one a processor unless given.")
-@click.option("--patience", default=TuneOptions.patience, show_default=True, help="Seconds for a case.")
-@click.option("--within", default=TuneOptions.within, help="No case begins after so many seconds.")
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=0,
+    help="Compilers at a time, on a GPU; one a processor unless given.",
+)
+@click.option(
+    "--patience",
+    type=NOT_NEGATIVE,
+    default=TuneOptions.patience,
+    show_default=True,
+    help="Seconds for a case.",
+)
+@click.option(
+    "--within", type=NOT_NEGATIVE, default=TuneOptions.within, help="No case begins after so many seconds."
+)
 @click.option("--only", default="", help="Cases of suites whose name or group contains it.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file for the choices, to ship or merge.")
 @click.option("--merge", "merges", is_flag=True, help="Merge files of choices into --output instead.")

@@ -6,13 +6,13 @@ import json
 
 import click
 
-from fuseplan.cli.options import plan_command
+from fuseplan.cli.options import SEED, plan_command
 from fuseplan.compile import compile as compile_plan
 
 
 @click.command("verdict")
 @plan_command
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random data.")
+@SEED
 def verdict_command(
     plan: str,
     target: str,

@@ -122,7 +122,7 @@ class Letter:
             value = float(given) if isinstance(self.default, float) else int(given)
         except ValueError:
             raise self.refused(given) from None
-        if math.isnan(value) or (isinstance(value, int) and not self._holds(value)):
+        if "_" in given or math.isnan(value) or (isinstance(value, int) and not self._holds(value)):
             raise self.refused(given)
         return value
 
@@ -167,7 +167,11 @@ def _layout(letters: str, word: str, meaning: str) -> Letter:
     return Letter(letters, word, "", meaning, words=LAYOUT_WORDS)
 
 
-IN = _each_axis("!HW", "in", 32, "The input's extent")
+IN = (
+    Letter("!", "in_d", 1, "The input's extent along d", 1),  # MIOpen's; its filter's is 3 all the same
+    Letter("H", "in_h", 32, "The input's extent along h", 1),
+    Letter("W", "in_w", 32, "The input's extent along w", 1),
+)
 FILTER = _each_axis("@yx", "fil", 3, "The filter's extent")
 STRIDE = _each_axis("#uv", "conv_stride", 1, "The filter's stride")
 PAD = _each_axis("$pq", "pad", 0, "Zeros at either end of the input", 0)
@@ -178,7 +182,11 @@ CHANNELS = Letter("c", "in_channels", 3, "The input's channels", 1)
 FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels", 1)
 GROUPS = Letter("g", "group_count", 1, "The convolution's groups", 1)
 PAD_MODE = Letter(
-    "z", "pad_mode", "conv", "How much is padded; conv and default as -p and -q say", words=PAD_MODES
+    "z",
+    "pad_mode",
+    "conv",
+    "How much is padded; conv and default as -p and -q say, same for the input's extent over the stride",
+    words=PAD_MODES,
 )
 PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with", 0, 0)
 ACTIVATION = _choice("m", "activMode", "relu", "The activation", tuple(ACTIVATIONS))
@@ -188,7 +196,7 @@ GAMMA = Letter("G", "gamma", 1.0, "The activation's g")
 BATCH_NORM = _choice(
     "M", "bnMode", "per_activation", "What batch normalization's statistics are per", BATCH_NORM_MODES
 )
-EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's epsilon")
+EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's epsilon; MIOpenDriver's is 1e-6")
 RUN = _choice("", "run", "no", "Whether training updates running statistics", NO_YES)
 SAVE = _choice(
     "", "save", "yes", "Whether training saves its statistics, and a backward pass takes saved ones", NO_YES

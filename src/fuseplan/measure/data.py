@@ -177,16 +177,16 @@ def _float64(array: Array) -> Float64:
 
 
 def deviation(got: Array, want: Float64) -> float:
-    """The largest |got - want| over the largest |want|; infinite where only one of them is finite.
+    """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
 
     Args:
         got: a result, logical order; bf16 as uint16 or of ml_dtypes.
         want: the same in float64.
     """
-    exact = _float64(got)
-    if exact.shape != want.shape or not np.array_equal(np.isfinite(exact), np.isfinite(want)):
+    exact, finite = _float64(got), np.isfinite(want)
+    same = exact.shape == want.shape and np.array_equal(exact[~finite], want[~finite], equal_nan=True)
+    if not same or not np.isfinite(exact[finite]).all():
         return float("inf")
-    finite = np.isfinite(want)
     largest = float(np.max(np.abs(want[finite]), initial=0.0))
     furthest = float(np.max(np.abs(exact[finite] - want[finite]), initial=0.0))
     return furthest / largest if largest else furthest

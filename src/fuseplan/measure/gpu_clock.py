@@ -1,8 +1,8 @@
 """Times calls on a GPU against each other: CUDA events, a cold second cache, variants in turns.
 
 Before each timed call a buffer that is larger than the GPU's second cache is overwritten, outside of the
-events, so a call finds none of its tensors there. That write also takes longer than the host needs to enqueue
-a call: the events see kernels, and not the host, however many kernels a call launches.
+events, so a call finds none of its tensors there. The host is ahead of the GPU by some such writes, by more
+where a call takes it longer than a write takes the GPU: the events see kernels, and not the host.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fuseplan.measure.stats import Timing, summarize
 CLOCK = "CUDA events, cold L2"
 FLUSH_BYTES = 256 << 20  # five times the L2 of an H100 or H200; writing it takes some 90 us
 AHEAD = 5  # flushes before the first sample: half a millisecond
+MOST_AHEAD = AHEAD << 8  # a tenth of a second
 WALL_CALLS = 100  # fewer than a stream's queue holds: enqueuing them never waits for the GPU
 WALL_BATCHES = 9
 LATENCY_CALLS = 10  # of a block
@@ -71,30 +72,43 @@ class GpuClock:
             A timing for each name, seconds of the GPU a call.
         """
         samples = {name: self._samples(call) for name, call in variants.items()}
+        ahead = {name: self._ahead(call, samples[name]) for name, call in variants.items()}
         blocks: dict[str, list[list[float]]] = {name: [] for name in variants}
         for _, name in turns(list(variants), self.protocol.rounds) if variants else ():
-            blocks[name].append(self.block(variants[name], samples[name]))
+            blocks[name].append(self._block(variants[name], samples[name], ahead[name])[0])
         return {name: summarize(taken) for name, taken in blocks.items()}
 
     def block(self, call: Call, samples: int) -> list[float]:
         """One block of samples, in seconds; two calls before them are not timed.
 
-        The host gets ahead of the GPU by some flushes before the first sample, and stays ahead where a call
-        takes it less time than a flush and the call take the GPU.
+        The call is one that the host enqueues in less time than a flush takes the GPU.
         """
+        return self._block(call, samples, AHEAD)[0]
+
+    def _block(self, call: Call, samples: int, ahead: int) -> tuple[list[float], bool]:
+        """The same behind so many flushes, and whether the host stayed ahead of the GPU to the end."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(samples)]
         for _ in range(2):
             call()
-        for _ in range(AHEAD):
+        for _ in range(ahead):
             self._flushed.zero_()
+        is_ahead = True
         for begin, end in pairs:
             self._flushed.zero_()
             begin.record()
             call()
             end.record()
+            is_ahead &= not begin.query()  # else the GPU may have waited for what the host had not enqueued
         self._torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) * 1e-3 for begin, end in pairs]
+        return [begin.elapsed_time(end) * 1e-3 for begin, end in pairs], is_ahead
+
+    def _ahead(self, call: Call, samples: int) -> int:
+        """How many flushes the host has to be ahead by, to stay ahead for a block."""
+        ahead = AHEAD
+        while ahead < MOST_AHEAD and not self._block(call, samples, ahead)[1]:
+            ahead *= 2
+        return ahead
 
     def _samples(self, call: Call) -> int:
         """How many samples fill a block; makes a few calls to find out."""

@@ -273,13 +273,14 @@ def _product(seen: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def deviation(got: Tensor, want: Tensor) -> float:
-    """The largest |got - want| over the largest |want|; infinite where only one of them is finite."""
+    """The largest |got - want| over the largest |want|; infinite where what is not finite differs."""
     import torch
 
-    exact = got.double()
-    if exact.shape != want.shape or not torch.equal(exact.isfinite(), want.isfinite()):
+    exact, finite = got.double(), want.isfinite()
+    if exact.shape != want.shape or not torch.equal(exact.isfinite(), finite):
         return float("inf")
-    finite = want.isfinite()
+    if not torch.allclose(exact[~finite], want[~finite], equal_nan=True):
+        return float("inf")
     largest = want.abs().where(finite, torch.zeros_like(want)).amax().item() if want.numel() else 0.0
     apart = (exact - want).abs().where(finite, torch.zeros_like(want))
     furthest = apart.amax().item() if want.numel() else 0.0

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fuseplan.cache import report_unusable
 from fuseplan.settings import settings
 
 FORMAT = 1  # of the files; what has another number is measured again
+
+_unkept: dict[Path, dict[str, Any]] = {}  # by their places: what no folder took lasts as long as the process
 
 
 def place_of(*words: str) -> Path:
@@ -27,16 +30,18 @@ def read_kept(place: Path) -> dict[str, Any] | None:
         stored = json.loads(place.read_text())
         return stored if stored.pop("format") == FORMAT else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return _unkept.get(place)
 
 
 def write_kept(place: Path, found: Mapping[str, object]) -> None:
-    """Keeps what was measured; a directory that cannot be written costs a measurement next time, no more."""
+    """Keeps what was measured; where it cannot, says so once, and this process alone knows it."""
     beside = place.with_suffix(f".{os.getpid()}.tmp")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps({"format": FORMAT, **found}, indent=1))
         beside.replace(place)
-    except OSError:
+    except OSError as error:
+        _unkept[place] = dict(found)
+        report_unusable(place.parent, error)
         with contextlib.suppress(OSError):
             beside.unlink()

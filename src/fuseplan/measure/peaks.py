@@ -20,7 +20,6 @@ from fuseplan.kernel import Kernel
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.peak_kernels import PeakKernel, fma_kernel, memory_kernel
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target, parse_target
 
 LAUNCHES = 16
@@ -84,13 +83,8 @@ class Peaks:
 
 def bytes_of_passes(kernel: Kernel) -> int:
     """What moves where nothing stays on the chip between a kernel's passes: each reads what it reduces."""
-    sizes = {"x": kernel.src.nbytes}
-    sizes |= {operand.key: operand.nbytes for operand in kernel.operands if operand.per == "element"}
-    again = [
-        {name for expression in reduction.expressions for name in leaves_of(expression)}
-        for reduction in kernel.reductions
-    ]
-    return kernel.minimum_bytes + sum(sizes.get(name, 0) for read in again for name in read)
+    *again, _ = kernel.read_in_passes
+    return kernel.minimum_bytes + sum(sum(read.values()) for read in again)
 
 
 def peaks(threads: int | None = None, *, measure: bool = False) -> Peaks | None:

@@ -127,7 +127,7 @@ class Conv(Op):
             raise refused(
                 self.name,
                 "padding",
-                "is 0 or more at the low and the high end of each axis",
+                "is 0 to 2^31 - 1 at the low and the high end of each axis",
                 got=repr(self.padding),
                 want=f"such as 1, {(1,) * self.axes} or {((0, 1),) * self.axes}",
             )

@@ -61,8 +61,8 @@ class ActivationBackward(Elementwise):
         yield "f32[1x3x3x2x5]", cls(Power(alpha=0.5, beta=0.25, gamma=1.75))
 
 
-def _per(op: BatchNormTraining | BatchNormBackward, src: TensorSpec) -> str:
-    return MODES[op.mode]
+def _per(op: Normalization, src: TensorSpec) -> str:
+    return op.per
 
 
 def _is_saved(op: BatchNormTraining) -> bool:

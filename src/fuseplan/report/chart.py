@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,14 +57,9 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
     Raises:
         ArgumentError: another format, matplotlib is not installed, or the file cannot be written.
     """
-    if place.suffix.lower() not in FORMATS:
-        raise ArgumentError(
-            f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`") from error
+    check_chart(place)
+    import matplotlib
+
     # Neither a date nor random names: the same measurements give the same file. Text stays text.
     metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
@@ -74,6 +70,20 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
         except OSError as error:
             raise ArgumentError(f"cannot write the chart to {place}: {error}") from error
     return place
+
+
+def check_chart(place: Path) -> None:
+    """Checks that a chart can be drawn, before what it shows is measured.
+
+    Raises:
+        ArgumentError: the file's suffix says another format, or matplotlib is not installed.
+    """
+    if place.suffix.lower() not in FORMATS:
+        raise ArgumentError(
+            f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`")
 
 
 def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str) -> Any:

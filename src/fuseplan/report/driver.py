@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.op import Op
+from fuseplan.ops.activation import ACTIVATIONS, Relu
 from fuseplan.plan import FusionPlan
 from fuseplan.report.docstrings import table
 from fuseplan.text import operator_text
@@ -51,12 +53,19 @@ def _cells(ran: Sequence[Record]) -> Iterator[str]:
 
 def _place(plan: FusionPlan) -> tuple[str, str]:
     """The row and the column of a plan."""
-    words = [
-        "activation" if isinstance(op, ACTIVATIONS) else operator_text(op, parameters=False)
-        for op in plan.ops
-    ]
     order = "last" if plan.src.is_channels_last else "first"
-    return " -> ".join(words), f"{plan.src.dtype}, channels {order}"
+    return " -> ".join(map(_row_text, plan.ops)), f"{plan.src.dtype}, channels {order}"
+
+
+def _row_text(op: Op) -> str:
+    """The operator, `activation` in the place of which one it is or is the gradient of."""
+    if isinstance(op, ACTIVATIONS):
+        return "activation"
+    inner = op.inner_names()
+    if not inner:
+        return operator_text(op, parameters=False)
+    of_relu = replace(cast(Any, op), **dict.fromkeys(inner, Relu()))
+    return operator_text(of_relu, parameters=False).replace("relu", "activation")
 
 
 def _cell(records: Sequence[Record]) -> str:
@@ -76,9 +85,13 @@ def _failures(failed: Sequence[Record]) -> Iterator[str]:
 
 
 def _why_wrong(record: Record) -> str:
-    told = [
-        f"{check['tensor']} is {check['error']:.1e} from float64, at most {check['allowed']:.1e}"
-        for check in record["checks"]
-        if not check["error"] <= check["allowed"]
-    ]
-    return "; ".join(told)
+    return "; ".join(filter(None, map(_wrong, record["checks"])))
+
+
+def _wrong(check: Record) -> str | None:
+    """What is wrong with a tensor; None where it is right."""
+    if check["error"] is None:
+        return f"{check['tensor']} is not finite where float64 is, or the other way round"
+    if check["error"] <= check["allowed"]:
+        return None
+    return f"{check['tensor']} is {check['error']:.1e} from float64, at most {check['allowed']:.1e}"

@@ -72,7 +72,8 @@ PROTOCOL = """\
 
 On a GPU (`--target cuda`) all libraries are in one process. Times are between CUDA events around
 a call. Before it a buffer of {flushed} MB is overwritten, so that the second cache holds none of its
-tensors, and the host is ahead of the GPU by {ahead} such writes. Blocks last {gpu_milliseconds:.0f} ms.
+tensors, and the host is ahead of the GPU by {ahead} such writes, or as many more as a call that takes the
+host long needs. Blocks last {gpu_milliseconds:.0f} ms.
 
 - `torch` is eager, `torch:steps` calls every operator of the plan by itself, `torch.compile` is
   max-autotune with frozen weights and without CUDA graphs, its candidates tried in a process of their

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError
-from fuseplan.measure.ground import Ground, allowed_deviation
+from fuseplan.measure.checks import first_wrong
+from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import at_its_best, eager
 from fuseplan.run import BoundPlan, Runner
@@ -49,13 +50,11 @@ def verdict_on(records: Records, runner: Runner, ground: Ground) -> Verdict:
 def _fused(records: Records, runner: Runner, ground: Ground) -> Callable[[], object]:
     given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
     call = partial(BoundPlan(runner, given), ground.tensors["src"], ground.out())
-    deviation = ground.deviation(call())
-    allowed = allowed_deviation(records.kernel, records.choice.template)
-    if not deviation <= allowed:
+    wrong = first_wrong(records.kernel, records.choice.template, ground.deviations(call()))
+    if wrong is not None:
         raise ArgumentError(
-            f"{records.choice} computes {records.plan} wrongly on {records.target}: {deviation:.1e} of the "
-            f"largest output from float64, want at most {allowed:.1e}; choose another with template=, and "
-            "report this"
+            f"{records.choice} computes {records.plan} wrongly on {records.target}: {wrong} from float64; "
+            "choose another with template=, and report this"
         )
     return call
 

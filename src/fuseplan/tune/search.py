@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError
-from fuseplan.measure.ground import Ground, allowed_deviation
+from fuseplan.measure.checks import first_wrong
+from fuseplan.measure.ground import Ground
 from fuseplan.stages import Records
 from fuseplan.template import Template
 from fuseplan.tuned import Tuned, key_of
@@ -138,16 +139,15 @@ def _fault(records: Records, ground: Ground, template: Template, ready: Ready | 
         return str(ready).splitlines()[0]
     if ready.spilled:
         return f"spills {ready.spilled} bytes of registers"
-    allowed = allowed_deviation(records.kernel, template)
     for _ in range(CHECKS):
         out = ground.out()
         try:
             got = ready.run(out, **ground.results())
         except FuseplanError as error:
             return str(error).splitlines()[0]
-        deviation = ground.deviation(got)
-        if not deviation <= allowed:
-            return f"wrong: {deviation:.1e} from float64, allowed {allowed:.1e}"
+        wrong = first_wrong(records.kernel, template, ground.deviations(got))
+        if wrong is not None:
+            return f"wrong: {wrong}"
     return None
 
 

@@ -42,6 +42,7 @@ OPTIONS = frozenset(
         "kpack",
     )
 )
+TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]
 _lock = threading.RLock()  # Triton's passes share state
 
@@ -148,12 +149,23 @@ class _Making:
             binary, assembly = last, self.texts["amdgcn"]
             used = resources.amd(assembly, self.target.name, threads, shared, self.gpu.warp_size)
         else:
-            assembly = self.texts["ptx"]
-            binary, log = assembled(assembly, self.gpu.arch, self.source.text)
+            assembly, binary, log = self._assembled(self.texts["ptx"])
             used = resources.nvidia(log, assembly, self.target.name.rstrip("a"), threads, shared)
         name = str(self.metadata["name"])
         return Artifact(
             binary, self.target.name, name, threads, shared, self.types, self._maps(), used, assembly
+        )
+
+    def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
+        """PTX with its cubin and what ptxas said; with loops left as they are where ptxas breaks them."""
+        for text in (ptx, _with_loops(ptx)):
+            cubin, log = assembled(text, self.gpu.arch, self.source.text)
+            if not resources.lacks_products(cubin):
+                return text, cubin, log
+        raise BuildError(
+            f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
+            "Compile the plan with another template, and report it",
+            source=self.source.text,
         )
 
     def _lowered(self) -> Any:
@@ -203,7 +215,14 @@ class _Making:
                 f"{self.target.l1_bytes}",
                 source=self.source.text,
             )
-        for name in ("global_scratch_size", "profile_scratch_size", "tmem_size"):
+        columns = int(self.metadata.get("tmem_size") or 0)  # a kernel allocates and frees them itself
+        if columns > TENSOR_MEMORY_COLUMNS:
+            raise BuildError(
+                f"the kernel needs {columns} columns of tensor memory; {self.target} has "
+                f"{TENSOR_MEMORY_COLUMNS}",
+                source=self.source.text,
+            )
+        for name in ("global_scratch_size", "profile_scratch_size"):
             if self.metadata.get(name):
                 raise BuildError(
                     f"the kernel needs {name}={self.metadata[name]}, which launches here do not give",
@@ -278,6 +297,11 @@ def ptx_version() -> int:
     if major >= 13:
         return 90 + 10 * (major - 13) + minor
     return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
+
+
+def _with_loops(ptx: str) -> str:
+    """PTX whose loops ptxas does not unroll."""
+    return re.sub(r"^(\$L__BB\w+:.*)$", r'\1\n\t.pragma "nounroll";', ptx, flags=re.MULTILINE)
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:

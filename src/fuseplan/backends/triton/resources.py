@@ -48,6 +48,9 @@ NVIDIA = {
     "sm_120": Multiprocessor(100 * KIB, 48, 24),
 }
 REGISTERS = 64 * KIB
+# What ptxas leaves in the place of matrix instructions that it drops, HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ:
+# twelve of the 16 bytes, behind which the scheduling is.
+DROPPED = bytes.fromhex("f079ff3f00000000ff00000c")
 PARTITIONS = 4  # of a multiprocessor; each has its own registers
 WARP_GRANULE = 256  # registers are given out to a warp in such lots
 
@@ -65,6 +68,16 @@ def nvidia(log: str, ptx: str, architecture: str, threads: int, shared_bytes: in
         "serialized": int("instructions are serialized" in log),
         **_counted(PTX_COUNTS, ptx),
     }
+
+
+def lacks_products(cubin: bytes) -> bool:
+    """Whether ptxas dropped matrix instructions of sm_90, and took their sums for 0.
+
+    12.8 and 12.9 do so where they unroll the loop of instructions and all that is made of a sum is |sum|:
+    clearing the sign bit becomes a modifier of what uses it, and is then no use any more. Seen in
+    `conv2d(kernel=(1, 3)) -> abs -> bias`.
+    """
+    return DROPPED in cubin
 
 
 def nvidia_programs(architecture: str, registers: int, threads: int, shared_bytes: int) -> int:

@@ -17,7 +17,6 @@ from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Sha
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, functions
 from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, pack_operand, unit_roundoff
 from fuseplan.tensor import dtype_of
@@ -61,7 +60,7 @@ class Normalization(Template):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        large = _moved(kernel, None) + kernel.dst.nbytes > target.l3_bytes
+        large = _moved(kernel) + kernel.dst.nbytes > target.l3_bytes
         knobs = product(_foldings(kernel), (True, False), (True, False) if large else (False,))
         for folded, whole, stream in knobs:
             made = _blocked(kernel, target, folded=folded, whole=whole)
@@ -73,11 +72,9 @@ class Normalization(Template):
         results = sum(each.nbytes for each in kernel.results)
         operands = kernel.minimum_bytes - kernel.src.nbytes - kernel.dst.nbytes - results
         small = operands - sum(each.nbytes for each in kernel.operands if each.per == "element")
-        read = (
-            _moved(kernel, None) if kept else sum(_moved(kernel, number) for number in range(kernel.passes))
-        )
+        passes = sum(sum(read.values()) for read in kernel.read_in_passes)
         partial = 0 if self.whole else self._partial_bytes(kernel, target)
-        return Traffic(read + small, kernel.dst.nbytes + results, partial)
+        return Traffic((_moved(kernel) if kept else passes) + small, kernel.dst.nbytes + results, partial)
 
     def _partial_bytes(self, kernel: Kernel, target: Target) -> int:
         shape = self._shape(kernel, target)
@@ -131,17 +128,12 @@ class Normalization(Template):
         return shape_of(kernel, self.folded, lanes(kernel, target))
 
 
-def _moved(kernel: Kernel, number: int | None) -> int:
-    """Bytes as large as src that one pass reads: a reduction's, the last one's, or (None) all passes'."""
-    expressions = [stage.expression for stage in kernel.prologue]
-    last = [stage.expression for stage in kernel.epilogue]
-    sums = [list(each.expressions) for each in kernel.reductions]
-    own = [*sums, last][number] if number is not None else [each for part in (*sums, last) for each in part]
-    used = frozenset().union(*(leaves_of(each) for each in own))
-    if "x" in used:
-        used = used.union(*(leaves_of(each) for each in expressions))
-    read = sum(each.nbytes for each in kernel.operands if each.per == "element" and each.key in used)
-    return read + (kernel.src.nbytes if "x" in used else 0)
+def _moved(kernel: Kernel) -> int:
+    """Bytes of the tensors as large as src, each read once."""
+    together: dict[str, int] = {}
+    for read in kernel.read_in_passes:
+        together |= read
+    return sum(together.values())
 
 
 def _foldings(kernel: Kernel) -> tuple[bool, ...]:
@@ -156,7 +148,7 @@ def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> No
     """Knobs: blocks that the second cache holds, and some for each thread; None where there are none."""
     width, shape = lanes(kernel, target), shape_of(kernel, folded, lanes(kernel, target))
     extent = shape.run.extent if shape.columns else shape.cells
-    moved = _moved(kernel, None)
+    moved = _moved(kernel)
     wanted = max(1, min(4 * target.threads, moved // _TASK_BYTES))
     step = _step(shape, width)
     if not whole:
@@ -198,7 +190,7 @@ def _held(knobs: Normalization, kernel: Kernel, target: Target) -> float:
     """Bytes of what a task goes through at a time: a block of columns, or one channel."""
     shape = knobs._shape(kernel, target)
     share = knobs.block / (shape.run.extent * shape.segments) if shape.columns else 1 / shape.cells
-    return _moved(kernel, None) * share
+    return _moved(kernel) * share
 
 
 def _can_stream(knobs: Normalization, kernel: Kernel, target: Target) -> bool:

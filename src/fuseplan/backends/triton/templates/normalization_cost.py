@@ -10,7 +10,6 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
 from fuseplan.backends.triton.templates.pointwise_writer import ceil_div
 from fuseplan.kernel import Kernel
-from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE
 
@@ -30,16 +29,7 @@ WHOLE = 128  # bytes of a row that are moved as one
 
 def read_per_pass(kernel: Kernel) -> list[int]:
     """Bytes of the tensors per element that each pass reads; the last is the one that writes dst."""
-    sizes = {op.key: op.nbytes for op in kernel.operands if op.per == "element"}
-    inner = frozenset().union(*(leaves_of(stage.expression) for stage in kernel.prologue))
-    passes = [reduction.expressions for reduction in kernel.reductions]
-    passes.append(tuple(stage.expression for stage in kernel.epilogue))
-    found = []
-    for formulas in passes:
-        used = frozenset().union(*map(leaves_of, formulas))
-        used |= inner if "x" in used else frozenset()
-        found.append(sum(sizes[key] for key in sizes if key in used) + kernel.src.nbytes * ("x" in used))
-    return found
+    return [sum(read.values()) for read in kernel.read_in_passes]
 
 
 def kept_bytes(kernel: Kernel) -> int:

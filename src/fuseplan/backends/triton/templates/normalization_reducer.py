@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
-from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, in_turn, together
+from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, around, together
 from fuseplan.backends.triton.templates.pointwise_writer import power_of_two
 from fuseplan.reduction import Reduction
 
-Values = Callable[[Held], list[str]]  # names of what a reduction's expressions are of a tile
-Take = Callable[[list[str], str], None]  # adds the values of a tile, where they exist, to what was found
+Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
+Visit = Callable[[Take], None]  # gives tiles of the program
 
 
 class Reducer:
@@ -36,56 +36,84 @@ class Reducer:
         elements = self.reader.elements
         known = self.reader.known([(reduction.kind, each) for each in formulas])
 
-        def values(each: Held) -> list[str]:
+        def give(each: Held, take: Take) -> None:
             x = self.reader.element(each)
-            return elements.values(formulas, x, each.tile.place, each.operands, known)
+            take(elements.values(formulas, x, each.tile.place, each.operands, known), each.tile.exists)
 
-        def loop(take: Take) -> None:
+        def visit(take: Take) -> None:
+            for each in held:
+                give(each, take)
+            if held:
+                return
             with self.reader.blocks(is_backward) as places:
                 for each in self.reader.read_next(places, reduction.expressions):
-                    take(values(each), each.tile.exists)
+                    give(each, take)
 
-        reduced = self._moments if reduction.kind == "moments" else self._sums
-        made = reduced(len(reduction.names), held, values, loop)
+        if reduction.kind == "sums":
+            made = self._sums(len(reduction.names), visit)
+        else:
+            made = self._moments(visit, (lambda take: give(held[0], take)) if held else None)
         elements.given |= dict(zip(reduction.names, made, strict=True))
 
-    def _sums(
-        self, count: int, held: Sequence[Held], values: Values, loop: Callable[[Take], None]
-    ) -> list[str]:
-        sums = Sums(self.text, self.reader.shape, self.compute, count)
-        sums.begin()
-        for each in held:
-            sums.take(values(each), each.tile.exists)
-        if not held:
-            loop(sums.take)
-        made = [self.text.let("total", f"tl.sum({name}, 0)") for name in sums.held]
-        if self.cut.segment > 1:
-            made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
+    def _sums(self, count: int, visit: Visit) -> list[str]:
+        made = self._totals(count, visit)
         if self.meeting.is_needed:
             made = [self.text.let("total", f"tl.sum({name}, 0)") for name in self.meeting.exchange(made)]
         return made
 
-    def _moments(
-        self, count: int, held: Sequence[Held], values: Values, loop: Callable[[Take], None]
-    ) -> list[str]:
-        text, cut = self.text, self.cut
-        if held:
-            each = (values(tile)[0] for tile in held)
-            parts = in_turn(text, each, len(held), held[-1].tile.exists, self.compute)
-        else:
-            welford = Welford(text, self.reader.shape, self.compute, not cut.is_even)
-            welford.begin(self.reader.shape if cut.is_planes else f"({self.knobs.rows}, 1)")
-            loop(lambda made, exists: welford.take(made[0], exists))
-            parts = welford.held
+    def _totals(self, count: int, visit: Visit) -> list[str]:
+        """Sums of all that the program has of a channel."""
+        sums = Sums(self.text, self.reader.shape, self.compute, count)
+        sums.begin()
+        visit(sums.take)
+        made = [self.text.let("total", f"tl.sum({name}, 0)") for name in sums.held]
+        if self.cut.segment > 1:
+            made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
+        return made
+
+    def _moments(self, visit: Visit, first: Visit | None) -> list[str]:
+        """Mean and variance; `first` gives the first tile alone, where tiles are kept."""
+        text = self.text
         own = text.let("own", self._share(self.reader.member))
-        found = together(text, parts, own)
-        if cut.segment > 1:
-            found = self._joined(found, own)
+        found = self._of_kept(visit, first, own) if first else self._of_read(visit, own)
         every = f"{float(self.count)!r}"
         if self.meeting.is_needed:
             mean, square = self.meeting.exchange([found.mean, found.square])
             found = together(text, Moments(self._shares(), mean, square), every)
         return [found.mean, text.let("variance", f"{found.square} / {every}")]
+
+    def _of_kept(self, visit: Visit, first: Visit, own: str) -> Moments:
+        """Of what is at hand: the mean of the first tile, then all deviations from it.
+
+        Of n tiles, their squares are at most 1 + n times those from the mean: that much is lost to
+        cancellation, at most. The first tile is whole where it is not the only one.
+        """
+        text, segment = self.text, self.cut.segment
+        many = f" * {segment}.0" if segment > 1 else ""
+        (total,) = self._totals(1, first)
+        guess = text.let(
+            "guess", f"{total} / ({own if self.cut.steps == 1 else f'{self.cut.block}.0'}{many})"
+        )
+        each = text.let("guess", f"tl.gather({guess}, which, 0)") if segment > 1 else guess
+
+        def deviate(take: Take) -> None:
+            def apart(made: list[str], exists: str) -> None:
+                off = text.let("off", f"{made[0]} - {each}")
+                take([off, f"{off} * {off}"], exists)
+
+            visit(apart)
+
+        moved, squares = self._totals(2, deviate)
+        return around(text, guess, moved, squares, f"({own}{many})")
+
+    def _of_read(self, visit: Visit, own: str) -> Moments:
+        """In one pass over memory, each lane by itself."""
+        is_cut, shape = not self.cut.is_even, self.reader.shape
+        welford = Welford(self.text, shape, self.compute, is_cut)
+        welford.begin(shape if self.cut.is_planes else f"({self.knobs.rows}, 1)")
+        visit(lambda made, exists: welford.take(made[0], exists))
+        found = together(self.text, welford.held, own)
+        return self._joined(found, own) if self.cut.segment > 1 else found
 
     def _segments(self, lanes: Sequence[str]) -> list[str]:
         """Vectors of columns as matrices of a row a channel; zero where there is no position."""

@@ -1,14 +1,14 @@
 """Sums and moments of tiles as text: of a program's elements, and of what the programs of a group found.
 
-Moments are never differences of large sums. A lane's are Welford's ("Note on a method for calculating
-corrected sums of squares and products", Technometrics 4, 1962). Parts are put together around a guess of
-their common mean, whose error is taken out again: Chan, Golub and LeVeque, "Algorithms for computing the
-sample variance", The American Statistician 37, 1983.
+Moments are never differences of large sums. In a loop a lane's are Welford's ("Note on a method for
+calculating corrected sums of squares and products", Technometrics 4, 1962). Elements at hand, and parts, are
+put together around a guess of their common mean, whose error is taken out again: Chan, Golub and LeVeque,
+"Algorithms for computing the sample variance", The American Statistician 37, 1983.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.backends.triton.text import Text
@@ -57,30 +57,6 @@ class Welford:
         text.line(f"{held.mean} += {off} * {share}", f"{held.square} += {off} * ({value} - {held.mean})")
 
 
-def in_turn(text: Text, values: Iterable[str], count: int, exists: str, compute: str) -> Moments:
-    """Moments of each lane of `count` tiles that are all at hand.
-
-    Each tile is taken as soon as it is there, so that no more than one is in the compute dtype at a time. Of
-    the last one counts what exists.
-    """
-    taken, mean, square = "", "", ""
-    for number, given in enumerate(values, 1):
-        value = given
-        if exists and number == count:
-            value = text.let("value", f"tl.where({exists}, {given}, {mean or 0.0})")
-            taken = text.let("count", f"{exists}.to({compute}) + {float(number - 1)}")
-            share = text.let("share", f"1.0 / tl.maximum({taken}, 1.0)")
-        else:
-            taken, share = f"{float(number)}", repr(1 / number)
-        if number == 1:
-            mean, square = value, text.let("square", f"tl.zeros_like({value})")
-            continue
-        off = text.let("off", f"{value} - {mean}")
-        mean = text.let("mean", f"{mean} + {off} * {share}")
-        square = text.let("square", f"{square} + {off} * ({value} - {mean})")
-    return Moments(taken, mean, square)
-
-
 def together(text: Text, parts: Moments, total: str, axis: int = 0) -> Moments:
     """The moments of parts along an axis as those of all: `total` elements."""
     back = "[:, None]" if axis else ""
@@ -90,13 +66,18 @@ def together(text: Text, parts: Moments, total: str, axis: int = 0) -> Moments:
     moved = text.let("moved", f"{off} * {parts.count}")
     first = text.let("first", f"tl.sum({moved}, {axis})")
     second = text.let("second", f"tl.sum({parts.square} + {moved} * {off}, {axis})")
+    return around(text, guess, first, second, total)
+
+
+def around(text: Text, guess: str, first: str, second: str, total: str) -> Moments:
+    """The moments of `total` elements whose deviations from a guess, and their squares, have these sums."""
     mean = text.let("mean", f"{guess} + {first} / {total}")
     square = text.let("square", f"{second} - {first} * ({first} / {total})")
     return Moments(total, mean, square)
 
 
 class Sums:
-    """Sums of each lane, in a loop."""
+    """Sums of each lane."""
 
     def __init__(self, text: Text, shape: str, compute: str, count: int) -> None:
         self.text, self.zeros = text, f"tl.zeros({shape}, {compute})"

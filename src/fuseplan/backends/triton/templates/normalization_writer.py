@@ -136,7 +136,6 @@ class NormalizationWriter:
 
     def _write_results(self) -> None:
         text, (channel, mask) = self.text, self.cut.channel
-        mask = mask if self.cut.segment > 1 or self.cut.is_planes or self.cut.is_exact else "has_column"
         masked, others = (f", mask={mask}", ", other=0.0") if mask else ("", "")
         for result in self.kernel.results:
             text.line(f"# {result.key}")
