@@ -12,8 +12,8 @@ from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import Records, as_plan, decide
+from fuseplan.plan import FusionPlan, as_plan
+from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tune.verdict import recorded

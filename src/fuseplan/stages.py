@@ -11,8 +11,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import Match, match
-from fuseplan.plan import FusionPlan
-from fuseplan.plan import as_plan as as_plan  # noqa: PLC0414 - who takes plans through stages reads them too
+from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.select import Choice, select
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy
