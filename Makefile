@@ -34,8 +34,9 @@ format: $(VENV)/ready-dev ## rewrite the code as `make check` wants it
 bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE=quick)
 	@$(BIN)/fuseplan bench $(SUITE)
 
-docs: $(VENV)/ready-run ## write docs/reference from the code, the pages of figures from recorded results
+docs: $(VENV)/ready-run ## write the reference and a stub from the code, the pages of figures from recorded results
 	@$(BIN)/python -m fuseplan.report.reference docs/reference
+	@$(BIN)/python -m fuseplan.report.miopen_stub src/fuseplan/miopen/__init__.pyi
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
 	@$(BIN)/python -m fuseplan.report.published benchmarks/results docs/published.md
 	@$(BIN)/python -m fuseplan.report.supported docs

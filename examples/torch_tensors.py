@@ -1,7 +1,7 @@
 """Torch tensors in and out, read and written where they lie; a plan beside the layers it replaces.
 
-Tensors on the CPU are taken through DLPack without a copy; `channels_last` is the layout nhwc. Plans are for
-inference: a tensor that needs a gradient is refused.
+Tensors on the CPU are taken through DLPack without a copy; `channels_last` is the layout nhwc. A plan
+records no gradient: a tensor that needs one is refused.
 """
 
 import torch

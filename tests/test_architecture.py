@@ -202,3 +202,17 @@ def test_importing_the_package_imports_no_toolchain() -> None:
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.strip() == "[]"
+
+
+def test_the_map_names_every_module() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    here = [place for place in (ROOT / "src" / "fuseplan").iterdir() if not place.name.startswith("_")]
+    names = [f"{each.name}/" if each.is_dir() else each.name for each in here if each.suffix in ("", ".py")]
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
+
+
+def test_every_data_file_is_packaged() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packaged = {place for pattern in declared["fuseplan"] for place in PACKAGE.glob(pattern)}
+    found = {each for each in PACKAGE.rglob("*.*") if each.is_file() and each.suffix not in (".py", ".pyc")}
+    assert found == packaged

@@ -24,7 +24,8 @@ PAGES = [path for path in CANDIDATES if re.search("^```(python|console)$", path.
 PROSE = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>[a-z]*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 RAISES = re.compile(r"# raises (\w+)\s*$")
-LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -109,14 +110,28 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    assert not broken
+    links = LINK.findall(FENCE.sub("", page.read_text()))
+    assert [place for place, _ in links if not (page.parent / place).exists()] == []
+    named = [(page.parent / place if place else page, anchor) for place, anchor in links if anchor]
+    assert [(place.name, anchor) for place, anchor in named if anchor not in anchors(place)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings: small letters, hyphens for spaces, nothing else but digits."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_page_of_the_guide_is_listed() -> None:
     listed = (ROOT / "docs" / "guide" / "README.md").read_text()
     pages = {path.name for path in (ROOT / "docs" / "guide").glob("*.md")} - {"README.md"}
     assert {name for name in pages if f"]({name})" not in listed} == set()
+
+
+def test_anchors_are_headings(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c_d\n\n```sh\n# no heading\n```\n\n## TF32\n")
+    assert anchors(page) == {"a-b-c_d", "tf32"}
 
 
 def test_outputs_are_compared() -> None:

@@ -1,14 +1,17 @@
 """Holds docs/reference to the code that it is written from."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import fuseplan
+from fuseplan.miopen import NAMES
 from fuseplan.ops import OPERATORS
 from fuseplan.reasons import Reason
 from fuseplan.report.docstrings import markdown, parse, prose, table
+from fuseplan.report.miopen_stub import stub
 from fuseplan.report.reference import pages, write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,12 +26,24 @@ def test_a_page_is_current(name: str) -> None:
     assert place.read_text() == MADE[name], "run `make docs`"
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_announced_is_told(name: str) -> None:
+    assert [line for line in MADE[name].splitlines() if line.endswith(" ")] == []
+
+
 def test_no_page_is_left_over() -> None:
     assert {path.name for path in FOLDER.glob("*")} == MADE.keys(), "run `make docs`"
 
 
 def test_pages_are_the_same_in_every_process() -> None:
     assert pages() == MADE
+
+
+def test_the_stub_of_miopens_names_is_current_and_has_them_all() -> None:
+    place = ROOT / "src" / "fuseplan" / "miopen" / "__init__.pyi"
+    assert place.read_text() == stub(), "run `make docs`"
+    found = re.findall(r"^(?:def |from .* as )?(\w+)\b(?=$|:|\()", place.read_text(), re.MULTILINE)
+    assert set(found) >= NAMES.keys()
 
 
 def test_every_public_name_is_told() -> None:

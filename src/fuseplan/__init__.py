@@ -1,4 +1,4 @@
-"""Fusion plans: an input and the operators applied to it become one kernel, on any CPU.
+"""Fusion plans: an input and the operators applied to it become one kernel, on CPUs and GPUs.
 
     plan = fuseplan.FusionPlan("f32[1x64x56x56, nhwc]", Conv2d(64, kernel=3, padding=1), Bias(), Relu())
     layer = fuseplan.compile(plan).bind(weight=w, bias=b)

@@ -11,23 +11,26 @@ import numpy as np
 from fuseplan.arrays import Buffer, described, overlap
 from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlined
 from fuseplan.op import Operand
-from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step
+from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step, as_plan
 from fuseplan.tensor import Dense
 
 
 class Arguments:
     """Operands, parameters and results of a plan, for any number of calls; what is set again is overwritten.
 
+    Many threads may execute with one object; while one sets, no other may use it.
+
     Args:
-        plan: the plan; its equals take the arguments too.
+        plan: the plan, or its text; its equals take the arguments too.
         **values: operands, parameters and tensors for results by the plan's keys.
 
     Raises:
-        ArgumentError: as `set` does.
+        PlanError: the text is no plan.
+        ArgumentError: as `set` does; or `plan` is neither.
     """
 
-    def __init__(self, plan: FusionPlan, **values: Any) -> None:
-        self.plan = plan
+    def __init__(self, plan: FusionPlan | str, **values: Any) -> None:
+        self.plan = as_plan(plan)
         self._values: dict[str, Any] = {}
         self.set(**values)
 
@@ -46,8 +49,7 @@ class Arguments:
 
         Raises:
             ArgumentError: the step is of another plan, a name is unknown, or a value has the wrong shape or
-            type.
-                Nothing is set then.
+                type. Nothing is set then.
         """
         keys = self._keys_of(step)
         checked = {}

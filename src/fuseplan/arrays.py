@@ -175,8 +175,17 @@ def _view_numpy(array: Array, what: str) -> Buffer:
     return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 
 
-def empty(spec: TensorSpec | Dense) -> Array:
-    """A new NumPy array with the spec's shape and strides, aligned to 64 bytes, its elements arbitrary."""
+def empty(spec: TensorSpec | Dense | str) -> Array:
+    """A new NumPy array with the spec's shape and strides, aligned to 64 bytes, its elements arbitrary.
+
+    Args:
+        spec: the description, or its text: `f32[1x64x56x56, nhwc]`.
+
+    Raises:
+        PlanError: it is no description of a tensor.
+    """
+    if not isinstance(spec, TensorSpec | Dense):
+        spec = TensorSpec.parse(spec)
     dtype = _numpy_dtype(spec.dtype)
     raw = aligned_bytes(spec.span * spec.itemsize)
     array: Array = np.ndarray(spec.shape, dtype, raw, 0, _byte_strides(spec))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fuseplan.arguments import Arguments
 from fuseplan.build import Program, build
@@ -12,7 +12,7 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan, runner_of
+from fuseplan.run import NOT_CARRIED, BoundPlan, runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
@@ -34,6 +34,8 @@ class CompiledPlan:
         kernel: what one launch computes.
         choice: the template, its knobs, and what else was considered.
         program: the loaded code.
+
+    Any number of threads may call at once.
     """
 
     def __init__(self, records: Records, program: Program) -> None:
@@ -139,7 +141,7 @@ class CompiledPlan:
             )
         if arguments.plan != self.plan:
             raise ArgumentError(
-                f"the arguments are of another plan\n  got {arguments.plan}\\n  want {self.plan}"
+                f"the arguments are of another plan\n  got {arguments.plan}\n  want {self.plan}"
             )
         return arguments.values
 
@@ -173,6 +175,9 @@ class CompiledPlan:
             "workspace_bytes": self.workspace_bytes,
         }
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
+
     def __repr__(self) -> str:
         return f"<compiled for {self.target}: {self.plan}>"
 
@@ -189,6 +194,9 @@ def compile(
 ) -> CompiledPlan:
     """Makes one kernel of a plan and loads it.
 
+        layer = fuseplan.compile("f32[8x64] -> matmul(32) -> bias -> gelu").bind(weight=w, bias=b)
+        y = layer(x)
+
     Args:
         plan: the plan, or its text.
         target: `cpu` (this machine), `cuda` (torch's current GPU), `cuda:1`, a kind of machine such as
@@ -203,6 +211,9 @@ def compile(
         cache: look for the object code, and keep it, in memory and on disk.
         tune: seconds, about, to measure candidates on this machine first, unless a measurement is stored;
             only stored measurements decide unless given. See `fuseplan.tune`.
+
+    Returns:
+        A callable of src and the plan's operands; `bind` packs constant ones once.
 
     Raises:
         PlanError: the text is no plan.

@@ -125,7 +125,7 @@ def draw(found: Sequence[Outcome], threads: int, place: Path) -> Path:
     for each in found:
         bars.setdefault(each.group, []).append(Bar(each.label, (each.speedup, each.published)))
     panels = [Panel(group, tuple(listed)) for group, listed in bars.items()]
-    note = f"{machine().cpu}, {threads} threads, {time.strftime('%Y-%m-%d')}; medians"
+    note = f"{machine().cpu}, {threads} thread{'s' * (threads > 1)}, {time.strftime('%Y-%m-%d')}; medians"
     return speedups(panels, SERIES, "One fused kernel beside the operators one at a time", note, place)
 
 
@@ -162,7 +162,7 @@ def main(
     console = Console(soft_wrap=True, highlight=False, stderr=as_json)
     is_wide = console.width >= WIDE or not console.is_terminal
     width = max(len(shape.plan) for shape in SHAPES)
-    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {count} threads")
+    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {count} thread{'s' * (count > 1)}")
     console.print(f"{'plan':<{width}}  {HEAD}" if is_wide else f"plan\n    {HEAD}", style="bold")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found = []

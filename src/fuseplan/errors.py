@@ -12,6 +12,7 @@ from typing import Any
 from fuseplan.reasons import Refusal
 
 ARROW = "->"
+LIKE = 0.5  # a share of letters in common, from which on a name may be the one that was meant
 SHOWN_REFUSALS = 3
 SHOWN_LINES = 12
 
@@ -174,17 +175,23 @@ class ArgumentError(FuseplanError):
     """What was passed to run is not what the plan takes."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name most like `word`, or None if none is much like it."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The known names most like `word`, all as like it as the first; none if none is much like it."""
+    likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in known}
+    most = max(likeness.values(), default=0.0)
+    return [name for name, like in likeness.items() if like == most >= LIKE]
+
+
+def near_miss(word: str, known: Iterable[str]) -> str | None:
+    """The nearest known names as a question, if there are any: for messages that list all names as it is."""
+    near = " or ".join(f"`{name}`" for name in nearest(word, known))
+    return f"Did you mean {near}?" if near else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to do about an unknown `word`: the nearest known name, or else all of them."""
+    """What to do about an unknown `word`: the nearest known names, or else all of them."""
     names = list(known)
-    near = nearest(word, names)
-    return f"Did you mean `{near}`?" if near else f"Known here: {', '.join(names) or 'none'}"
+    return near_miss(word, names) or f"Known here: {', '.join(names) or 'none'}"
 
 
 def segments(text: str) -> list[Span]:

@@ -12,20 +12,20 @@ from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import Records, as_plan, decide
+from fuseplan.plan import FusionPlan, as_plan
+from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tune.verdict import recorded
 from fuseplan.tuned import processor_of
 
 NEAREST = 3  # candidates of each template that the text shows besides the chosen one
-MEASURE = "not measured on this machine: `fuseplan explain --measure` does, in about a second"
+MEASURE = "not measured on this machine: `fuseplan explain PLAN --measure` does, in about a second"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """An explanation: JSON values in `told`, and as text when printed."""
+    """An explanation: JSON values in `told`; printed, and at Python's prompt, as text."""
 
     told: Mapping[str, Any]
 
@@ -41,6 +41,8 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join(_fused_lines(self.told) if self.is_fused else _refused_lines(self.told))
 
+    __repr__ = __str__  # who asks at the prompt wants to read it
+
 
 def explain(
     plan: FusionPlan | str,
@@ -51,6 +53,13 @@ def explain(
     template: str | None = None,
 ) -> Explanation:
     """Explains what `compile` would do, or why it would refuse; for any target, without its toolchain.
+
+    Args:
+        plan: the plan, or its text.
+        target: as for `compile`.
+        accuracy: as for `compile`.
+        threads: as for `compile`.
+        template: as for `compile`.
 
     Raises:
         PlanError: the text is no plan.
@@ -194,7 +203,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"template    {told['choice']['considered'][0]['template']}"
     yield from _tuned_lines(told["choice"]["tuned"])
     yield from _considered_lines(told["choice"])
-    yield f"kernels     {told['kernels']} for {told['operators']} operators"
+    yield f"kernels     {told['kernels']} for {told['operators']} operator{'s' * (told['operators'] != 1)}"
     if told["passes"]:
         yield from _passes_lines(told["passes"])
     yield f"output      {told['output']}"

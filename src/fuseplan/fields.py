@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.errors import PlanError, near_miss
 from fuseplan.tensor import is_integer
 
 
@@ -42,7 +42,7 @@ def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> No
     """
     names = list(known)
     if value not in names:
-        near = did_you_mean(str(value), names)
+        near = near_miss(str(value), names)
         raise refused(operator, field, f"is not {value!r}", want=" or ".join(names), remedy=near)
 
 

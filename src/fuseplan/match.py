@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fuseplan.dot import dot_text
 from fuseplan.errors import Unsupported
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan, Step, as_plan
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.rules import RULES
 
@@ -56,6 +56,14 @@ def match(plan: FusionPlan) -> Match:
     raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
 
 
-def unfuse(plan: FusionPlan) -> tuple[FusionPlan, ...]:
-    """The same operators one at a time: a plan for each, whose src is the result of the one before."""
-    return tuple(FusionPlan(step.src, step.op) for step in plan)
+def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
+    """The same operators one at a time: a plan for each, whose src is the result of the one before.
+
+    Args:
+        plan: the plan, or its text.
+
+    Raises:
+        PlanError: the text is no plan.
+        ArgumentError: it is neither.
+    """
+    return tuple(FusionPlan(step.src, step.op) for step in as_plan(plan))

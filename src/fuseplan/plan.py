@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from fuseplan.dot import dot_text
 from fuseplan.driver.command import command_text
-from fuseplan.errors import ArgumentError, PlanError, Unsupported, did_you_mean
+from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, did_you_mean, near_miss
 from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
@@ -110,9 +110,7 @@ class FusionPlan:
     """
 
     def __init__(self, src: TensorSpec | str, *ops: Op, direction: str = "vertical") -> None:
-        self._src = TensorSpec.parse(src) if isinstance(src, str) else src
-        if not isinstance(self._src, TensorSpec):
-            raise PlanError("a plan begins with a TensorSpec or its text", got=repr(src))
+        self._src = _input(src)
         _check_direction(direction, str(self._src))
         self._steps: list[Step] = []
         self._is_frozen = False
@@ -132,8 +130,7 @@ class FusionPlan:
                 remedy="Make a new one: FusionPlan(plan.src, *plan.ops, Relu())",
             )
         if not isinstance(op, Op):
-            remedy = f"Write {op.__name__}(...)" if isinstance(op, type) and issubclass(op, Op) else None
-            raise PlanError("this is not an operator", got=repr(op), text=str(self), remedy=remedy)
+            raise PlanError("this is not an operator", got=repr(op), text=str(self), remedy=_remedy(op))
         src, index = self.output, len(self)
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
@@ -309,12 +306,46 @@ class FusionPlan:
         return out, results
 
 
+def as_plan(plan: FusionPlan | str) -> FusionPlan:
+    """The plan, read where it is a text.
+
+    Raises:
+        PlanError: the text is no plan.
+        ArgumentError: it is neither.
+    """
+    if isinstance(plan, FusionPlan):
+        return plan
+    if not isinstance(plan, str):
+        raise ArgumentError(f"want a FusionPlan or its text, got {type(plan).__name__}")
+    return FusionPlan.parse(plan)
+
+
+def _input(src: object) -> TensorSpec:
+    """What a plan begins with."""
+    if isinstance(src, TensorSpec):
+        return src
+    if not isinstance(src, str):
+        raise PlanError("a plan begins with a TensorSpec or its text", got=repr(src))
+    if ARROW in src:
+        raise PlanError("this is a whole plan, not its input", text=src, remedy="Use FusionPlan.parse(text)")
+    return TensorSpec.parse(src)
+
+
+def _remedy(value: object) -> str | None:
+    """What to write instead of what is no operator."""
+    if isinstance(value, type) and issubclass(value, Op):
+        return f"Write {value.__name__}(...)"
+    if isinstance(value, list | tuple):
+        return "Operators are given one by one: FusionPlan(src, *operators)"
+    return "A text is read by FusionPlan.parse, with the input's" if isinstance(value, str) else None
+
+
 def _check_direction(direction: str, text: str) -> None:
     if direction not in DIRECTIONS:
         raise PlanError(
             f"there is no direction {direction!r}",
             want=" or ".join(DIRECTIONS),
-            remedy=did_you_mean(str(direction), DIRECTIONS),
+            remedy=near_miss(str(direction), DIRECTIONS),
         )
     if direction == "horizontal":
         refusal = Refusal(Reason.HORIZONTAL, got="direction=horizontal", want="direction=vertical")

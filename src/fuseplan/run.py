@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,10 @@ Bounds = list[tuple[int, int]]  # first byte, and the one past the last
 Given = tuple[Any, Buffer]  # a tensor for a result, and how it lies
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
+NOT_CARRIED = (
+    "a compiled plan is code of this process and cannot be pickled or copied: pickle its plan, and compile "
+    "that where it is needed; the cache makes that quick"
+)
 _BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 
 
@@ -184,6 +188,13 @@ class BoundPlan:
             return self._launch(src, begin, out, target, self._results, [])
         self._run(begin, target)
         return out
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
+
+    def __repr__(self) -> str:
+        missing = f", each call gives {', '.join(self._missing)}" if self._missing else ""
+        return f"<bound{missing}: {self._runner.plan}>"
 
     def _hits(self, src: int, target: int) -> bool:
         """Whether `out` meets a bound tensor that stays put, or src one that is written."""

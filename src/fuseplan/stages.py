@@ -11,7 +11,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import Match, match
-from fuseplan.plan import FusionPlan
+from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.select import Choice, select
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy
@@ -64,20 +64,6 @@ def decide(
     kernel = lower(matched)
     choice = select(kernel, known, accuracy, template=template, tuned=tuned, plan=str(plan))
     return Records(plan, known, accuracy, matched, kernel, choice)
-
-
-def as_plan(plan: FusionPlan | str) -> FusionPlan:
-    """The plan, read where it is a text.
-
-    Raises:
-        PlanError: the text is no plan.
-        ArgumentError: it is neither.
-    """
-    if isinstance(plan, FusionPlan):
-        return plan
-    if not isinstance(plan, str):
-        raise ArgumentError(f"want a FusionPlan or its text, got {type(plan).__name__}")
-    return FusionPlan.parse(plan)
 
 
 def with_threads(target: Target, threads: int) -> Target:

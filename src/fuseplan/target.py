@@ -130,8 +130,8 @@ def parse_target(text: str | Target) -> Target:
     if text in KINDS:
         kind = KINDS[text]
         return kind if kind.processors else replace(kind, threads=available_threads())
-    names = ("cpu", "cuda", *KINDS)
-    raise ArgumentError(f"no target is named {text!r}. {did_you_mean(str(text), names)}")
+    hint = "Did you mean `cuda`?" if text == "gpu" else did_you_mean(str(text), ("cpu", "cuda", *KINDS))
+    raise ArgumentError(f"no target is named {text!r}. {hint}")
 
 
 def any_of(backend: str) -> Target:

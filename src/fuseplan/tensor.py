@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import PlanError, Span, did_you_mean
+from fuseplan.errors import PlanError, Span, near_miss
 
 MAX_BYTES = 2**63 - 1
 
@@ -48,7 +48,7 @@ def dtype_of(name: str) -> DType:
     """
     if not isinstance(name, str) or name not in DTYPES:
         raise PlanError(
-            f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=did_you_mean(str(name), DTYPES)
+            f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=near_miss(str(name), DTYPES)
         )
     return DTYPES[name]
 
@@ -85,7 +85,7 @@ class TensorSpec:
         if len(extents) not in LAYOUTS:
             raise PlanError(
                 "a tensor has 2 to 5 axes: n, c, and up to three spatial ones",
-                got=f"{len(extents)} axes",
+                got=f"{len(extents)} ax{'i' if len(extents) == 1 else 'e'}s",
                 want="nxc, nxcxw, nxcxhxw or nxcxdxhxw",
             )
         if strides is not None and layout is not None:
@@ -307,6 +307,8 @@ _TENSOR = re.compile(r"\s*(\w+)\s*\[\s*([^\],]*?)\s*(?:,\s*([^\]]*?)\s*)?\]\s*")
 
 
 def _parse(text: str) -> TensorSpec:
+    if not isinstance(text, str):
+        raise PlanError("a tensor is read from its text", got=repr(text))
     match = _TENSOR.fullmatch(text)
     if match is None:
         raise PlanError(
@@ -316,7 +318,7 @@ def _parse(text: str) -> TensorSpec:
         raise PlanError(
             f"there is no dtype {match[1]!r}",
             want=" ".join(DTYPES),
-            remedy=did_you_mean(match[1], DTYPES),
+            remedy=near_miss(match[1], DTYPES),
             text=text,
             span=match.span(1),
         )

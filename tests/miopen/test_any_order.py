@@ -79,7 +79,7 @@ class Play:
         return alive[:8] + alive[-8:]
 
     def call(self, name: str) -> Any:
-        hints = typing.get_type_hints(FUNCTIONS[name].__wrapped__)  # type: ignore[attr-defined]
+        hints = typing.get_type_hints(FUNCTIONS[name].__wrapped__)
         hints.pop("return")
         values = [self.value(key, plain(hint)) for key, hint in hints.items()]
         status = FUNCTIONS[name](*values)

@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     if inspect.isfunction(value) and hasattr(value, "__wrapped__")
 }
 HINTS = {
-    name: typing.get_type_hints(function.__wrapped__, include_extras=True)  # type: ignore[attr-defined]
+    name: typing.get_type_hints(function.__wrapped__, include_extras=True)
     for name, function in FUNCTIONS.items()
 }
 

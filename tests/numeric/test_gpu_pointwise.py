@@ -1,5 +1,6 @@
 """Pointwise kernels for GPUs, interpreted, against the float64 reference; every operator by its samples."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -96,12 +97,22 @@ KNOBS = (
 )
 
 
+def suits(knobs: GpuPointwise, kernel: Kernel) -> bool:
+    """Whether dst is stored as the form's rows need it."""
+    if knobs.form == "flat":
+        return knobs.outer == 1
+    area = math.prod(kernel.dst.spatial)
+    return area == 1 or kernel.dst.is_channels_last == (knobs.form == "rows")
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("tensor", ["2x20x9x11", "2x20x9x11, nhwc", "64x5", "1x3x40x40, nhwc"])
 def test_every_candidate_and_other_knobs(chain: str, tensor: str) -> None:
     plan = FusionPlan.parse(f"f32[{tensor}] -> {chain}")
     candidates = list(GpuPointwise.candidates(kernel_of(plan), TARGET, "default"))
-    for template in dict.fromkeys([*candidates, *(knobs for knobs in KNOBS if knobs.suits(kernel_of(plan)))]):
+    for template in dict.fromkeys(
+        [*candidates, *(knobs for knobs in KNOBS if suits(knobs, kernel_of(plan)))]
+    ):
         assert isinstance(template, GpuPointwise)
         assert_interpreted(plan, template, slack=80)
 

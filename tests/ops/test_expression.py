@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fuseplan.errors import PlanError
 from fuseplan.ops.activation import Silu
 from fuseplan.ops.expression import Expression
-from fuseplan.scalar import FUNCTIONS, Scalar, exp, sigmoid, text, where
+from fuseplan.scalar import DERIVED, FUNCTIONS, Scalar, exp, sigmoid, text, where
 
 X = np.linspace(-3, 3, 13).reshape(1, -1)
 
@@ -83,6 +86,9 @@ def test_every_function_may_stand_in_a_formula(name: str) -> None:
         ((lambda x: None,), {}, "got None"),
         ((lambda x: x > 0,), {}, "is a comparison"),
         ((lambda x: max(x, 0),), {}, "not true or false"),
+        ((np.exp,), {}, "from fuseplan.scalar import exp"),
+        ((math.exp,), {}, "the functions of fuseplan.scalar"),
+        ((torch.relu,), {}, "the functions of fuseplan.scalar"),
     ],
 )
 def test_what_is_no_formula_is_refused(arguments: Any, parameters: Any, says: str) -> None:
@@ -91,9 +97,17 @@ def test_what_is_no_formula_is_refused(arguments: Any, parameters: Any, says: st
     assert says in str(caught.value)
 
 
+def test_the_docstring_names_every_function() -> None:
+    written = {"add", "sub", "mul", "div", "neg", "gt", "ge"}  # by signs
+    told = set(re.findall(r"\w+", Expression.__doc__ or ""))
+    assert {*FUNCTIONS, *DERIVED} - written <= told
+
+
 def test_errors_of_a_users_function_are_its_own() -> None:
     def broken(x: Scalar) -> Scalar:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         Expression(broken)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Expression(lambda x, slope: x * slope)

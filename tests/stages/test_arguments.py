@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuseplan import Arguments, FusionPlan
+from fuseplan import Arguments, FusionPlan, unfuse
 from fuseplan.errors import ArgumentError
 
 TEXT = "f16[2x4x5x5, nhwc] -> conv2d(6, kernel=3) -> bias -> add -> leaky_relu(0.1) -> bias"
@@ -36,6 +36,16 @@ def test_values_are_set_by_step_and_by_key(plan: FusionPlan) -> None:
     assert arguments.values["bias_2"] is second
     assert arguments.values["negative_slope"] == 0.5
     assert set(arguments.values) == {"weight", "bias", "bias_2", "negative_slope"}
+
+
+def test_a_plan_may_be_given_by_its_text() -> None:
+    bias = np.zeros(3, np.float32)
+    assert Arguments("f32[2x3] -> bias", bias=bias).plan == FusionPlan.parse("f32[2x3] -> bias")
+    assert [len(each) for each in unfuse("f32[2x3] -> bias -> relu")] == [1, 1]
+    wrong: Any = None
+    for takes_a_plan in (Arguments, unfuse):
+        with pytest.raises(ArgumentError, match="want a FusionPlan or its text, got NoneType"):
+            takes_a_plan(wrong)
 
 
 def test_what_is_set_again_is_overwritten(plan: FusionPlan) -> None:

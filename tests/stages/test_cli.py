@@ -140,6 +140,7 @@ def test_tensors_that_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> 
         ((PLAN, "--threads", "many"), 2, "not a valid integer"),
         ((PLAN, "--accuracy", "perfect"), 2, "accuracy='perfect'"),
         ((PLAN, "--accuracy", "1e-15"), 3, "[accuracy]"),
+        ((PLAN, "--template", "fft"), 2, "no template 'fft'. Known here: depthwise"),
         ((), 2, "Missing argument 'PLAN'"),
     ],
 )
@@ -244,12 +245,14 @@ def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.libraries == "torch"
     assert options.only == "3x3"
     assert options.folder is None
+    call("bench", "mine.toml")
+    assert met[-1][0] == "mine.toml", "a suite may be any file"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("bench", "nothing"), "'nothing' is not one of"),
+        (("bench", "nothing"), "no suite is named 'nothing'"),
         (("bench", "quick", "--threads", "one"), "want whole numbers from 1 to"),
         (("bench", "quick", "--threads", "1,0"), "want whole numbers from 1 to"),
         (("bench", "quick", "--rounds", "0"), "--rounds"),

@@ -18,6 +18,7 @@ from fuseplan.errors import (
     underlined,
 )
 from fuseplan.reasons import Reason, Refusal
+from fuseplan.tensor import TensorSpec
 
 PLAN = "f32[2x4x8x8] -> conv2d(4, kernel=3) -> relu"
 
@@ -152,8 +153,12 @@ def test_underlined_keeps_columns_and_shows_empty_pieces() -> None:
 
 
 def test_the_nearest_name_is_named() -> None:
-    assert nearest("rellu", ["relu", "elu", "tanh"]) == "relu"
-    assert nearest("xyz", ["relu"]) is None
+    assert nearest("rellu", ["relu", "elu", "tanh"]) == ["relu"]
+    assert nearest("xyz", ["relu"]) == []
+    assert did_you_mean("conv", ["conv1d", "conv2d", "relu"]) == "Did you mean `conv1d` or `conv2d`?"
     assert did_you_mean("rellu", ["relu"]) == "Did you mean `relu`?"
     assert did_you_mean("xyz", ["relu", "tanh"]) == "Known here: relu, tanh"
     assert did_you_mean("xyz", []) == "Known here: none"
+    with pytest.raises(PlanError) as caught:
+        TensorSpec((2, 3), "i8")
+    assert str(caught.value) == "there is no dtype 'i8'\n\n  want f64 f32 f16 bf16", "each name once"

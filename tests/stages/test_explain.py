@@ -96,6 +96,7 @@ def test_a_text_that_is_no_plan_is_an_error() -> None:
 def test_a_compiled_plan_explains_itself() -> None:
     compiled = fuseplan.compile(TEXT, threads=1)
     told = compiled.explain()
+    assert repr(told) == str(told), "at the prompt it is read too"
     assert told.to_json()["workspace_bytes"] == compiled.workspace_bytes
     assert told.to_json()["traffic"]["fused"] == compiled.traffic.total
 

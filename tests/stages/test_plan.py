@@ -117,7 +117,9 @@ def test_an_operator_that_cannot_be_is_refused_at_once_and_the_plan_stays() -> N
     ("wrong", "says"),
     [
         (lambda: add(Relu), "Write Relu(...)"),
-        (lambda: add("relu"), "got 'relu'"),
+        (lambda: add("relu"), "got 'relu'\n  A text is read by FusionPlan.parse"),
+        (lambda: add([Relu()]), "Operators are given one by one"),
+        (lambda: FusionPlan("f32[2x3] -> relu"), "Use FusionPlan.parse(text)"),
         (lambda: add(None), "got None"),
         (lambda: FusionPlan(nothing), "begins with a TensorSpec or its text"),
         (lambda: FusionPlan.parse(nothing), "read from its text"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -235,9 +236,18 @@ def test_out_over_an_unbound_operand_is_refused(compiled: fuseplan.CompiledPlan,
 
 def test_arguments_of_another_plan_are_refused(compiled: fuseplan.CompiledPlan, arrays: Arrays) -> None:
     other = Arguments(FusionPlan.parse("f32[2x3] -> relu"))
-    assert "another plan" in refused(compiled.execute, arrays["src"], other)
+    assert refused(compiled.execute, arrays["src"], other).endswith(f"\n  want {TEXT}")
     assert "another plan" in refused(compiled.bind, other)
     assert "want Arguments" in refused(compiled.execute, arrays["src"], {"weight": 1})
+
+
+def test_what_is_bound_prints_and_does_not_travel(compiled: fuseplan.CompiledPlan, arrays: Arrays) -> None:
+    bound = compiled.bind(**operands(arrays))
+    assert repr(bound) == f"<bound: {TEXT}>"
+    assert repr(compiled.bind(weight=arrays["weight"])) == f"<bound, each call gives bias, other: {TEXT}>"
+    for each in (compiled, bound):
+        with pytest.raises(TypeError, match="pickle its plan"):
+            pickle.dumps(each)
 
 
 def test_a_residual_may_be_src_itself() -> None:

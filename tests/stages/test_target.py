@@ -65,7 +65,7 @@ def test_threads_are_the_settings_or_the_processors(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("cpu:avx", "Did you mean `cpu:avx"), ("gpu", "`cpu`"), ("refrence", "`reference`"), ("", "Known here")],
+    [("cpu:avx", "mean `cpu:avx"), ("gpu", "`cuda`"), ("refrence", "`reference`"), ("", "Known here")],
 )
 def test_an_unknown_target_is_refused_with_the_nearest(text: str, says: str) -> None:
     with pytest.raises(ArgumentError) as refused:

@@ -117,6 +117,12 @@ def test_texts_that_are_no_tensor(text: str, carets: str, says: str) -> None:
     assert above_carets(caught.value) == carets
 
 
+def test_what_is_no_text_is_no_tensor() -> None:
+    wrong: Any = (2, 3)
+    with pytest.raises(PlanError, match="a tensor is read from its text"):
+        TensorSpec.parse(wrong)
+
+
 @given(st.text(alphabet="f3216b[]x, nchw=:strde0159\n-", max_size=40))
 def test_any_text_is_a_tensor_or_a_plan_error(text: str) -> None:
     try:

@@ -77,7 +77,8 @@ def bench(name: str, options: Options) -> list[Row]:
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
         setting = runner.Setting(threads, peers, protocol, options.is_cold, options.patience)
-        console.print(f"{suite.title}: {machine().cpu}, {threads} threads", highlight=False)
+        where = f"{machine().cpu}, {threads} thread{'s' * (threads > 1)}"
+        console.print(f"{suite.title}: {where}", highlight=False)
         done = _run(suite, setting, options, console)
         if not options.as_json:
             console.print(Markdown(table.markdown(suite, done)))

@@ -111,7 +111,10 @@ def _find(name: str) -> Path:
     for place in candidates:
         if place.suffix == ".toml" and place.is_file():
             return place
-    raise ArgumentError(f"no suite is named {name!r}. {did_you_mean(name, names())}")
+    raise ArgumentError(
+        f"no suite is named {name!r}. {did_you_mean(name, names())}\n"
+        "  Suites are the files in benchmarks/suites of a checkout, where this is run, or any such FILE.toml"
+    )
 
 
 def _read(place: Path) -> Suite:

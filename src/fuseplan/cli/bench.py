@@ -10,12 +10,9 @@ import click
 
 from fuseplan.bench import command as benchmarks
 from fuseplan.bench.gpu_command import GpuOptions
-from fuseplan.bench.suite import names as suite_names
 from fuseplan.cli.options import AS_JSON, NOT_NEGATIVE
 from fuseplan.errors import ArgumentError
 from fuseplan.stages import MOST_THREADS
-
-SPECIAL = ("published", "overhead", "footprint", "accuracy", "peaks")  # benchmarks that are no suite
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -27,7 +24,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 
 
 @click.command("bench")
-@click.argument("suite", metavar="SUITE", type=click.Choice(tuple(dict.fromkeys((*suite_names(), *SPECIAL)))))
+@click.argument("suite", metavar="SUITE")
 @click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", default="1", show_default=True, callback=_counts, help="Such as 1,2.")
 @click.option("--peers", default="", help="Those of them that are installed run; all unless given.")
@@ -57,7 +54,11 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 @click.option("--no-results", is_flag=True, help="Do not append to benchmarks/results.")
 @AS_JSON
 def bench_command(suite: str, compile_times: bool, no_results: bool, **given: Any) -> None:
-    """Measure SUITE beside the peers that are installed, and append the results."""
+    """Measure SUITE beside the peers that are installed, and append the results.
+
+    SUITE is one of benchmarks/suites in a checkout, by name, or a file of that form; or `published`,
+    `overhead`, `footprint`, `accuracy` or `peaks`.
+    """
     if given["target"] != "cpu":
         benchmarks.bench_on_gpu(suite, _gpu_options(no_results, given))
         return

@@ -152,12 +152,13 @@ def run(
 
 def _print_trial(trial: Trial) -> None:
     compiled = trial.compiled
+    count = trial.unfused_kernels
     compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
     lines = [
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
-        f"kernels    {compiled.kernels} for {trial.unfused_kernels} operators",
+        f"kernels    {compiled.kernels} for {count} operator{'s' * (count != 1)}",
         f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]

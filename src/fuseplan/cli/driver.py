@@ -301,7 +301,7 @@ def _told(outcome: Outcome) -> str:
         f"command    {compiled.plan.to_command()}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
-        f"kernels    {compiled.kernels} for {len(compiled.plan)} operators",
+        f"kernels    {compiled.kernels} for {len(compiled.plan)} operator{'s' * (len(compiled.plan) != 1)}",
         *(f"error      {each}: {'right' if each.is_right else 'WRONG'}" for each in driven.checks),
         *(() if driven.checks else ["error      not compared with float64"]),
     ]

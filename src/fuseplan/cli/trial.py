@@ -11,7 +11,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
-from fuseplan.stages import as_plan
+from fuseplan.plan import as_plan
 from fuseplan.template import Accuracy
 from fuseplan.tune.unfused import OneAtATime
 

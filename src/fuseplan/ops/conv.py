@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.errors import PlanError, near_miss
 from fuseplan.fields import one_of, positive, refused
 from fuseplan.op import Array, Op, Shape, operand, operator
 from fuseplan.tensor import TensorSpec, is_integer
@@ -115,7 +115,7 @@ class Conv(Op):
                 "padding",
                 f"is not {self.padding!r}",
                 want="same, valid, a number, or a number or (low, high) pair for each axis",
-                remedy=did_you_mean(self.padding, ("same", "valid")),
+                remedy=near_miss(self.padding, ("same", "valid")),
             )
         pairs = tuple(self._pair(value) for value in self._axes_of("padding", self.padding))
         is_symmetric = all(low == high for low, high in pairs)
@@ -232,7 +232,8 @@ def _shortest(values: tuple[int, ...]) -> PerAxis:
 class Conv1d(Conv):
     """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - padding] * weight[f, c, k]
 
-    src: (n, c, w); weight: (features, c/groups, kernel); dst: (n, features, output).
+    src: (n, c, w); weight: (features, c/groups, kernel); dst: (n, features, output). Its fields mean what
+    those of `conv2d` do.
     """
 
     torch = "conv1d"
@@ -259,7 +260,12 @@ class Conv2d(Conv):
     """dst[n, f, o, p] = sum over c, k, l of src[n, c, o*stride + k*dilation - padding, ..]*weight[f, c, k, l]
 
     src: (n, c, h, w); weight: (features, c/groups, *kernel); dst: (n, features, *output). Along each axis,
-    stride, dilation and padding are that axis's own.
+    stride, dilation and padding are that axis's own, and the output has
+    (extent + low + high - dilation*(kernel - 1) - 1)//stride + 1 elements.
+
+    `kernel`, `stride` and `dilation` are a number for both axes, or one for each. `padding` is that too, or a
+    pair (low, high) for each axis; `same`: ceil(extent/stride) elements, an odd one of padding at the high
+    end; `valid`: 0. `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
 
     torch = "conv2d"
@@ -289,7 +295,7 @@ class Conv3d(Conv):
     """dst[n, f, o..] = sum over c, k.. of src[n, c, o*stride + k*dilation - padding, ..] * weight[f, c, k..]
 
     src: (n, c, d, h, w); weight: (features, c/groups, *kernel); dst: (n, features, *output). Along each axis,
-    stride, dilation and padding are that axis's own.
+    stride, dilation and padding are that axis's own; the fields mean what those of `conv2d` do.
     """
 
     torch = "conv3d"

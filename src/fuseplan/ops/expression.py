@@ -25,6 +25,10 @@ class Expression(Elementwise):
     `expression` is a text, or a Python function of Scalars, which is traced and kept as text: its arguments
     are x and the parameters, by name. A text is kept as Python writes it, so that spacing makes no
     difference.
+
+    It is made of numbers, names, + - * / **, comparisons by > >= < <= where `where` takes one, and of
+    abs, erf, exp, expm1, log, log1p, maximum, minimum, pow, relu, sigmoid, softplus, sqrt, tanh and
+    where(condition, a, b). In Python `abs` is Python's, `pow` is `**`, the others are `fuseplan.scalar`'s.
     """
 
     name = "elementwise"
@@ -102,4 +106,16 @@ def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> No
 
 def _traced(function: Callable[..., Scalar | float], parameters: tuple[str, ...]) -> str:
     """The text of the expression that the function builds of its arguments."""
-    return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))
+    try:
+        return text(scalar(function(leaf("x"), **{name: leaf(name) for name in parameters})))
+    except TypeError as error:
+        if Scalar.__name__ not in str(error):
+            raise  # the function's own
+        raise refused(
+            Expression.name,
+            "expression",
+            "calls a function of numbers or tensors, such as NumPy's or torch's",
+            got=f"TypeError: {error}",
+            want="the functions of fuseplan.scalar",
+            remedy="For numpy.exp, write: from fuseplan.scalar import exp",
+        ) from error

@@ -1,4 +1,4 @@
-"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install fuseplan[plot]`)."""
+"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install 'fuseplan[plot]'`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_chart(place: Path) -> None:
             f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("charts need matplotlib: `pip install fuseplan[plot]`")
+        raise ArgumentError("charts need matplotlib: `pip install 'fuseplan[plot]'`")
 
 
 def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str) -> Any:

@@ -110,6 +110,19 @@ def _paragraph(text: str) -> Iterator[str]:
     yield "```"
 
 
+def between(page: str, begin: str, end: str, told: str) -> str:
+    """The page with `told` between two marks, in the place of what stood there.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"want the lines {begin} and {end}")
+    return f"{before}{begin}\n\n{told}\n\n{end}{after}"
+
+
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     """A Markdown table."""
     yield f"| {' | '.join(head)} |"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.report.combinations import ACTIVATIONS, AXES, MODES, Cell
-from fuseplan.report.docstrings import table
+from fuseplan.report.docstrings import between, table
 from fuseplan.report.supported import alike, asked
 
 BEGIN, END = "<!-- supported: written by `make docs` -->", "<!-- end of supported -->"
@@ -139,11 +139,7 @@ def rewritten(readme: str, folder: Path) -> str:
     Raises:
         ValueError: the marks are not there.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"want the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{beside(folder)}\n\n{END}{after}"
+    return between(readme, BEGIN, END, beside(folder))
 
 
 if __name__ == "__main__":

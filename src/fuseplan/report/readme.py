@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fuseplan.bench import results, suite
-from fuseplan.bench.results import Row
+from fuseplan.bench.results import OURS, Row
 from fuseplan.bench.suite import Aim, Suite
 from fuseplan.bench.table import is_on_gpu, lines, standings
-from fuseplan.report.docstrings import table
+from fuseplan.report.docstrings import between, table
 
 BEGIN, END = "<!-- speed: written by `make docs` -->", "<!-- end of speed -->"
 ON_GPUS = """\
-On a GPU, out of its second cache; `floor` is the least time that its copy and matrix rates allow,
-`fuseplan:plain` our convolution with bias and relu alone, the residual's bytes added."""
+On a GPU, its second cache cold. `cudnn` is its fused convolution, `cublaslt` its epilogues, `torch` eager
+PyTorch, `torch:steps` that an operator at a time, `unfused` the fastest of others' separate kernels."""
+BEHIND = "shapes slower than the fastest other"
+OF_OURS = ("floor", f"{OURS}:")  # what aims are against besides other libraries: docs/measured.md has them
 SUITES = {
     "conv_nhwc": "{}, channels last",
     "conv_nchw": "{}, channels first",
@@ -28,14 +30,15 @@ def summary(folder: Path) -> str:
     """A row a group of shapes, a column a machine and thread count: geometric mean, and the least."""
     places = [place for name in SUITES if (place := folder / f"{name}.jsonl").is_file()]
     rows = [row for place in places for row in results.latest(results.read(place))]
-    columns = sorted({(str(row.machine["cpu"]), row.threads) for row in rows if row.copies == 1})
+    columns = sorted({_machine(row) for row in rows if row.copies == 1})
     heads = [f"{_short(cpu)}, {threads} thread{'s' * (threads > 1)}" for cpu, threads in columns]
-    cells = [_cells(rows, columns, name) for name in SUITES]
-    return "\n".join(table(["", "against", *heads], [row for listed in cells for row in listed]))
+    cells = [cell for name in SUITES for cell in _cells(rows, columns, name)]
+    behind = [_behind([row for row in rows if _machine(row) == column]) for column in columns]
+    return "\n".join(table(["", "against", *heads], [*cells, [BEHIND, "all", *behind]]))
 
 
 def gpu_summary(folder: Path) -> str:
-    """A row a group of shapes and an aim, a column a GPU; empty where none was measured."""
+    """A row a group of shapes and who it is compared with, a column a GPU; empty where none was measured."""
     measured = [place.stem for place in sorted(folder.glob("*.jsonl")) if place.stem in suite.names()]
     found = [each for name in measured if (each := suite.load(name)).aims]
     rows = {
@@ -46,7 +49,9 @@ def gpu_summary(folder: Path) -> str:
     }
     gpus = sorted({str(row.machine["gpu"]) for listed in rows.values() for row in listed})
     cells = [cell for each in found for cell in _gpu_cells(each, rows[each.name], gpus)]
-    return "\n".join(table(["", "against", "aim", *gpus], cells)) if cells else ""
+    every = [row for listed in rows.values() for row in listed]
+    behind = [_behind([row for row in every if row.machine["gpu"] == gpu]) for gpu in gpus]
+    return "\n".join(table(["", "against", *gpus], [*cells, [BEHIND, "all", *behind]])) if cells else ""
 
 
 def _on_gpus(folder: Path) -> str:
@@ -58,16 +63,24 @@ def _gpu_cells(found: Suite, rows: Sequence[Row], gpus: Sequence[str]) -> Iterat
     reached: dict[Aim, list[str]] = {}
     for place, gpu in enumerate(gpus):
         for each in standings(found, lines([row for row in rows if row.machine["gpu"] == gpu])):
+            if each.aim.against.startswith(OF_OURS):
+                continue
             cell = reached.setdefault(each.aim, [""] * len(gpus))
             cell[place] = f"{each.geomean:.2f} ({each.least:.2f})"
     for aim, cell in reached.items():
-        least = "" if aim.least is None else f" ({aim.least:.2f})"
-        yield [
-            f"{found.title.split(' on a GPU')[0]}, {aim.group}",
-            aim.against,
-            f"{aim.geomean:.2f}{least}",
-            *cell,
-        ]
+        yield [f"{found.title.split(' on a GPU')[0]}, {aim.group}", aim.against.replace(",", ", "), *cell]
+
+
+def _machine(row: Row) -> tuple[str, int]:
+    return str(row.machine["cpu"]), row.threads
+
+
+def _behind(rows: Sequence[Row]) -> str:
+    """On how many of the shapes another library is faster."""
+    suites = dict.fromkeys(row.suite for row in rows)
+    ratios = [line.ratio() for name in suites for line in lines([row for row in rows if row.suite == name])]
+    measured = [ratio for ratio in ratios if ratio is not None]
+    return f"{sum(ratio < 1 for ratio in measured)} of {len(measured)}"
 
 
 def _short(cpu: str) -> str:
@@ -78,7 +91,7 @@ def _cells(rows: Sequence[Row], columns: Sequence[tuple[str, int]], name: str) -
     found = suite.load(name)
     reached: dict[tuple[str, str], list[str]] = {}
     for place, (cpu, threads) in enumerate(columns):
-        mine = [row for row in rows if (row.suite, row.machine["cpu"], row.threads) == (name, cpu, threads)]
+        mine = [row for row in rows if row.suite == name and _machine(row) == (cpu, threads)]
         for each in standings(found, lines(mine)):
             cell = reached.setdefault((each.aim.group, each.aim.against), [""] * len(columns))
             cell[place] = f"{each.geomean:.2f} ({each.least:.2f})"
@@ -92,12 +105,8 @@ def rewritten(readme: str, folder: Path) -> str:
     Raises:
         ValueError: the marks are not there.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"want the lines {BEGIN} and {END}")
-    tables = "\n\n".join(part for part in (summary(folder), _on_gpus(folder)) if part)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+    tables = (summary(folder), _on_gpus(folder))
+    return between(readme, BEGIN, END, "\n\n".join(part for part in tables if part))
 
 
 if __name__ == "__main__":

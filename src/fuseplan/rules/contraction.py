@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.rules.normalization import without_contraction
+from fuseplan.reasons import Claim, Reason
+from fuseplan.rules.alone import alone
 
 
 class ContractionRule:
@@ -23,10 +23,4 @@ class ContractionRule:
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
         """Exactly one operator is a contraction, and none a normalization."""
-        found = [step.index for step in plan.steps if step.op.kind == "contraction"]
-        yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
-        yield claim(bool(found), Reason.NO_CONTRACTION)
-        second = found[1] if len(found) > 1 else None
-        met = " and ".join(f"{plan[index].op.name} at {index}" for index in found[:2])
-        yield claim(second is None, Reason.SEVERAL_CONTRACTIONS, got=met, operator=second)
-        yield without_contraction(plan)
+        return alone(plan, "contraction", Reason.NO_CONTRACTION, Reason.SEVERAL_CONTRACTIONS)

@@ -76,18 +76,8 @@ def search(
     Raises:
         ArgumentError: no candidate gave the right result: each one's reason is told.
     """
-    begin = time.monotonic()
-    candidates, found = records.choice.candidates, _Found()
-    untuned = candidates[0].text
-    for start in range(0, len(candidates), BATCH):
-        batch = candidates[start : start + BATCH]
-        _check(records, ground, prepare(batch), found)
-        fresh = {text: found.calls[text] for each in batch if (text := each.text) in found.calls}
-        timed = ground.times(fresh, SHORT_ROUNDS) if fresh else {}
-        found.seconds |= {text: timing.median for text, timing in timed.items()}
-        progress(f"{len(found.seconds)} of {len(candidates)} timed, {len(found.rejected)} rejected")
-        if time.monotonic() - begin > seconds * (1 - FINAL_SHARE):
-            break
+    untuned = records.choice.candidates[0].text
+    found = _explored(records, ground, prepare, seconds * (1 - FINAL_SHARE), progress)
     if not found.seconds:
         reasons = "\n  ".join(f"{text}: {why}" for text, why in found.rejected)
         raise ArgumentError(f"no candidate computes {records.plan} rightly on {records.target}\n  {reasons}")
@@ -104,6 +94,23 @@ def search(
         rejected=tuple(found.rejected),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _explored(
+    records: Records, ground: Ground, prepare: Prepare, seconds: float, progress: Progress
+) -> _Found:
+    """Candidates in the cost model's order, a batch at a time, checked and timed in short rounds."""
+    begin, candidates, found = time.monotonic(), records.choice.candidates, _Found()
+    for start in range(0, len(candidates), BATCH):
+        batch = candidates[start : start + BATCH]
+        _check(records, ground, prepare(batch), found)
+        fresh = {text: found.calls[text] for each in batch if (text := each.text) in found.calls}
+        timed = ground.times(fresh, SHORT_ROUNDS) if fresh else {}
+        found.seconds |= {text: timing.median for text, timing in timed.items()}
+        progress(f"{len(found.seconds)} of {len(candidates)} timed, {len(found.rejected)} rejected")
+        if time.monotonic() - begin > seconds:
+            break
+    return found
 
 
 def _check(

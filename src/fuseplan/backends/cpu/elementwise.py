@@ -65,11 +65,6 @@ class Formulas:
         self._image, self._pointers = image, pointers
         self._table = dialect.table(builder)
 
-    @property
-    def element_operands(self) -> list[KernelOperand]:
-        """Operands of the tensor's own shape, read once each element."""
-        return [operand for operand in self._operands.values() if operand.per == "element"]
-
     def apply(self, x: Value, place: Place, known: dict[object, Value]) -> Value:
         """The vector after all stages.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-I1, I32, I64, PTR = "i1", "i32", "i64", "ptr"
+I1, I64, PTR = "i1", "i64", "ptr"
 BITS = {"float": 32, "double": 64, "half": 16, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from fuseplan.arguments import dense
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
+from fuseplan.bench.peers.ours import facts_of
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
@@ -36,15 +37,7 @@ class GpuFuseplan(GpuPeer):
             call()
             return (out, *results.values()) if results else out
 
-        template = compiled.choice.template
-        facts = {
-            "template": template.name,
-            "knobs": template.knobs,
-            "target": str(compiled.target),
-            "nbytes": compiled.traffic.total,
-            "flops": template.flops(compiled.kernel),
-        }
-        return Prepared(call, result, facts)
+        return Prepared(call, result, facts_of(compiled))
 
 
 class GpuFuseplanAgain(GpuFuseplan):

@@ -10,6 +10,7 @@ import numpy as np
 
 from fuseplan.arrays import empty
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared
+from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import rotating
 from fuseplan.op import Result
@@ -43,15 +44,19 @@ class Fuseplan:
             calls[0]()
             return (np.array(outputs[0]), *further[0].values()) if further[0] else np.array(outputs[0])
 
-        template = compiled.choice.template
-        facts = {
-            "template": template.name,
-            "knobs": template.knobs,
-            "target": str(compiled.target),
-            "nbytes": compiled.traffic.total,
-            "flops": template.flops(compiled.kernel),
-        }
-        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts_of(compiled))
+
+
+def facts_of(compiled: CompiledPlan) -> dict[str, Any]:
+    """What a result line says of a kernel of ours."""
+    template = compiled.choice.template
+    return {
+        "template": template.name,
+        "knobs": template.knobs,
+        "target": str(compiled.target),
+        "nbytes": compiled.traffic.total,
+        "flops": template.flops(compiled.kernel),
+    }
 
 
 def _result(result: Result) -> Array:

@@ -23,17 +23,7 @@ _HELD = 64  # elements of src that one thread has in registers at most
 def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
     """Knobs worth trying, the best guess first."""
     probe = Tiles(kernel, LEAST, LEAST, LEAST)
-    widest = 32 if kernel.src.itemsize > 2 else 64
-    depth = power_of_two(probe.conv.depth if probe.is_flat else probe.channels, widest)
-    if arithmetic in ("ieee", "summed"):
-        depth = min(depth, LEAST)
-    is_fine = arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH
-    if is_fine:
-        depth = min(depth, FINE_STEP)
-    if probe.is_flat:
-        depth = min(depth, 32)
-    if probe.merged > 1:
-        depth = power_of_two(probe.channels, 64)
+    depth = _depth(kernel, probe, arithmetic)
     joined = _joined(kernel, probe, depth)
     is_half_first = kernel.src.itemsize == 2 and not kernel.dst.is_channels_last
     seen = set()
@@ -51,6 +41,18 @@ def choices(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
         if knobs not in seen and shared_bytes(knobs, kernel) <= target.l1_bytes:
             seen.add(knobs)
             yield knobs
+
+
+def _depth(kernel: Kernel, probe: Tiles, arithmetic: str) -> int:
+    """Products that one step adds to a sum: of channels, of channels and taps where these are one axis."""
+    if probe.merged > 1:
+        return power_of_two(probe.channels, 64)
+    most = 32 if kernel.src.itemsize > 2 or probe.is_flat else 64
+    if arithmetic in ("ieee", "summed"):
+        most = min(most, LEAST)
+    if arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH:
+        most = min(most, FINE_STEP)
+    return power_of_two(probe.conv.depth if probe.is_flat else probe.channels, most)
 
 
 def _joined(kernel: Kernel, probe: Tiles, depth: int) -> int:

@@ -89,6 +89,7 @@ class DepthwiseWriter:
         text.line("@triton.jit")
         with text.block(f"def fused({', '.join(argument(slot) for slot in self.slots)})"):
             self._indices()
+            self._offsets()
             self._rows()
         return Source(
             str(text),
@@ -102,6 +103,7 @@ class DepthwiseWriter:
     # ---- where the tile lies
 
     def _indices(self) -> None:
+        """Which elements of dst the program makes."""
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
         features, columns, rows, _ = self.blocks
         per = contraction.features_per_group
@@ -127,6 +129,10 @@ class DepthwiseWriter:
             text.line("# offsets of a tensor this large need 64 bits")
             wide = ("image", "depth", "row", "feature", "channel", "column")
             text.line(*(f"{name} = {name}.to(tl.int64)" for name in wide))
+
+    def _offsets(self) -> None:
+        """Where they lie, and the elements of src that they are made of."""
+        text = self.text
         src, dst = self.kernel.src.element_strides, self.kernel.dst.element_strides
         steps = [step * stride for step, stride in zip(self.stride, self.src_steps, strict=True)]
         text.line(
@@ -139,7 +145,7 @@ class DepthwiseWriter:
         )
         text.line(f"features = {self._across_features('feature')}")
         if self._feature_ok:
-            text.line(f"feature_ok = features < {contraction.features}")
+            text.line(f"feature_ok = features < {self.kernel.contraction.features}")
 
     def _offset(self, channel: str, stride: int, steps: Sequence[int]) -> str:
         """Where the first element of each thread lies in its image."""

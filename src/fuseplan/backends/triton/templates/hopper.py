@@ -108,6 +108,7 @@ class Hopper(GpuTemplate):
         return hopper_choices.seconds(self.schedule(kernel), target)
 
     def error_bound(self, kernel: Kernel) -> float:
+        """A tensor core cuts what is below the 23rd bit of a sum: the number of products times 2^-23."""
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
@@ -115,9 +116,9 @@ class Hopper(GpuTemplate):
 
 
 def _bound(kernel: Kernel) -> float:
-    """The error bound of a sum of products in f32, in any order: one rounding a product.
+    """The error bound of a sum of products in f32, in any order: two units a product.
 
-    Tensor cores add with at least 23 fraction bits, cutting what is below: two units a product.
+    Tensor cores add with at least 23 fraction bits and cut what is below.
     """
     return kernel.contraction.depth * 2.0**-23
 

@@ -81,13 +81,6 @@ class GpuPointwise(GpuTemplate):
                     made[cls(form, tile // inner, inner, _SHARING * target.processors, warps)] = None
         yield from sorted(made, key=lambda template: template.seconds(kernel, target))
 
-    def suits(self, kernel: Kernel) -> bool:
-        """Whether dst is stored as the form's rows need it."""
-        if self.form == "flat":
-            return self.outer == 1
-        area = prod(kernel.dst.spatial)
-        return area == 1 or kernel.dst.is_channels_last == (self.form == "rows")
-
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
         return vector_packing(kernel, operand)
 

@@ -89,6 +89,7 @@ class Product(Knobs, GpuTemplate):
         return product_cost.seconds(self, kernel, target)
 
     def error_bound(self, kernel: Kernel) -> float:
+        """On tensor cores 2^-23 a product and what rounding factors adds, else one rounding a product."""
         return product_cost.bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
