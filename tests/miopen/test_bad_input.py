@@ -259,17 +259,31 @@ OPERATORS: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "bias": (
         lambda: create(BIAS, tensor(1, 16, 1, 1)),
         "BadParm",
-        ("`bDesc` does not describe", "got f32[1x16x1x1]; want 1x8x1x1"),
+        ("`bDesc` does not describe", "got f32[1x16x1x1]; want f32[1x8x1x1]"),
+    ),
+    "a bias of another type": (
+        lambda: create(BIAS, tensor(1, 8, 1, 1), src=tensor(4, 8, 9, 9, dtype=miopen.miopenDouble)),
+        "BadParm",
+        ("got f32[1x8x1x1]; want f64[1x8x1x1]",),
+    ),
+    "a bias of a type between": (
+        lambda: create(
+            BIAS,
+            tensor(1, 8, 1, 1, dtype=miopen.miopenDouble),
+            src=tensor(4, 8, 9, 9, dtype=miopen.miopenHalf),
+        ),
+        "BadParm",
+        ("got f64[1x8x1x1]; want f32[1x8x1x1] or f16[1x8x1x1]",),
     ),
     "spatial statistics": (
         lambda: create(NORM, miopen.miopenBNSpatial, tensor(1, 8, 9, 9)),
         "BadParm",
-        ("`bnScaleBiasMeanVarDesc` does not describe", "want 1x8x1x1"),
+        ("`bnScaleBiasMeanVarDesc` does not describe", "want f32[1x8x1x1]"),
     ),
     "statistics per activation": (
         lambda: create(NORM, miopen.miopenBNPerActivation, tensor(1, 8, 1, 1)),
         "BadParm",
-        ("want 1x8x9x9",),
+        ("want f32[1x8x9x9]",),
     ),
     "running statistics of one element": (
         lambda: create(

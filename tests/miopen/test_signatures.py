@@ -82,7 +82,7 @@ WRONG: dict[Any, tuple[Any, ...]] = {
     float: ("1", True, 1j),
     bool: ("yes", 2, 1.0),
     bytes: ("text", 3),
-    Extents: (3, "12", (1.5,), [None]),
+    Extents: (3, "12", (1.5,), [None], (True,), np.array(3), np.array([[1, 2]]), np.array([1.0])),
     Scalar: ("1", True, [1.0]),
     Pointer: (),
 }

@@ -151,6 +151,8 @@ def test_what_backward_passes_refuse() -> None:
     made = Built(tensor(*SHAPE))
     norm = made.add(miopen.miopenCreateOpBatchNormBackward, SPATIAL)
     act = made.add(miopen.miopenCreateOpActivationBackward, miopen.miopenActivationRELU)
+    status = miopen.miopenSetOpArgsActivBackward(made.args, norm, 1.0, 0.0, X, None, 0.0, 0.0, 0.0)
+    fails(status, "BadParm", "operator 0 is of the kind batch normalization backward")
     status = miopen.miopenSetOpArgsActivBackward(made.args, act, 1.0, 0.0, X, X, 0.0, 0.0, 0.0)
     fails(status, "BadParm", "`reserved` is not null")
     values = (X, SCALE, SHIFT, fresh(), fresh(), fresh(0.0), fresh(1.0))
@@ -240,6 +242,19 @@ def test_training_in_one_call(what: str) -> None:
     fails(status, "BadParm", "go together")
 
 
+def test_old_statistics_are_only_read() -> None:
+    made, old, new = OneCall(), (np.zeros(6, np.float32), np.ones(6, np.float32)), (fresh(), fresh())
+    for each in old:
+        each.flags.writeable = False
+    head = (*made.head, *(made.p,) * 4, SCALE, SHIFT, FACTOR)
+    train = miopen.miopenBatchNormalizationForwardTraining_V3
+    ok(train(*head, *old, *new, EPSILON, None, None))
+    close(new[0].ravel(), EXACT.mean.numpy())
+    for wrong in (np.zeros(5, np.float32), np.zeros(6)):
+        status = train(*head, wrong, old[1], *new, EPSILON, None, None)
+        fails(status, "BadParm", "the old `running_mean` is", "want f32[6]")
+
+
 DIFFERENTIATED = {
     "": ("miopenBatchNormalizationBackward", 1),
     "_V2": ("miopenBatchNormalizationBackward_V2", 4),
@@ -272,7 +287,7 @@ def test_parameters_in_one_call_are_described() -> None:
     status = miopen.miopenBatchNormalizationForwardInference(
         *made.head, wrong, SCALE, SHIFT, None, None, EPSILON
     )
-    fails(status, "BadParm", "`bnScaleBiasMeanVarDesc` does not describe", "want 1x6x1x1")
+    fails(status, "BadParm", "`bnScaleBiasMeanVarDesc` does not describe", "want f32[1x6x1x1]")
 
 
 def test_activations_in_one_call() -> None:

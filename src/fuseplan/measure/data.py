@@ -18,7 +18,7 @@ from fuseplan.ops.normalization import reduced_axes
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.reduction import reduce
 from fuseplan.scalar import NUMPY
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import MAX_BYTES, TensorSpec
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -73,8 +73,10 @@ def random_arrays(
 
     Raises:
         ArgumentError: there is no such kind of input.
+        MemoryError: they do not fit.
     """
     check_inputs(inputs)
+    _check_size(plan)
     generator = np.random.default_rng(seed)
     arrays = {"src": stored(plan.src, INPUTS[inputs](generator, plan.src.shape))}
     for step in plan.steps:
@@ -89,6 +91,13 @@ def random_arrays(
             arrays[old.key] = narrow(values, old.result.dtype)
     _settle(plan, arrays)
     return arrays
+
+
+def _check_size(plan: FusionPlan) -> None:
+    """Refuses what in float64 is larger than memory can be, which NumPy calls an error of the value."""
+    largest = max((plan.src.size, *(prod(held.operand.shape) for held in plan.operands)))
+    if largest * np.dtype(np.float64).itemsize > MAX_BYTES:
+        raise MemoryError(f"{largest} random numbers in float64 are larger than memory can be")
 
 
 def _settle(plan: FusionPlan, arrays: Mapping[str, Array]) -> None:

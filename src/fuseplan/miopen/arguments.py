@@ -52,15 +52,10 @@ class miopenOperatorArgs_t(Object):
             StatusError: the operator is of another kind; alpha or beta is not honoured.
             ArgumentError: a tensor or a number is not what the operator takes.
         """
-        operator = descriptor.operator
-        if operator.kind is not kind:
-            raise bad_parameter(
-                f"operator {descriptor.index} is of the kind {operator.kind.name}, whose arguments "
-                f"{operator.kind.set_args} sets; this call is for {kind.name}"
-            )
+        descriptor.check(kind)
         factor = factor_of(kind, alpha, beta)
         descriptor.plan.lowered().check(descriptor.index, values)
-        self._given[descriptor.index] = Given(operator, {**values, **factor})
+        self._given[descriptor.index] = Given(descriptor.operator, {**values, **factor})
 
     def of(self, descriptor: miopenFusionOpDescriptor_t) -> Mapping[str, Any]:
         """What was set for an operator of a plan, or for its equal at the same place of another.
@@ -264,6 +259,7 @@ def miopenSetOpArgsActivBackward(
     Behind a batch normalization's backward pass `reserved` is null: that is computed again from its x. `y`
     is not read: the derivative is taken where the activation was applied.
     """
+    activBwdOp.check(ACTIVATION_BACKWARD)
     values: dict[str, Any] = activBwdOp.operator.numbers(activAlpha, activBeta, activGamma)
     if not activBwdOp.follows(BACKWARD):
         if reserved is None:

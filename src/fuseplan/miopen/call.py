@@ -28,7 +28,7 @@ import numpy as np
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
 from fuseplan.miopen.enums import miopenStatus_t
 
-Check = Callable[[str, Any], Any]  # (name, value) -> what the function is given
+Check = Callable[[str, Any], Any]  # (name, value, of which a Ref is opened) -> what the function is given
 
 
 class StatusError(FuseplanError):
@@ -153,11 +153,10 @@ def check_of(hint: Any) -> Check:
     is_nullable = types.NoneType in options
 
     def checked(name: str, value: Any) -> Any:
-        if value is None or (wanted is not Ref and _held(value) is None):
-            if is_nullable:
-                return None
+        given = value if wanted is Ref else held(value)
+        if given is None and not is_nullable:
             raise bad_parameter(f"`{name}` is null{_unset(value)}")
-        return check(name, value)
+        return None if given is None else check(name, given)
 
     return checked
 
@@ -166,7 +165,8 @@ def _unset(value: Any) -> str:
     return ": nothing was written into this Ref yet" if isinstance(value, Ref) else ""
 
 
-def _held(value: Any) -> Any:
+def held(value: Any) -> Any:
+    """What a `Ref` holds; any other value is itself."""
     return value.value if isinstance(value, Ref) else value
 
 
@@ -186,30 +186,28 @@ def _check_of_one(wanted: Any) -> Check:
 def _reference(name: str, value: Any) -> Ref:
     if not isinstance(value, Ref):
         raise bad_parameter(
-            f"`{name}` is written to: want a Ref(), the variable's address in C; got {_told(value)}"
+            f"`{name}` is written to: want a Ref(), the variable's address in C; got {told(value)}"
         )
     return value
 
 
 def _instance(kind: type[Any], name: str, value: Any) -> Any:
-    held = _held(value)
-    if not isinstance(held, kind):
-        raise bad_parameter(f"`{name}` is a {kind.__name__}; got {_told(held)}")
-    if isinstance(held, Object) and not held.is_alive:
+    if not isinstance(value, kind):
+        raise bad_parameter(f"`{name}` is a {kind.__name__}; got {told(value)}")
+    if isinstance(value, Object) and not value.is_alive:
         raise bad_parameter(f"`{name}` is a {kind.__name__} that was destroyed")
-    return held
+    return value
 
 
 def _member(kind: type[IntEnum], name: str, value: Any) -> IntEnum:
-    held = _held(value)
-    is_number = isinstance(held, int) and not isinstance(held, bool | IntEnum)
-    if not (isinstance(held, kind) or is_number):
-        raise bad_parameter(f"`{name}` is a {kind.__name__}; got {_told(held)}")
+    is_number = isinstance(value, int) and not isinstance(value, bool | IntEnum)
+    if not (isinstance(value, kind) or is_number):
+        raise bad_parameter(f"`{name}` is a {kind.__name__}; got {told(value)}")
     try:
-        return kind(held)
+        return kind(value)
     except ValueError:
         known = ", ".join(f"{each.name} = {each.value}" for each in kind)
-        raise bad_parameter(f"`{name}` is a {kind.__name__}; {held} is none of {known}") from None
+        raise bad_parameter(f"`{name}` is a {kind.__name__}; {value} is none of {known}") from None
 
 
 _NUMBERS: dict[type[Any], Any] = {
@@ -220,13 +218,12 @@ _NUMBERS: dict[type[Any], Any] = {
 
 
 def _number(kind: type[Any], name: str, value: Any) -> Any:
-    held = _held(value)
-    is_flag = isinstance(held, bool | np.bool_)
-    is_taken = isinstance(held, _NUMBERS[kind]) and (held in (0, 1) if kind is bool else not is_flag)
+    is_flag = isinstance(value, bool | np.bool_)
+    is_taken = isinstance(value, _NUMBERS[kind]) and (value in (0, 1) if kind is bool else not is_flag)
     if not is_taken:
-        raise bad_parameter(f"`{name}` is of type {kind.__name__}; got {_told(held)}")
+        raise bad_parameter(f"`{name}` is of type {kind.__name__}; got {told(value)}")
     try:
-        return kind(held)
+        return kind(value)
     except OverflowError:
         raise bad_parameter(f"`{name}` is larger than a {kind.__name__} can be") from None
 
@@ -235,23 +232,20 @@ _SHORT = (bool, int, float, str)
 
 
 def _pointer(name: str, value: Any) -> Any:
-    return _held(value)
+    return value
 
 
 def _extents(name: str, value: Any) -> tuple[int, ...]:
-    held = _held(value)
-    listed = (
-        list(held) if isinstance(held, Sequence | np.ndarray) and not isinstance(held, str | bytes) else None
-    )
-    if listed is None or not all(isinstance(each, int | np.integer) for each in listed):
-        raise bad_parameter(f"`{name}` is a sequence of integers; got {_told(held)}")
-    return tuple(int(each) for each in listed)
+    listed = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+        raise bad_parameter(f"`{name}` is a sequence of integers; got {told(value)}")
+    return tuple(_number(int, f"{name}[{place}]", each) for place, each in enumerate(listed))
 
 
-def _told(value: Any) -> str:
-    """The value's type, and the value where that is short."""
+def told(value: Any) -> str:
+    """The value's type, behind the value where that is short."""
     kind = type(value).__name__
-    return f"{value!r}, a {kind}" if isinstance(value, _SHORT) else f"a {kind}"
+    return f"{value!r} ({kind})" if isinstance(value, _SHORT) else kind
 
 
 Pointer = Annotated[Any, _pointer]

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fuseplan.arrays import view
+import numpy as np
+
+from fuseplan.arrays import described, view
 from fuseplan.compile import CompiledPlan
 from fuseplan.miopen.algorithms import compile_by
 from fuseplan.miopen.call import (
@@ -19,6 +21,7 @@ from fuseplan.miopen.call import (
     bad_parameter,
     last_message,
     not_implemented,
+    told,
 )
 from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.plan import FusionPlan
@@ -30,7 +33,7 @@ VERSION = (3, 5, 0)  # of MIOpen, whose interface this is
 
 def _target(name: str, value: Any) -> Target:
     if not isinstance(value, str | Target):
-        raise bad_parameter(f"`{name}` is a Target or its name, such as cpu or cuda; got {value!r}")
+        raise bad_parameter(f"`{name}` is a Target or its name, such as cpu or cuda; got {told(value)}")
     return parse_target(value)
 
 
@@ -60,14 +63,13 @@ class miopenHandle_t(Object):
         """Sets the stream: one of torch's, or the address of one.
 
         Raises:
-            StatusError: the target is a CPU, or this is no stream.
+            StatusError: the target is no GPU of this machine, or this is no stream of that GPU.
         """
-        if stream is None:
-            self.stream = None
-            return
-        if not self.target.processors:
-            raise bad_parameter(f"{self.target} has no streams: want None; got {stream!r}")
-        self.stream = _torch_stream(stream, self.target)
+        if stream is not None and self.target.device is None:
+            raise bad_parameter(
+                f"{self.target} is no GPU of this machine and has no streams: want None; got {told(stream)}"
+            )
+        self.stream = None if stream is None else _torch_stream(stream, self.target)
 
     def kernel(self, plan: FusionPlan, by: Algorithm | str | None) -> CompiledPlan:
         """The plan compiled for the target; by templates of an algorithm alone, or a candidate, where given.
@@ -96,28 +98,32 @@ class miopenHandle_t(Object):
             clock = _gpu_milliseconds if self.target.processors else _milliseconds
             self.milliseconds = clock(lambda: bound(src, out))
 
-    def copy(self, into: Any, of: Any) -> None:
-        """Copies a tensor into another of its shape, in the stream's order.
+    def copy(self, what: str, of: Any, into: Any) -> None:
+        """Copies a tensor, which messages call `what`, in the stream's order.
 
         Raises:
-            ArgumentError: one is no tensor in the memory of this machine's CPU, where that is the target.
+            StatusError: `into` has another shape or type.
+            ArgumentError: one is no tensor, or not in the memory of this machine's CPU where that is the
+                target.
         """
+        look = described if self.target.processors else view
+        source, written = look(of, what), look(into, "what it is copied to")
+        if (source.shape, source.dtype) != (written.shape, written.dtype):
+            raise bad_parameter(f"{what} is {source.text}; want {written.text}, as what it is copied to")
         if not self.target.processors:
-            view(into, "`into`").numpy()[...] = view(of, "`of`").numpy()
+            written.numpy()[...] = source.numpy()
             return
-        import torch
-
         with self._on_stream():
-            torch.from_dlpack(into).copy_(torch.from_dlpack(of))
+            _torch_tensor(into).copy_(_torch_tensor(of))
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        if self.stream is None:
+        if self.target.device is None:
             yield
             return
         import torch
 
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.device(self.target.device), torch.cuda.stream(self.stream):
             yield
 
 
@@ -126,10 +132,21 @@ def _torch_stream(stream: Any, target: Target) -> Any:
     import torch
 
     if isinstance(stream, torch.cuda.Stream):
+        if stream.device.index != target.device:
+            raise bad_parameter(f"the stream is of {stream.device}; the handle's device is {target.device}")
         return stream
-    if isinstance(stream, int) and not isinstance(stream, bool):
+    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 1 << 64:
         return torch.cuda.ExternalStream(stream, device=target.device)
-    raise bad_parameter(f"want a torch.cuda.Stream or the address of a stream; got {stream!r}")
+    raise bad_parameter(f"want a torch.cuda.Stream or the address of a stream; got {told(stream)}")
+
+
+def _torch_tensor(tensor: Any) -> Any:
+    """A tensor as torch's, over its own memory but for a NumPy array, which may be read-only."""
+    import torch
+
+    if isinstance(tensor, np.ndarray):
+        return torch.from_numpy(tensor.copy())
+    return tensor.detach() if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
 
 
 def _milliseconds(launch: Callable[[], object]) -> float:

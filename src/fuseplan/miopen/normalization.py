@@ -99,10 +99,9 @@ class Normalization:
     def _copy(self, steps: Steps, old: Values) -> None:
         """Copies old values into the tensors that the first step updates."""
         made = steps.checked(self.call.src[0])
-        made.check(0, old)
         into = made.named(0, steps.given[0])
         for key, of in made.named(0, old).items():
-            self.call.handle.copy(into[key], of)
+            self.call.handle.copy(f"the old `{key}`", of, into[key])
 
     def differentiate(self, x: Any, values: Values, saved: tuple[Any, Any], epsilon: float) -> None:
         """Computes the gradients of x, scale and bias from dy, which is the call's input.

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuseplan.arguments import check_value
+from fuseplan.arguments import check_value, dtypes_taken
+from fuseplan.miopen.call import bad_parameter
 from fuseplan.op import Op
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward
@@ -95,6 +96,24 @@ class Lowered:
         """
         for key, value in self.named(index, values).items():
             check_value(self.plan, key, value)
+
+
+def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) -> None:
+    """Checks what a tensor of a plan is described as; numbers, which the plan has too, have no description.
+
+    Raises:
+        StatusError: it has another shape, or a type that the plan does not take it in.
+    """
+    takes = {each.key: dtypes_taken(each.operand, plan[each.step].src.dtype) for each in plan.operands}
+    takes |= {each.key: (each.result.dtype,) for each in plan.results}
+    shape = dict(_shapes(plan)).get(key)
+    if shape is None:
+        return
+    ones = given.rank - 1 - len(shape)
+    wanted = [TensorSpec(shape if ones < 0 else (1, *shape, *(1,) * ones), each) for each in takes[key]]
+    if all((given.shape, given.dtype) != (each.shape, each.dtype) for each in wanted):
+        told = " or ".join(dict.fromkeys(map(str, wanted)))
+        raise bad_parameter(f"{name} is described as {given}; it is {told}")
 
 
 def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:

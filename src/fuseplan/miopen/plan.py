@@ -49,6 +49,19 @@ class miopenFusionOpDescriptor_t(Object):
         """Whether the plan is."""
         return self.plan.is_alive
 
+    def check(self, kind: Kind) -> None:
+        """Checks that it is an operator of a kind.
+
+        Raises:
+            StatusError: it is of another.
+        """
+        own = self.operator.kind
+        if own is not kind:
+            raise bad_parameter(
+                f"operator {self.index} is of the kind {own.name}, whose arguments {own.set_args} sets; "
+                f"this call is for {kind.name}"
+            )
+
     def follows(self, kind: Kind) -> bool:
         """Whether the operator before it is of a kind."""
         return self.index > 0 and self.plan.operators[self.index - 1].operator.kind is kind
@@ -253,15 +266,18 @@ def miopenCreateOpBatchNormBackward(
 
 
 def check_parameters(name: str, given: TensorSpec, place: TensorSpec, mode: miopenBatchNormMode_t) -> None:
-    """Checks the shape of a bias, or of batch normalization's parameters.
+    """Checks the shape and type of a bias, or of batch normalization's parameters.
 
     Raises:
-        PlanError: it has another.
+        PlanError: it has others.
     """
-    wanted = parameters_shape(place, mode)
-    if given.shape != wanted:
+    wanted = [
+        TensorSpec(parameters_shape(place, mode), dtype)
+        for dtype in dict.fromkeys((place.compute_dtype, place.dtype))
+    ]
+    if all((given.shape, given.dtype) != (each.shape, each.dtype) for each in wanted):
         raise PlanError(
-            f"`{name}` does not describe what {place} takes", got=given, want="x".join(map(str, wanted))
+            f"`{name}` does not describe what {place} takes", got=given, want=" or ".join(map(str, wanted))
         )
 
 

@@ -23,6 +23,7 @@ from fuseplan.miopen.operators import (
     TRAINING,
     Lowered,
     Operator,
+    check_described,
     lowered,
 )
 from fuseplan.miopen.plan import backward, forward
@@ -189,7 +190,11 @@ class miopenProblem_t(Object):
         for index, part in enumerate(self.parts):
             values = operators[index].numbers(*part.numbers) if part.numbers else {}
             numbers |= made.named(index, values)
-        return Posed(made, self.parts[0].role.src, self.parts[-1].role.dst, dict(self._keys(made)), numbers)
+        keys = dict(self._keys(made))
+        for part in self.parts:
+            for name in part.tensors.keys() & keys.keys():
+                check_described(made.plan, keys[name], name.name, part.tensors[name])
+        return Posed(made, self.parts[0].role.src, self.parts[-1].role.dst, keys, numbers)
 
     def _keys(self, made: Lowered) -> Iterator[tuple[Id, str]]:
         seen: set[Id] = set()

@@ -20,7 +20,9 @@ from fuseplan.miopen.call import (
     api,
     bad_parameter,
     check_of,
+    held,
     not_implemented,
+    told,
 )
 from fuseplan.miopen.enums import (
     miopenFindResultsOrder_t,
@@ -29,7 +31,7 @@ from fuseplan.miopen.enums import (
 )
 from fuseplan.miopen.execute import check_same, workspace_size
 from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.operators import without_ones
+from fuseplan.miopen.operators import check_described, without_ones
 from fuseplan.miopen.problems import miopenProblem_t
 from fuseplan.miopen.tensors import miopenTensorDescriptor_t
 from fuseplan.plan import FusionPlan
@@ -112,12 +114,10 @@ class miopenTensorArgument_t:
 
 
 def _arguments(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
-    listed = value.value if isinstance(value, Ref) else value
-    kinds = {type(each) for each in listed} if isinstance(listed, Sequence) else {type(listed)}
-    if kinds - {miopenTensorArgument_t}:
-        told = ", ".join(each.__name__ for each in kinds)
-        raise bad_parameter(f"`{name}` is a sequence of miopenTensorArgument_t; got {told}")
-    return tuple(listed)
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise bad_parameter(f"`{name}` is a sequence of miopenTensorArgument_t; got {told(value)}")
+    check = check_of(miopenTensorArgument_t)
+    return tuple(check(f"{name}[{place}]", each) for place, each in enumerate(value))
 
 
 Arguments = Annotated[tuple[miopenTensorArgument_t, ...], _arguments]
@@ -281,28 +281,22 @@ def _take(
         StatusError: it belongs nowhere, is null, or is described as the problem does not describe it.
     """
     found, plan = solution.found, solution.plan
-    name: Id = check_of(Id)("id", given.id)
+    name: Id = check_of(Id)("miopenTensorArgument_t.id", given.id)
     if given.buffer is None:
         raise bad_parameter(f"{name.name} is null")
+    descriptor = check_of(miopenTensorDescriptor_t | None)(f"{name.name}'s descriptor", given.descriptor)
     if name in (found.src, found.dst):
-        if given.descriptor is not None:
-            spec = plan.src if name == found.src else plan.output
-            check_same(name.name, _spec(given.descriptor), spec)
+        if descriptor is not None:
+            check_same(name.name, descriptor.spec, plan.src if name == found.src else plan.output)
         ends[name] = given.buffer
         return
     if name.name not in found.keys:
         raise bad_parameter(f"the solution has no {name.name}; it has {', '.join(found.keys)}")
     key = found.keys[name.name]
     if key:
-        value = given.buffer.value if isinstance(given.buffer, Ref) else given.buffer
-        values[key] = without_ones(plan, key, value)
-
-
-def _spec(descriptor: Any) -> Any:
-    held = descriptor.value if isinstance(descriptor, Ref) else descriptor
-    if not isinstance(held, miopenTensorDescriptor_t) or not held.is_alive:
-        raise bad_parameter(f"want a miopenTensorDescriptor_t in a miopenTensorArgument_t; got {held!r}")
-    return held.spec
+        if descriptor is not None:
+            check_described(plan, key, name.name, descriptor.spec)
+        values[key] = without_ones(plan, key, held(given.buffer))
 
 
 @api
@@ -323,7 +317,7 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     if size != len(data):
         raise bad_parameter(f"`data` has {len(data)} bytes; size is {size}")
     head, _, body = data.partition(b"\n")
-    match = re.fullmatch(rb"fuseplan solution (\d+) [0-9a-f]{8}", head)
+    match = re.fullmatch(rb"fuseplan solution (\d{1,9}) [0-9a-f]{8}", head)
     if match is None:
         raise StatusError(INVALID, "`data` is not what miopenSaveSolution wrote")
     if int(match[1]) != FORMAT:
@@ -333,7 +327,10 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
         )
     if _head(FORMAT, body) != head + b"\n":
         raise StatusError(INVALID, "`data` was changed after miopenSaveSolution wrote it")
-    solution.value = miopenSolution_t(Found(**json.loads(body)))
+    try:
+        solution.value = miopenSolution_t(Found(**json.loads(body)))
+    except (TypeError, ValueError) as error:
+        raise StatusError(INVALID, f"`data` is not what miopenSaveSolution wrote: {error}") from None
 
 
 @api
