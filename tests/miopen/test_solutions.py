@@ -1,7 +1,8 @@
-"""Problems and solutions of Find 2.0, convolution with bias and activation in one call, and algorithms."""
+"""Problems and solutions of Find 2.0."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,8 @@ import pytest
 import torch
 
 from fuseplan import miopen
-from fuseplan.backends import BACKENDS
 from fuseplan.miopen import Ref
-from fuseplan.miopen.algorithms import ALGORITHMS
 from miopen_calls import (
-    Built,
     activation,
     close,
     convolution,
@@ -187,6 +185,16 @@ def undescribed(**descriptors: Ref) -> Any:
     return miopen.miopenFindSolutions(handle(), problem, None, Ref(), None, 1)
 
 
+def signed(body: bytes) -> bytes:
+    return f"fuseplan solution 1 {zlib.crc32(body):08x}\n".encode() + body
+
+
+def described_bias(descriptor: Ref) -> Any:
+    problem = fused()
+    describe(problem, Bias=descriptor)
+    return miopen.miopenFindSolutions(handle(), problem, None, Ref(), None, 1)
+
+
 def twice_a_bias() -> Any:
     problem = fused()
     other = created(miopen.miopenCreateBiasProblem, FORWARD)
@@ -235,7 +243,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "no descriptor": (
         lambda: run([argument("ConvolutionX", X, "x")]),
         "BadParm",
-        ("want a miopenTensorDescriptor_t",),
+        ("miopenTensorConvolutionX's descriptor` is a miopenTensorDescriptor_t; got 'x' (str)",),
+    ),
+    "a bias described as another": (
+        lambda: run([argument("Bias", B, tensor(1, 15, 1, 1))]),
+        "BadParm",
+        ("miopenTensorBias is described as f32[1x15x1x1]; it is f32[1x16x1x1]",),
+    ),
+    "a weight of another type": (
+        lambda: run([argument("ConvolutionW", W, tensor(16, 8, 3, 3, dtype=miopen.miopenHalf))]),
+        "BadParm",
+        ("miopenTensorConvolutionW is described as f16[16x8x3x3]; it is f32[16x8x3x3]",),
+    ),
+    "a tensor outside a sequence": (
+        lambda: run(argument("Bias", B), 1),
+        "BadParm",
+        ("`tensors` is a sequence of miopenTensorArgument_t; got miopenTensorArgument_t",),
+    ),
+    "bytes of another version": (
+        lambda: load(signed(b'{"plan": 3}')),
+        "InvalidValue",
+        ("is not what miopenSaveSolution wrote", "missing"),
+    ),
+    "too large a number": (lambda: load(b"fuseplan solution 1" + 5000 * b"0"), "InvalidValue", ("`data`",)),
+    "tensors beyond memory": (
+        lambda: undescribed(ConvolutionX=tensor(2**39, 8, 2**9, 2**9), ConvolutionW=tensor(1, 8, 1, 1)),
+        "AllocFailed",
+        ("larger than memory can be",),
+    ),
+    "a bias that cannot be described so": (
+        lambda: described_bias(tensor(1, 15, 1, 1)),
+        "BadParm",
+        ("miopenTensorBias is described as f32[1x15x1x1]; it is f32[1x16x1x1]",),
     ),
     "a count": (lambda: run([], 3), "BadParm", ("`tensors` has 0 entries; nInputs is 3",)),
     "another machine": (lambda: run(tensors(Y), target="reference"), "BadParm", ("is reference",)),
@@ -282,81 +321,3 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
 def test_problems_and_solutions_that_cannot_be(what: str) -> None:
     call, status, told = REFUSED[what]
     fails(call(), status, *told)
-
-
-def one_call(**other: Any) -> Any:
-    usual: dict[str, Any] = {
-        "handle": handle(), "alpha1": 1.0, "xDesc": SRC, "x": X, "wDesc": WEIGHT, "w": W,
-        "convDesc": convolution(pad=1), "algo": miopen.miopenConvolutionFwdAlgoDirect,
-        "workspace": None, "workspaceSizeInBytes": 0, "alpha2": 0.0, "zDesc": None, "z": None,
-        "biasDesc": tensor(1, 16, 1, 1), "bias": B,
-        "activationDesc": activation(miopen.miopenActivationLEAKYRELU, 0.25),
-        "yDesc": tensor(2, 16, 9, 9), "y": Y,
-    }  # fmt: skip
-    Y[...] = np.nan
-    return miopen.miopenConvolutionBiasActivationForward(*(usual | other).values())
-
-
-@pytest.mark.parametrize("algorithm", ["Direct", "Winograd"])
-def test_convolution_bias_activation_in_one_call(algorithm: str) -> None:
-    algo = getattr(miopen, f"miopenConvolutionFwdAlgo{algorithm}")
-    ok(one_call(algo=algo))
-    close(Y, LEAKY)
-    ok(one_call(algo=algo, alpha1=-0.5, activationDesc=activation(miopen.miopenActivationPASTHRU)))
-    close(Y, -0.5 * CONV + B[:, None, None])
-    plain = {"activationDesc": activation(miopen.miopenActivationRELU), "zDesc": tensor(2, 16, 9, 9), "z": Z}
-    ok(one_call(algo=algo, alpha1=2.0, alpha2=0.5, **plain))
-    close(Y, np.maximum(2 * CONV + 0.5 * Z + B[:, None, None], 0))
-
-
-def test_what_one_call_refuses() -> None:
-    algo = miopen.miopenConvolutionFwdAlgoFFT
-    fails(one_call(algo=algo), "UnsupportedOp", "no kernel of miopenConvolutionFwdAlgoFFT", "AlgoDirect")
-    fails(one_call(z=Z), "BadParm", "`zDesc` is null")
-    fails(one_call(z=Z, zDesc=SRC), "BadParm", "the z descriptors do not match")
-    fails(one_call(yDesc=SRC), "BadParm", "the output descriptors do not match")
-    fails(one_call(biasDesc=tensor(1, 8, 1, 1)), "BadParm", "`biasDesc` does not describe")
-    fails(one_call(workspaceSizeInBytes=3), "BadParm", "`workspace` is null")
-
-
-def test_the_algorithms_are_those_that_would_run_it() -> None:
-    made = Built(tensor(2, 8, 9, 9))
-    count, listed = Ref(), Ref()
-    get, bind = miopen.miopenFusionPlanConvolutionGetAlgo, miopen.miopenFusionPlanConvolutionSetAlgo
-    fails(get(made.plan, 8, count, listed), "BadParm", "the plan has no convolution")
-    fails(bind(made.plan, 1), "BadParm", "the plan has no convolution")
-    made.add(miopen.miopenCreateOpConvForwardAlgo, convolution(), 1, WEIGHT)
-    assert made.plan.value.algorithm is miopen.miopenConvolutionFwdAlgoDirect
-    fails(get(made.plan, 0, count, listed), "BadParm", "`requestAlgoCount` is 1 or more")
-    ok(get(made.plan, 8, count, listed))
-    assert set(listed.value) == {
-        miopen.miopenConvolutionFwdAlgoDirect,
-        miopen.miopenConvolutionFwdAlgoWinograd,
-    }
-    preferred = listed.value[0]
-    ok(get(made.plan, 1, count, listed))
-    assert (count.value, listed.value) == (1, (preferred,))
-    ok(get(made.plan, 8, count, listed, handle("triton:sm_90")))
-    assert miopen.miopenConvolutionFwdAlgoImplicitGEMM in listed.value
-    for algo in (miopen.miopenConvolutionFwdAlgoDirect, miopen.miopenConvolutionFwdAlgoWinograd):
-        ok(bind(made.plan, algo))
-        made.compile()
-        plan = made.plan.value.lowered().plan
-        assert ALGORITHMS[made.handle.value.kernel(plan, algo).choice.template.name] is algo
-    ok(bind(made.plan, miopen.miopenConvolutionFwdAlgoGEMM))
-    told = "no kernel of miopenConvolutionFwdAlgoGEMM", "miopenConvolutionFwdAlgoWinograd"
-    fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
-
-
-def test_a_bound_algorithm_that_cannot_says_why() -> None:
-    made = Built(tensor(2, 8, 9, 9))
-    made.add(miopen.miopenCreateOpConvForward, convolution(stride=2), WEIGHT)
-    ok(miopen.miopenFusionPlanConvolutionSetAlgo(made.plan, miopen.miopenConvolutionFwdAlgoWinograd))
-    told = "[no-transform]", "^^^^^^", "`direct` takes any convolution"
-    fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
-
-
-def test_every_template_of_a_convolution_has_an_algorithm() -> None:
-    others = {"pointwise", "normalization"}
-    names = {template.name for backend in BACKENDS for template in backend.templates}
-    assert names - others == set(ALGORITHMS)
