@@ -73,7 +73,7 @@ def test_a_stream_and_the_kernels_time() -> None:
     fails(miopen.miopenSetStream(where, "stream"), "BadParm", "want a torch.cuda.Stream")
     on_host = x.cpu()
     status = miopen.miopenActivationForward(where, relu, 1.0, described, on_host, 0.0, described, y)
-    fails(status, "BadParm", "`src`")
+    fails(status, "BadParm", "`x` is on cpu")
 
 
 def test_training_and_its_backward_pass() -> None:

@@ -15,6 +15,7 @@ import pytest
 from fuseplan import miopen
 from fuseplan.miopen import Ref
 from fuseplan.miopen.call import Extents, Object, Pointer, Scalar
+from fuseplan.miopen.spelling import SPELLED
 from miopen_calls import activation, convolution, created, fails, handle, ok, tensor
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -185,6 +186,16 @@ def test_every_function_is_told_and_returns_a_status() -> None:
     assert len(FUNCTIONS) > 80
     for function in FUNCTIONS.values():
         assert (inspect.getdoc(function) or "").strip()
+
+
+def test_names_in_messages_are_those_of_some_call() -> None:
+    parameters = {name for function in FUNCTIONS.values() for name in inspect.signature(function).parameters}
+    assert {each for names in SPELLED.values() for each in names} <= parameters
+    y = np.zeros((2, 3), np.float32)
+    status = miopen.miopenActivationForward(
+        handle(), activation(0), 1.0, tensor(2, 3), np.zeros((2, 4)), 0.0, tensor(2, 3), y
+    )
+    fails(status, "BadParm", "miopenActivationForward: `x` is f64[2x4]; its descriptor says f32[2x3]")
 
 
 def test_a_defect_of_ours_is_raised() -> None:

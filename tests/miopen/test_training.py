@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -133,7 +135,7 @@ REFUSED: dict[str, tuple[bool, tuple[Any, ...], str]] = {
     ),
     "half of the running statistics": (True, (None, None, fresh(0), None), "`runningVariance` is null"),
     "half of the saved statistics": (False, (fresh(), None, None, None), "`savedInvVariance` is null"),
-    "statistics of another shape": (False, (np.zeros(5, np.float32), fresh(), None, None), "saved_mean"),
+    "statistics of another shape": (False, (np.zeros(5, np.float32), fresh(), None, None), "`savedMean` of"),
 }
 
 
@@ -206,7 +208,10 @@ def test_inference_in_one_call(what: str) -> None:
     made.y[...] = np.nan
     ok(getattr(miopen, name)(*head, None, None, *epsilon, *tail))  # the batch's own
     close(made.y, exact, 1e-5 if epsilon else 1e-3)  # without one, epsilon is 1e-5 and not 1e-3
-    fails(getattr(miopen, name)(*head, None, variance, *epsilon, *tail), "BadParm", "`estimatedMean` is null")
+    status = getattr(miopen, name)(*head, None, variance, *epsilon, *tail)
+    parameters = inspect.signature(getattr(miopen, name)).parameters
+    message = fails(status, "BadParm", "`estimatedMean` is null")
+    assert all(each in parameters for each in re.findall(r"`(\w+)`", message))
 
 
 TRAINED = {
@@ -239,7 +244,9 @@ def test_training_in_one_call(what: str) -> None:
     nothing = (None,) * (2 + 2 * is_split)
     ok(getattr(miopen, name)(*head, *nothing, EPSILON, None, None, *tail))
     status = getattr(miopen, name)(*head, old[0], *nothing[1:], EPSILON, None, None, *tail)
-    fails(status, "BadParm", "go together")
+    message = fails(status, "BadParm", "go together")
+    parameters = inspect.signature(getattr(miopen, name)).parameters
+    assert all(each in parameters for each in re.findall(r"`(\w+)`", message))
 
 
 def test_old_statistics_are_only_read() -> None:
@@ -252,7 +259,7 @@ def test_old_statistics_are_only_read() -> None:
     close(new[0].ravel(), EXACT.mean.numpy())
     for wrong in (np.zeros(5, np.float32), np.zeros(6)):
         status = train(*head, wrong, old[1], *new, EPSILON, None, None)
-        fails(status, "BadParm", "the old `running_mean` is", "want f32[6]")
+        fails(status, "BadParm", "`prevResultRunningMean` is", "want f32[6]")
 
 
 DIFFERENTIATED = {

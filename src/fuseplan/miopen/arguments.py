@@ -85,8 +85,8 @@ def factor_of(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, 
     """
     if beta:
         raise bad_parameter(
-            f"beta = {beta}: what was in the result before is not added, and in the middle of a plan there "
-            "is no such thing; miopenConvolutionBiasActivationForward adds a tensor z"
+            f"beta = {beta}: a result is written, and never added to what was there; want 0 or null "
+            "(miopenConvolutionBiasActivationForward adds a tensor, z)"
         )
     if alpha is None or alpha == 1:
         return {}

@@ -36,9 +36,9 @@ def miopenBatchNormalizationForwardTraining(
     made = Normalization(call, bn_mode, alpha, beta, None)
     made.check(bnScaleBiasMeanVarDesc=bnScaleBiasMeanVarDesc)
     values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
-    saved = (resultSaveMean, resultSaveInvVariance)
-    running = (resultRunningMean, resultRunningVariance)
-    made.train(values, saved, running, running, expAvgFactor)
+    saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
+    running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
+    made.train(values, saved, running, expAvgFactor)
 
 
 @api
@@ -71,9 +71,9 @@ def miopenBatchNormalizationForwardTraining_V2(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
     values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
-    saved = (resultSaveMean, resultSaveInvVariance)
-    running = (resultRunningMean, resultRunningVariance)
-    made.train(values, saved, running, running, expAvgFactor)
+    saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
+    running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
+    made.train(values, saved, running, expAvgFactor)
 
 
 @api
@@ -108,10 +108,16 @@ def miopenBatchNormalizationForwardTraining_V3(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
     values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
-    saved = (resultSaveMean, resultSaveInvVariance)
-    old = (prevResultRunningMean, prevResultRunningVariance)
-    new = (nextResultRunningMean, nextResultRunningVariance)
-    made.train(values, saved, old, new, expAvgFactor)
+    saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
+    old = {
+        "prevResultRunningMean": prevResultRunningMean,
+        "prevResultRunningVariance": prevResultRunningVariance,
+    }
+    running = {
+        "nextResultRunningMean": nextResultRunningMean,
+        "nextResultRunningVariance": nextResultRunningVariance,
+    }
+    made.train(values, saved, running, expAvgFactor, old)
 
 
 @api
@@ -145,9 +151,9 @@ def miopenBatchNormForwardTrainingActivation(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
     values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
-    saved = (resultSaveMean, resultSaveInvVariance)
-    running = (resultRunningMean, resultRunningVariance)
-    made.train(values, saved, running, running, expAvgFactor)
+    saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
+    running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
+    made.train(values, saved, running, expAvgFactor)
 
 
 @api
@@ -183,10 +189,16 @@ def miopenBatchNormForwardTrainingActivation_V2(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
     values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
-    saved = (resultSaveMean, resultSaveInvVariance)
-    old = (prevResultRunningMean, prevResultRunningVariance)
-    new = (nextResultRunningMean, nextResultRunningVariance)
-    made.train(values, saved, old, new, expAvgFactor)
+    saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
+    old = {
+        "prevResultRunningMean": prevResultRunningMean,
+        "prevResultRunningVariance": prevResultRunningVariance,
+    }
+    running = {
+        "nextResultRunningMean": nextResultRunningMean,
+        "nextResultRunningVariance": nextResultRunningVariance,
+    }
+    made.train(values, saved, running, expAvgFactor, old)
 
 
 @api

@@ -27,6 +27,7 @@ import numpy as np
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
 from fuseplan.miopen.enums import miopenStatus_t
+from fuseplan.miopen.spelling import spelled
 
 Check = Callable[[str, Any], Any]  # (name, value, of which a Ref is opened) -> what the function is given
 
@@ -133,7 +134,8 @@ def _written(signature: inspect.Signature) -> str:
 
 
 def _failed(function: Callable[..., None], error: Exception) -> miopenStatus_t:
-    _thread.message = f"{function.__name__}: {error}"
+    told = spelled(str(error), inspect.signature(function).parameters)
+    _thread.message = f"{function.__name__}: {told}"
     if isinstance(error, StatusError):
         return error.status
     return next(status for kind, status in STATUS_OF if isinstance(error, kind))

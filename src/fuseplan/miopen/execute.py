@@ -95,7 +95,7 @@ def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
     """
     is_same = given.shape == wanted.shape and given.dtype == wanted.dtype
     if not (is_same and wanted.same_layout(given.element_strides)):
-        raise bad_parameter(f"the {what} descriptors do not match: got {given}; the plan's is {wanted}")
+        raise bad_parameter(f"the {what} descriptors do not match: got {given}; want {wanted}")
 
 
 @api

@@ -11,6 +11,7 @@ import numpy as np
 
 from fuseplan.arrays import described, view
 from fuseplan.compile import CompiledPlan
+from fuseplan.errors import ArgumentError
 from fuseplan.miopen.algorithms import compile_by
 from fuseplan.miopen.call import (
     Object,
@@ -26,6 +27,7 @@ from fuseplan.miopen.call import (
 from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target, parse_target
+from fuseplan.tensor import TensorSpec
 
 Algorithm = miopenConvFwdAlgorithm_t
 VERSION = (3, 5, 0)  # of MIOpen, whose interface this is
@@ -88,15 +90,24 @@ class miopenHandle_t(Object):
         """Launches a kernel on the stream; with profiling, waits for it and keeps its time.
 
         Raises:
+            StatusError: `src` or `out` is not what its descriptor says.
             ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
         """
-        with self._on_stream():
-            if not self.is_profiling:
-                compiled(src, out, **values)
-                return
-            bound = compiled.bind(**values)
-            clock = _gpu_milliseconds if self.target.processors else _milliseconds
-            self.milliseconds = clock(lambda: bound(src, out))
+        try:
+            with self._on_stream():
+                self._launch(compiled, src, out, values)
+        except ArgumentError:
+            _check_described("`src`", src, compiled.plan.src)
+            _check_described("`out`", out, compiled.plan.output)
+            raise
+
+    def _launch(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:
+        if not self.is_profiling:
+            compiled(src, out, **values)
+            return
+        bound = compiled.bind(**values)
+        clock = _gpu_milliseconds if self.target.processors else _milliseconds
+        self.milliseconds = clock(lambda: bound(src, out))
 
     def copy(self, what: str, of: Any, into: Any) -> None:
         """Copies a tensor, which messages call `what`, in the stream's order.
@@ -138,6 +149,12 @@ def _torch_stream(stream: Any, target: Target) -> Any:
     if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 1 << 64:
         return torch.cuda.ExternalStream(stream, device=target.device)
     raise bad_parameter(f"want a torch.cuda.Stream or the address of a stream; got {told(stream)}")
+
+
+def _check_described(what: str, tensor: Any, spec: TensorSpec) -> None:
+    buffer = described(tensor, what)
+    if not buffer.matches(spec):
+        raise bad_parameter(f"{what} is {buffer.text}; its descriptor says {spec}")
 
 
 def _torch_tensor(tensor: Any) -> Any:

@@ -10,13 +10,14 @@ from fuseplan.miopen.arguments import together
 from fuseplan.miopen.enums import miopenBatchNormMode_t
 from fuseplan.miopen.execute import Call
 from fuseplan.miopen.onecall import Steps
-from fuseplan.miopen.operators import BACKWARD, INFERENCE, TRAINING, Operator
+from fuseplan.miopen.operators import BACKWARD, INFERENCE, TRAINING, Operator, without_ones
 from fuseplan.miopen.plan import check_parameters
 from fuseplan.miopen.tensors import MODE_WORDS, miopenTensorDescriptor_t
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
 
 EPSILON = 1e-5  # where the batch's statistics stand in for an inverse variance that is null
+RUNNING = ("running_mean", "running_variance")
 Values = dict[str, Any]
 
 
@@ -54,7 +55,7 @@ class Normalization:
         """
         word, steps, is_inverse = MODE_WORDS[self.mode], Steps(), epsilon is None
         values |= {"epsilon": epsilon}
-        if together(estimatedMean=mean, estimatedVariance=variance):
+        if together(estimatedMean=mean, **{f"estimated{'Inv' * is_inverse}Variance": variance}):
             name = "inverse_variance" if is_inverse else "variance"
             made = Operator(INFERENCE, BatchNorm(word, inverse=is_inverse))
             steps.add(made, **values, mean=mean, **{name: variance})
@@ -64,44 +65,34 @@ class Normalization:
         self._finish(steps)
 
     def train(
-        self,
-        values: Values,
-        saved: tuple[Any, Any],
-        old: tuple[Any, Any],
-        new: tuple[Any, Any],
-        factor: float,
+        self, values: Values, saved: Values, running: Values, factor: float, old: Values | None = None
     ) -> None:
-        """Normalizes by the batch's statistics, saves them, and makes new running statistics of old ones.
+        """Normalizes by the batch's statistics, saves them, and updates running ones, of `old` if given.
+
+        Statistics are mean and variance, in that order, by their names in the call.
 
         Raises:
             FuseplanError: as `Steps.run` does.
         """
-        together(resultSaveMean=saved[0], resultSaveInvVariance=saved[1])
-        is_running = together(
-            prevResultRunningMean=old[0],
-            prevResultRunningVariance=old[1],
-            nextResultRunningMean=new[0],
-            nextResultRunningVariance=new[1],
-        )
+        together(**saved)
+        is_running = together(**running, **(old or {}))
         op = BatchNormTraining(MODE_WORDS[self.mode], running=is_running)
-        values |= {"saved_mean": saved[0], "saved_inverse_variance": saved[1]}
+        values |= zip(("saved_mean", "saved_inverse_variance"), saved.values(), strict=True)
+        if is_running:
+            values |= zip(RUNNING, running.values(), strict=True)
+            values |= {"momentum": factor}
         steps = Steps()
-        if not is_running:
-            steps.add(Operator(TRAINING, op), **values)
-            self._finish(steps)
-            return
-        names = ("running_mean", "running_variance")
-        steps.add(Operator(TRAINING, op), **values, **dict(zip(names, new, strict=True)), momentum=factor)
-        if new is not old:
-            self._copy(steps, dict(zip(names, old, strict=True)))
+        steps.add(Operator(TRAINING, op), **values)
+        if is_running and old is not None:
+            self._copy(steps, old)
         self._finish(steps)
 
     def _copy(self, steps: Steps, old: Values) -> None:
         """Copies old values into the tensors that the first step updates."""
         made = steps.checked(self.call.src[0])
         into = made.named(0, steps.given[0])
-        for key, of in made.named(0, old).items():
-            self.call.handle.copy(f"the old `{key}`", of, into[key])
+        for key, (name, of) in zip(RUNNING, old.items(), strict=True):
+            self.call.handle.copy(f"`{name}`", without_ones(made.plan, key, of), into[key])
 
     def differentiate(self, x: Any, values: Values, saved: tuple[Any, Any], epsilon: float) -> None:
         """Computes the gradients of x, scale and bias from dy, which is the call's input.
