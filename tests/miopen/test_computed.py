@@ -10,7 +10,7 @@ import pytest
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
-from miopen_calls import Built, close, ok, random, tensor
+from miopen_calls import Built, activation, close, convolution, handle, ok, random, tensor
 from miopen_formulas import BACKWARD, FORWARD, Written, formula
 
 SPATIAL, PER_ACTIVATION = miopen.miopenBNSpatial, miopen.miopenBNPerActivation
@@ -51,6 +51,29 @@ def test_gradients_take_their_numbers_at_run_time(mode: Any) -> None:
         ok(run_backward(made, op, numbers))
         exact = GRADIENT * formula(BACKWARD, mode)(INPUT.astype(np.float64), *numbers)
         np.testing.assert_allclose(made.execute(GRADIENT), exact, 4e-6, 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_one_call_takes_every_activation(mode: Any) -> None:
+    where, src, channel = handle(), tensor(*INPUT.shape), tensor(1, 5, 1, 1)
+    made, numbers = activation(mode, *NUMBERS[0]), NUMBERS[0]
+    y, one, zero = np.empty_like(INPUT), np.ones(5, np.float32), np.zeros(5, np.float32)
+    exact = formula(FORWARD, mode)(INPUT.astype(np.float64), *numbers)
+    ok(miopen.miopenActivationForward(where, made, 1.0, src, INPUT, 0.0, src, y))
+    np.testing.assert_allclose(y, exact, 4e-6, 1e-6)
+    head = (where, SPATIAL, 1.0, 0.0, src, INPUT, src, y, *(channel,) * 4)
+    ok(miopen.miopenBatchNormForwardInferenceActivation(*head, one, zero, zero, one, 0.0, made))
+    np.testing.assert_allclose(y, exact, 4e-6, 1e-6)
+    convolved = (src, INPUT, tensor(5, 5, 1, 1), np.eye(5, dtype=np.float32)[:, :, None, None])
+    algo = miopen.miopenConvolutionFwdAlgoDirect
+    ok(miopen.miopenConvolutionBiasActivationForward(
+        where, 1.0, *convolved, convolution(), algo, None, 0, None, None, None, channel, zero, made, src, y
+    ))  # fmt: skip
+    np.testing.assert_allclose(y, exact, 4e-6, 1e-6)
+    slope = GRADIENT * formula(BACKWARD, mode)(INPUT.astype(np.float64), *numbers)
+    tensors = (None, None, src, GRADIENT, src, INPUT, 0.0, src, y)
+    ok(miopen.miopenActivationBackward(where, made, 1.0, *tensors))
+    np.testing.assert_allclose(y, slope, 4e-6, 1e-6)
 
 
 # Shape of x, features, kernel, groups, and how the kernel moves.
@@ -123,3 +146,16 @@ def test_combinations_round_once(letters: str, kind: Any) -> None:
     error = np.abs(y.astype(np.float64) - made.exact)
     noise = 2e-5 if kind is miopen.miopenHalf else 1e-13
     assert (error <= 1.01 * unit * np.abs(made.exact) + noise * np.abs(made.exact).max()).all()
+
+
+def test_parameters_may_have_the_type_of_the_data() -> None:
+    made, x = Built(tensor(2, 3, 4, 5, dtype=miopen.miopenHalf)), random(2, 3, 4, 5).astype(np.float16)
+    op = made.add(miopen.miopenCreateOpBatchNormInference, SPATIAL, tensor(1, 3, 1, 1))
+    made.compile()
+    given = [random(1, 3, 1, 1, seed=seed).astype(np.float16) for seed in range(4)]
+    scale, bias, mean, variance = *given[:3], np.abs(given[3])
+    exact = (x.astype(np.float64) - mean) / np.sqrt(variance.astype(np.float64)) * scale + bias
+    for dtype in (np.float16, np.float32):
+        parameters = [each.astype(dtype) for each in (scale, bias, mean, variance)]
+        ok(miopen.miopenSetOpArgsBatchNormInference(made.args, op, 1.0, 0.0, *parameters, 0.0))
+        close(made.execute(x), exact, 2.0**-11)
