@@ -88,6 +88,26 @@ def test_the_algorithms_are_those_that_would_run_it() -> None:
     fails(miopen.miopenCompileFusionPlan(made.handle, made.plan), "UnsupportedOp", *told)
 
 
+def test_a_bound_algorithm_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ran = Built(tensor(2, 8, 9, 9)), []
+    conv = made.add(miopen.miopenCreateOpConvForward, convolution(pad=1), WEIGHT)
+    ok(miopen.miopenSetOpArgsConvForward(made.args, conv, 1.0, 0.0, W))
+    launch = miopen.miopenHandle_t.run
+
+    def run(self: Any, compiled: Any, *rest: Any) -> None:
+        ran.append(ALGORITHMS[compiled.choice.template.name])
+        launch(self, compiled, *rest)
+
+    monkeypatch.setattr(miopen.miopenHandle_t, "run", run)
+    wanted = [miopen.miopenConvolutionFwdAlgoDirect, miopen.miopenConvolutionFwdAlgoWinograd]
+    for algo in wanted:
+        ok(miopen.miopenFusionPlanConvolutionSetAlgo(made.plan, algo))
+        made.compile()
+        close(made.execute(X), CONV)
+        ok(one_call(algo=algo))
+    assert ran == [each for each in wanted for _ in range(2)]
+
+
 def test_a_bound_algorithm_that_cannot_says_why() -> None:
     made = Built(tensor(2, 8, 9, 9))
     made.add(miopen.miopenCreateOpConvForward, convolution(stride=2), WEIGHT)

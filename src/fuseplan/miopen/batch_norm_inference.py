@@ -5,7 +5,6 @@ from __future__ import annotations
 from fuseplan.miopen.activations import miopenActivationDescriptor_t
 from fuseplan.miopen.call import Pointer, Scalar, api
 from fuseplan.miopen.enums import miopenBatchNormMode_t
-from fuseplan.miopen.execute import Call
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.normalization import Normalization
 from fuseplan.miopen.tensors import miopenTensorDescriptor_t
@@ -29,10 +28,9 @@ def miopenBatchNormalizationForwardInference(
     epsilon: float,
 ) -> None:
     """Normalizes x; statistics that are null, both, are the batch's."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(bnScaleBiasMeanVarDesc=bnScaleBiasMeanVarDesc)
-    made.infer({"scale": bnScale, "shift": bnBias}, estimatedMean, estimatedVariance, epsilon)
+    made.infer(bnScale, bnBias, estimatedMean, estimatedVariance, epsilon)
 
 
 @api
@@ -56,12 +54,11 @@ def miopenBatchNormalizationForwardInference_V2(
     epsilon: float,
 ) -> None:
     """The same with a descriptor for each parameter."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(
         scaleDesc=scaleDesc, biasDesc=biasDesc, estMeanDesc=estMeanDesc, estVarianceDesc=estVarianceDesc
     )
-    made.infer({"scale": bnScale, "shift": bnBias}, estimatedMean, estimatedVariance, epsilon)
+    made.infer(bnScale, bnBias, estimatedMean, estimatedVariance, epsilon)
 
 
 @api
@@ -84,12 +81,11 @@ def miopenBatchNormalizationForwardInferenceInvVariance(
     estimatedInvVariance: Pointer | None,
 ) -> None:
     """Normalizes x by a mean and an inverse variance, 1/sqrt(variance + epsilon)."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(
         scaleDesc=scaleDesc, biasDesc=biasDesc, estMeanDesc=estMeanDesc, estInvVarianceDesc=estInvVarianceDesc
     )
-    made.infer({"scale": bnScale, "shift": bnBias}, estimatedMean, estimatedInvVariance, None)
+    made.infer(bnScale, bnBias, estimatedMean, estimatedInvVariance, None)
 
 
 @api
@@ -114,12 +110,11 @@ def miopenBatchNormForwardInferenceActivation(
     activDesc: miopenActivationDescriptor_t,
 ) -> None:
     """Normalizes x and applies an activation: any mode."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y), activDesc)
     made.check(
         scaleDesc=scaleDesc, biasDesc=biasDesc, estMeanDesc=estMeanDesc, estVarianceDesc=estVarianceDesc
     )
-    made.infer({"scale": bnScale, "shift": bnBias}, estimatedMean, estimatedVariance, epsilon)
+    made.infer(bnScale, bnBias, estimatedMean, estimatedVariance, epsilon)
 
 
 @api
@@ -143,9 +138,8 @@ def miopenBatchNormForwardInferenceActivationInvVariance(
     activDesc: miopenActivationDescriptor_t,
 ) -> None:
     """Normalizes x by an inverse variance and applies an activation: any mode."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y), activDesc)
     made.check(
         scaleDesc=scaleDesc, biasDesc=biasDesc, estMeanDesc=estMeanDesc, estInvVarianceDesc=estInvVarianceDesc
     )
-    made.infer({"scale": bnScale, "shift": bnBias}, estimatedMean, estimatedInvVariance, None)
+    made.infer(bnScale, bnBias, estimatedMean, estimatedInvVariance, None)

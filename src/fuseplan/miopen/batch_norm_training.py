@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fuseplan.miopen.activations import miopenActivationDescriptor_t
-from fuseplan.miopen.call import Pointer, Scalar, api, bad_parameter
+from fuseplan.miopen.call import Pointer, Scalar, api
 from fuseplan.miopen.enums import miopenBatchNormMode_t
-from fuseplan.miopen.execute import Call, check_same
 from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.normalization import Normalization
+from fuseplan.miopen.normalization import Normalization, check_plain
 from fuseplan.miopen.tensors import miopenTensorDescriptor_t
 
 
@@ -32,13 +31,11 @@ def miopenBatchNormalizationForwardTraining(
     resultSaveInvVariance: Pointer | None,
 ) -> None:
     """Normalizes x and, where they are not null, saves and updates statistics."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(bnScaleBiasMeanVarDesc=bnScaleBiasMeanVarDesc)
-    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
     saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
     running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
-    made.train(values, saved, running, expAvgFactor)
+    made.train(bnScale, bnBias, epsilon, saved, running, expAvgFactor)
 
 
 @api
@@ -65,15 +62,13 @@ def miopenBatchNormalizationForwardTraining_V2(
     resultSaveInvVariance: Pointer | None,
 ) -> None:
     """The same with a descriptor for each parameter."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
-    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
     saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
     running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
-    made.train(values, saved, running, expAvgFactor)
+    made.train(bnScale, bnBias, epsilon, saved, running, expAvgFactor)
 
 
 @api
@@ -102,12 +97,10 @@ def miopenBatchNormalizationForwardTraining_V3(
     resultSaveInvVariance: Pointer | None,
 ) -> None:
     """The same; running statistics are read from one pair of tensors and written into another."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, None)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y))
     made.check(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
-    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
     saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
     old = {
         "prevResultRunningMean": prevResultRunningMean,
@@ -117,7 +110,7 @@ def miopenBatchNormalizationForwardTraining_V3(
         "nextResultRunningMean": nextResultRunningMean,
         "nextResultRunningVariance": nextResultRunningVariance,
     }
-    made.train(values, saved, running, expAvgFactor, old)
+    made.train(bnScale, bnBias, epsilon, saved, running, expAvgFactor, old)
 
 
 @api
@@ -145,15 +138,13 @@ def miopenBatchNormForwardTrainingActivation(
     activDesc: miopenActivationDescriptor_t,
 ) -> None:
     """Normalizes x and applies an activation, any mode; saves and updates statistics."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y), activDesc)
     made.check(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
-    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
     saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
     running = {"resultRunningMean": resultRunningMean, "resultRunningVariance": resultRunningVariance}
-    made.train(values, saved, running, expAvgFactor)
+    made.train(bnScale, bnBias, epsilon, saved, running, expAvgFactor)
 
 
 @api
@@ -183,12 +174,10 @@ def miopenBatchNormForwardTrainingActivation_V2(
     activDesc: miopenActivationDescriptor_t,
 ) -> None:
     """The same; running statistics are read from one pair of tensors and written into another."""
-    call = Call(handle, (xDesc.spec, x), (yDesc.spec, y))
-    made = Normalization(call, bn_mode, alpha, beta, activDesc)
+    made = Normalization(handle, bn_mode, alpha, beta, (xDesc, x), (yDesc, y), activDesc)
     made.check(
         scaleDesc=scaleDesc, biasVarDesc=biasVarDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc
     )
-    values = {"scale": bnScale, "shift": bnBias, "epsilon": epsilon}
     saved = {"resultSaveMean": resultSaveMean, "resultSaveInvVariance": resultSaveInvVariance}
     old = {
         "prevResultRunningMean": prevResultRunningMean,
@@ -198,7 +187,7 @@ def miopenBatchNormForwardTrainingActivation_V2(
         "nextResultRunningMean": nextResultRunningMean,
         "nextResultRunningVariance": nextResultRunningVariance,
     }
-    made.train(values, saved, running, expAvgFactor, old)
+    made.train(bnScale, bnBias, epsilon, saved, running, expAvgFactor, old)
 
 
 @api
@@ -224,13 +213,11 @@ def miopenBatchNormalizationBackward(
     savedInvVariance: Pointer | None,
 ) -> None:
     """Computes the gradients; saved statistics that are null, both, are computed again."""
-    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
-    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, None)
+    made = Normalization(handle, bn_mode, alphaDataDiff, betaDataDiff, (dyDesc, dy), (dxDesc, dx))
     made.check(bnScaleBiasDiffDesc=bnScaleBiasDiffDesc)
-    check_same("x", xDesc.spec, dyDesc.spec)
-    _check_plain(alphaParamDiff, betaParamDiff)
-    values = {"scale": bnScale, "scale_gradient": resultBnScaleDiff, "shift_gradient": resultBnBiasDiff}
-    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
+    check_plain(alphaParamDiff, betaParamDiff)
+    gradients = (resultBnScaleDiff, resultBnBiasDiff)
+    made.differentiate((xDesc, x), bnScale, None, gradients, (savedMean, savedInvVariance), epsilon)
 
 
 @api
@@ -259,13 +246,11 @@ def miopenBatchNormalizationBackward_V2(
     savedInvVariance: Pointer | None,
 ) -> None:
     """The same with a descriptor for each parameter."""
-    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
-    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, None)
+    made = Normalization(handle, bn_mode, alphaDataDiff, betaDataDiff, (dyDesc, dy), (dxDesc, dx))
     made.check(scaleDesc=scaleDesc, biasDesc=biasDesc, savedMeanDesc=savedMeanDesc, savedVarDesc=savedVarDesc)
-    check_same("x", xDesc.spec, dyDesc.spec)
-    _check_plain(alphaParamDiff, betaParamDiff)
-    values = {"scale": bnScale, "scale_gradient": resultBnScaleDiff, "shift_gradient": resultBnBiasDiff}
-    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
+    check_plain(alphaParamDiff, betaParamDiff)
+    gradients = (resultBnScaleDiff, resultBnBiasDiff)
+    made.differentiate((xDesc, x), bnScale, None, gradients, (savedMean, savedInvVariance), epsilon)
 
 
 @api
@@ -296,33 +281,13 @@ def miopenBatchNormBackwardActivation(
     activDesc: miopenActivationDescriptor_t,
 ) -> None:
     """Computes the gradients behind an activation: any mode."""
-    call = Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx))
-    made = Normalization(call, bn_mode, alphaDataDiff, betaDataDiff, activDesc)
+    made = Normalization(handle, bn_mode, alphaDataDiff, betaDataDiff, (dyDesc, dy), (dxDesc, dx), activDesc)
     made.check(
         scaleDesc=scaleDesc,
         biasDesc=biasDesc,
         savedMeanDesc=savedMeanDesc,
         savedVarianceDesc=savedVarianceDesc,
     )
-    check_same("x", xDesc.spec, dyDesc.spec)
-    _check_plain(alphaParamDiff, betaParamDiff)
-    values = {
-        "scale": bnScale,
-        "shift": bnBias,
-        "scale_gradient": resultBnScaleDiff,
-        "shift_gradient": resultBnBiasDiff,
-    }
-    made.differentiate(x, values, (savedMean, savedInvVariance), epsilon)
-
-
-def _check_plain(alpha: float | None, beta: float | None) -> None:
-    """Checks that the gradients of scale and bias are wanted as they are.
-
-    Raises:
-        StatusError: they are not.
-    """
-    if alpha not in (None, 1) or beta not in (None, 0):
-        raise bad_parameter(
-            f"alphaParamDiff = {alpha}, betaParamDiff = {beta}: gradients of scale and bias are neither "
-            "scaled nor added to what was there; want 1 and 0"
-        )
+    check_plain(alphaParamDiff, betaParamDiff)
+    gradients = (resultBnScaleDiff, resultBnBiasDiff)
+    made.differentiate((xDesc, x), bnScale, bnBias, gradients, (savedMean, savedInvVariance), epsilon)
