@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -208,9 +209,15 @@ def test_profiling_times_a_launch() -> None:
     made.compile()
     fails(miopen.miopenGetKernelTime(made.handle, time), "NotInitialized", "miopenEnableProfiling")
     ok(miopen.miopenEnableProfiling(made.handle, True))
+    begin = perf_counter()
     close(made.execute(X), exactly(made, X))
+    wall = 1e3 * (perf_counter() - begin)
     ok(miopen.miopenGetKernelTime(made.handle, time))
-    assert 0 < time.value < 1000
+    assert 0 < time.value < wall
+    ok(miopen.miopenEnableProfiling(made.handle, False))
+    made.execute(X)
+    again = created(lambda cell: miopen.miopenGetKernelTime(made.handle, cell))
+    assert again.value == time.value, "the last launch was not to be timed"
 
 
 def test_a_cpu_has_no_streams() -> None:

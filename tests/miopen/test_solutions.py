@@ -114,6 +114,35 @@ def test_options_order_and_limit_solutions() -> None:
     fails(status, "BadParm", "`workspace` is null")
 
 
+def test_a_problem_keeps_what_its_descriptors_said() -> None:
+    moves = convolution(pad=1)
+    problem = created(miopen.miopenCreateConvProblem, moves, FORWARD)
+    src = tensor(2, 8, 9, 9)
+    describe(problem, ConvolutionX=src, ConvolutionW=tensor(16, 8, 3, 3))
+    ok(miopen.miopenInitConvolutionDescriptor(moves, miopen.miopenConvolution, 0, 0, 2, 2, 1, 1))
+    ok(miopen.miopenDestroyConvolutionDescriptor(moves))
+    ok(miopen.miopenDestroyTensorDescriptor(src))
+    (solution, *_) = found(problem)
+    y = np.full(CONV.shape, np.nan, np.float32)
+    named = {"ConvolutionX": X, "ConvolutionW": W, "ConvolutionY": y}
+    listed = [argument(name, value) for name, value in named.items()]
+    ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
+    close(y, CONV)
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_tuning_comes_first_where_it_is_asked_for(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[str] = []
+    monkeypatch.setattr(
+        "fuseplan.miopen.solutions.tune", lambda plan, target, seconds: tuned.append(f"{plan} on {target}")
+    )
+    options = created(miopen.miopenCreateFindOptions)
+    ok(miopen.miopenSetFindOptionTuning(options, wanted))
+    found(fused(), options, most=1)
+    assert len(tuned) == wanted
+    assert all(each.startswith("f32[2x8x9x9] -> conv2d(16, kernel=3, padding=1) -> bias") for each in tuned)
+
+
 def test_normalization_and_activation() -> None:
     norm = created(miopen.miopenCreateBatchnormProblem, miopen.miopenBNSpatial, False, INFERENCE)
     describe(norm, BatchnormX=tensor(2, 8, 9, 9), BatchnormEstimatedMean=tensor(1, 8, 1, 1))

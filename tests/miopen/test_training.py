@@ -289,6 +289,19 @@ def test_backward_in_one_call(what: str, is_saved: bool) -> None:
     fails(getattr(miopen, name)(made.handle, SPATIAL, 1.0, 1.0, 1.0, 0.0, *rest), "BadParm", "beta = 1.0")
 
 
+def test_saved_statistics_are_read_and_not_made_again() -> None:
+    made, (dscale, dshift) = OneCall(), (fresh(), fresh())
+    mean, inverse = (each.astype(np.float32).reshape(1, 6, 1, 1) for each in (MEAN + 0.5, 2 * INVERSE))
+    tensors = (made.d, X, made.d, DY, made.d, made.y, made.p, SCALE, dscale, dshift, EPSILON, mean, inverse)
+    backward = miopen.miopenBatchNormalizationBackward
+    ok(backward(made.handle, SPATIAL, 1.0, 0.0, 1.0, 0.0, *tensors))
+    normal, dy = (X.astype(np.float64) - mean) * inverse, DY.astype(np.float64)
+    parts = [each.mean((0, 2, 3), keepdims=True) for each in (dy, dy * normal)]
+    close(made.y, SCALE * inverse * (dy - parts[0] - normal * parts[1]))
+    close(dscale, parts[1] * X[:, 0].size)
+    close(dshift, parts[0] * X[:, 0].size)
+
+
 def test_parameters_in_one_call_are_described() -> None:
     made, wrong = OneCall(), tensor(1, 5, 1, 1)
     status = miopen.miopenBatchNormalizationForwardInference(
