@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -231,6 +232,20 @@ def test_a_cpu_has_no_streams() -> None:
     fails(miopen.miopenSetStream(handle("triton:sm_90"), 1234), "BadParm", "is no GPU of this machine")
     ok(miopen.miopenSetAllocator(made, None, None, None))
     fails(miopen.miopenSetAllocator(made, print, None, None), "NotImplemented", "allocator")
+
+
+def test_a_stream_is_one_of_the_handles_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        device = torch.device("cuda", 1)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    made = handle("triton:sm_90")
+    made.value.target = replace(made.value.target, device=0)
+    fails(miopen.miopenSetStream(made, Stream()), "BadParm", "the stream is of cuda:1")
+    for value in (-1, 1 << 64, True, "stream"):
+        fails(miopen.miopenSetStream(made, value), "BadParm", "want a torch.cuda.Stream or the address")
+    made.value.target = replace(made.value.target, device=1)
+    ok(miopen.miopenSetStream(made, Stream()))
 
 
 def test_a_workspace_is_checked_and_not_needed() -> None:

@@ -106,8 +106,10 @@ class miopenHandle_t(Object):
             compiled(src, out, **values)
             return
         bound = compiled.bind(**values)
-        clock = _gpu_milliseconds if self.target.processors else _milliseconds
-        self.milliseconds = clock(lambda: bound(src, out))
+        if self.target.processors:
+            self.milliseconds = _gpu_milliseconds(lambda: bound(src, out), self.target.device)
+        else:
+            self.milliseconds = _milliseconds(lambda: bound(src, out))
 
     def copy(self, what: str, of: Any, into: Any) -> None:
         """Copies a tensor, which messages call `what`, in the stream's order.
@@ -129,12 +131,12 @@ class miopenHandle_t(Object):
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
-        if self.target.device is None:
+        if self.stream is None:
             yield
             return
         import torch
 
-        with torch.cuda.device(self.target.device), torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream):
             yield
 
 
@@ -172,13 +174,14 @@ def _milliseconds(launch: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def _gpu_milliseconds(launch: Callable[[], object]) -> float:
+def _gpu_milliseconds(launch: Callable[[], object], device: int | None) -> float:
     import torch
 
+    stream = torch.cuda.current_stream(device)  # of the device that runs it, which may not be the current one
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin.record(stream)
     launch()
-    end.record()
+    end.record(stream)
     end.synchronize()
     return float(begin.elapsed_time(end))
 
