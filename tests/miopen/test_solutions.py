@@ -122,9 +122,14 @@ def test_a_problem_keeps_what_its_descriptors_said() -> None:
     ok(miopen.miopenInitConvolutionDescriptor(moves, miopen.miopenConvolution, 0, 0, 2, 2, 1, 1))
     ok(miopen.miopenDestroyConvolutionDescriptor(moves))
     ok(miopen.miopenDestroyTensorDescriptor(src))
+    follower = created(
+        miopen.miopenCreateActivationProblem, activation(miopen.miopenActivationPASTHRU), FORWARD
+    )
+    ok(miopen.miopenFuseProblems(problem, follower))
+    describe(follower, ActivationY=tensor(1, 2, 3, 4))  # of that problem alone
     (solution, *_) = found(problem)
     y = np.full(CONV.shape, np.nan, np.float32)
-    named = {"ConvolutionX": X, "ConvolutionW": W, "ConvolutionY": y}
+    named = {"ConvolutionX": X, "ConvolutionW": W, "ActivationY": y}
     listed = [argument(name, value) for name, value in named.items()]
     ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
     close(y, CONV)
