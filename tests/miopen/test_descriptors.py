@@ -163,6 +163,9 @@ def test_descriptors_are_read_as_they_were_set() -> None:
     ok(miopen.miopenGetTensorNumBytes(made, count))
     assert (lengths.value, strides.value, size.value) == ((2, 3, 4, 5), (60, 1, 15, 3), 4)
     assert count.value == 240
+    ok(miopen.miopenSet4dTensorDescriptorEx(made, miopen.miopenFloat, 2, 3, 4, 5, 100, 30, 6, 1))
+    ok(miopen.miopenGetTensorNumBytes(made, count))
+    assert count.value == 4 * (100 + 60 + 18 + 4 + 1), "gaps between elements are counted"
 
 
 def test_convolutions_are_read_as_they_were_set() -> None:
