@@ -57,6 +57,13 @@ def test_what_one_call_refuses() -> None:
     fails(one_call(yDesc=SRC), "BadParm", "the output descriptors do not match")
     fails(one_call(biasDesc=tensor(1, 8, 1, 1)), "BadParm", "`biasDesc` does not describe")
     fails(one_call(workspaceSizeInBytes=3), "BadParm", "`workspace` is null")
+    small = {"workspace": np.empty(3, np.uint8), "workspaceSizeInBytes": 3}
+    winograd = miopen.miopenConvolutionFwdAlgoWinograd
+    fails(
+        one_call(algo=winograd, **small),
+        "BadParm",
+        "the workspace is too small: its size is 3; the kernel needs",
+    )
 
 
 def test_the_algorithms_are_those_that_would_run_it() -> None:
@@ -78,6 +85,9 @@ def test_the_algorithms_are_those_that_would_run_it() -> None:
     assert (count.value, listed.value) == (1, (preferred,))
     ok(get(made.plan, 8, count, listed, handle("triton:sm_90")))
     assert miopen.miopenConvolutionFwdAlgoImplicitGEMM in listed.value
+    ok(miopen.miopenCompileFusionPlan(handle("reference"), made.plan))
+    ok(get(made.plan, 8, count, listed))
+    assert listed.value == (miopen.miopenConvolutionFwdAlgoDirect,), "of the handle that compiled it last"
     for algo in (miopen.miopenConvolutionFwdAlgoDirect, miopen.miopenConvolutionFwdAlgoWinograd):
         ok(bind(made.plan, algo))
         made.compile()

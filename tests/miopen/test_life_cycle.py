@@ -203,6 +203,8 @@ def test_a_plan_is_compiled_for_each_handle_and_again_after_an_operator() -> Non
     fails(status, "BadParm", "was not compiled with this handle as it is now")
     made.compile()
     close(made.execute(X), exactly(made, X))
+    plan = made.plan.value.lowered().plan
+    assert made.handle.value.kernel(plan, None) is made.handle.value.kernel(plan, None), "made once"
 
 
 def test_profiling_times_a_launch() -> None:
@@ -261,7 +263,7 @@ def test_a_workspace_is_checked_and_not_needed() -> None:
     ok(miopen.miopenExecuteFusionPlan_v2(*call, None, 0))
     close(y, exactly(made, X), 1e-4)
     ok(miopen.miopenExecuteFusionPlan_v2(*call, np.empty(size.value, np.uint8), size))
-    told = ("the workspace has 1 bytes", f"needs {size.value}")
+    told = ("the workspace is too small: its size is 1", f"needs {size.value} bytes")
     fails(miopen.miopenExecuteFusionPlan_v2(*call, np.empty(1, np.uint8), 1), "BadParm", *told)
     fails(miopen.miopenExecuteFusionPlan_v2(*call, None, 8), "BadParm", "`workspace` is null")
 

@@ -99,6 +99,9 @@ def test_options_order_and_limit_solutions() -> None:
     sizes = [read(miopen.miopenGetSolutionWorkspaceSize, each) for each in found(fused(), options)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
+    y, small = np.empty((2, 16, 9, 9), np.float32), np.empty(1, np.uint8)
+    status = miopen.miopenRunSolution(handle(), found(fused(), options)[-1], 4, tensors(y), small, 1)
+    fails(status, "BadParm", f"its size is 1; the kernel needs {sizes[-1]} bytes")
     ok(miopen.miopenSetFindOptionWorkspaceLimit(options, sizes[-1] - 1))
     assert len(found(fused(), options)) == len(sizes) - 1
     assert len(found(fused(), most=1)) == 1

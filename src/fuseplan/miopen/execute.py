@@ -45,10 +45,7 @@ class Call:
         check_same("input", self.src[0], made.plan.src)
         check_same("output", self.dst[0], made.plan.output)
         compiled = self.handle.kernel(made.plan, self.algorithm)
-        if self.workspace is not None and self.workspace < compiled.workspace_bytes:
-            raise bad_parameter(
-                f"the workspace has {self.workspace} bytes; the kernel needs {compiled.workspace_bytes}"
-            )
+        check_workspace(self.workspace, compiled.workspace_bytes)
         values: dict[str, Any] = {}
         for index, each in enumerate(given):
             values |= made.named(index, each)
@@ -69,6 +66,18 @@ def workspace_size(workspace: Any, size: int) -> int | None:
     if size < 0 or (workspace is None and size):
         raise bad_parameter(f"`workspace` is {'null' if workspace is None else 'given'}; its size is {size}")
     return None if workspace is None else size
+
+
+def check_workspace(size: int | None, needed: int) -> None:
+    """Checks the bytes of the caller's workspace, where there is one.
+
+    Raises:
+        StatusError: they are too few.
+    """
+    if size is not None and size < needed:
+        raise bad_parameter(
+            f"the workspace is too small: its size is {size}; the kernel needs {needed} bytes"
+        )
 
 
 def execute(call: Call, plan: miopenFusionPlanDescriptor_t, args: miopenOperatorArgs_t) -> None:

@@ -29,7 +29,7 @@ from fuseplan.miopen.enums import (
     miopenStatus_t,
     miopenTensorArgumentId_t,
 )
-from fuseplan.miopen.execute import check_same, workspace_size
+from fuseplan.miopen.execute import check_same, check_workspace, workspace_size
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.operators import check_described, without_ones
 from fuseplan.miopen.problems import miopenProblem_t
@@ -259,9 +259,7 @@ def miopenRunSolution(
         raise bad_parameter(f"`tensors` has {len(tensors)} entries; nInputs is {nInputs}")
     if found.target != str(handle.target):
         raise bad_parameter(f"the solution is for {found.target}; the handle's target is {handle.target}")
-    size = workspace_size(workspace, workspaceSize)
-    if size is not None and size < found.workspace:
-        raise bad_parameter(f"the workspace has {size} bytes; the kernel needs {found.workspace}")
+    check_workspace(workspace_size(workspace, workspaceSize), found.workspace)
     ends: dict[int, Any] = {}
     values: dict[str, Any] = dict(found.numbers)
     for each in tensors:
