@@ -287,6 +287,8 @@ def test_backward_in_one_call(what: str, is_saved: bool) -> None:
     told = "gradients of scale and bias are neither scaled nor added"
     fails(getattr(miopen, name)(made.handle, SPATIAL, 1.0, 0.0, 2.0, 0.0, *rest), "BadParm", told)
     fails(getattr(miopen, name)(made.handle, SPATIAL, 1.0, 1.0, 1.0, 0.0, *rest), "BadParm", "beta = 1.0")
+    other = (made.handle, SPATIAL, 1.0, 0.0, 1.0, 0.0, tensor(4, 6, 5, 8), *rest[1:])
+    fails(getattr(miopen, name)(*other), "BadParm", "the x descriptors do not match: got f32[4x6x5x8]")
 
 
 def test_saved_statistics_are_read_and_not_made_again() -> None:
