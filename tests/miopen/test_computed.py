@@ -159,3 +159,42 @@ def test_parameters_may_have_the_type_of_the_data() -> None:
         parameters = [each.astype(dtype) for each in (scale, bias, mean, variance)]
         ok(miopen.miopenSetOpArgsBatchNormInference(made.args, op, 1.0, 0.0, *parameters, 0.0))
         close(made.execute(x), exact, 2.0**-11)
+
+
+@pytest.mark.parametrize("numbers", [("TANH", 0.3, -1.7, 0.0), ("POWER", 8.0, 0.5, 1.75)], ids=lambda n: n[0])
+@pytest.mark.parametrize("mode", [SPATIAL, PER_ACTIVATION], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("shape", [(16, 6), (5, 4, 9), (7, 3, 5, 4), (3, 2, 4, 3, 5)], ids=str)
+def test_training_and_its_gradients(shape: tuple[int, ...], mode: Any, numbers: tuple[Any, ...]) -> None:
+    """Statistics over the batch, and over space where they are a channel's; factors for y and dx."""
+    word, *abg = numbers
+    act = miopen.miopenActivationMode_t[f"miopenActivation{word}"]
+    axes = (0,) if mode is PER_ACTIVATION else (0, *range(2, len(shape)))
+    per = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    x, dy, scale, shift = (random(*each, seed=seed) for seed, each in enumerate((shape, shape, per, per)))
+    wide = x.astype(np.float64)
+    mean, inverse = wide.mean(axes, keepdims=True), 1 / np.sqrt(wide.var(axes, keepdims=True) + 1e-3)
+    normal = (wide - mean) * inverse
+    saved = np.empty(per, np.float32), np.empty(per, np.float32)
+    made = Built(tensor(*shape))
+    norm = made.add(miopen.miopenCreateOpBatchNormForward, mode, False)
+    op = made.add(miopen.miopenCreateOpActivationForward, act)
+    made.compile()
+    given = (scale, shift, *saved, None, None, 0.0, 1e-3)
+    ok(miopen.miopenSetOpArgsBatchNormForward(made.args, norm, 1.5, 0.0, *given))
+    ok(miopen.miopenSetOpArgsActivForward(made.args, op, -0.5, 0.0, *abg))
+    close(made.execute(x), -0.5 * formula(FORWARD, act)(1.5 * (normal * scale + shift), *abg))
+    for got, exact in zip(saved, (mean, inverse), strict=True):
+        close(got, exact)
+    made = Built(tensor(*shape))
+    norm = made.add(miopen.miopenCreateOpBatchNormBackward, mode)
+    op = made.add(miopen.miopenCreateOpActivationBackward, act)
+    made.compile()
+    dscale, dshift = np.empty(per, np.float32), np.empty(per, np.float32)
+    forward = (x, scale, shift, dscale, dshift, *saved)
+    ok(miopen.miopenSetOpArgsBatchNormBackward(made.args, norm, 1.0, 0.0, *forward))
+    ok(miopen.miopenSetOpArgsActivBackward(made.args, op, 2.0, 0.0, None, None, *abg))
+    back = dy * formula(BACKWARD, act)(normal * scale + shift, *abg)
+    parts = [each.mean(axes, keepdims=True) for each in (back * normal, back)]
+    close(made.execute(dy), 2 * scale * inverse * (back - normal * parts[0] - parts[1]))
+    for got, part in zip((dscale, dshift), parts, strict=True):
+        close(got, part * (x.size // part.size))
