@@ -132,7 +132,7 @@ def test_a_problem_keeps_what_its_descriptors_said() -> None:
     describe(follower, ActivationY=tensor(1, 2, 3, 4))  # of that problem alone
     (solution, *_) = found(problem)
     y = np.full(CONV.shape, np.nan, np.float32)
-    named = {"ConvolutionX": X, "ConvolutionW": W, "ActivationY": y}
+    named = {"ConvolutionX": Ref(X), "ConvolutionW": Ref(W), "ActivationY": Ref(y)}
     listed = [argument(name, value) for name, value in named.items()]
     ok(miopen.miopenRunSolution(handle(), solution, len(listed), listed, None, 0))
     close(y, CONV)
@@ -262,6 +262,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     ),
     "no weight": (lambda: run([tensors(Y)[0], *tensors(Y)[2:]]), "BadParm", ("`weight`", "missing")),
     "a null buffer": (lambda: run([argument("Bias", None)]), "BadParm", ("miopenTensorBias is null",)),
+    "a buffer that was never set": (
+        lambda: run([argument("ConvolutionX", Ref())]),
+        "BadParm",
+        ("miopenTensorConvolutionX is null",),
+    ),
     "a tensor of another problem": (
         lambda: run([argument("BatchnormX", X)]),
         "BadParm",
@@ -281,6 +286,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
         lambda: run([argument("ConvolutionX", X, "x")]),
         "BadParm",
         ("miopenTensorConvolutionX's descriptor` is a miopenTensorDescriptor_t; got 'x' (str)",),
+    ),
+    "an input of another shape": (
+        lambda: run([argument("ConvolutionX", X[:1]), *tensors(Y)[1:]]),
+        "BadParm",
+        ("miopenTensorConvolutionX is f32[1x8x9x9]; its descriptor says f32[2x8x9x9]",),
+    ),
+    "an output that is none": (
+        lambda: run([*tensors(Y)[:-1], argument("ActivationY", "y")]),
+        "BadParm",
+        ("miopenTensorActivationY is a str; want a NumPy array",),
     ),
     "a bias described as another": (
         lambda: run([argument("Bias", B, tensor(1, 15, 1, 1))]),

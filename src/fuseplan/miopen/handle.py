@@ -86,8 +86,17 @@ class miopenHandle_t(Object):
             self._kernels[plan, by] = known
         return known
 
-    def run(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:
+    def run(
+        self,
+        compiled: CompiledPlan,
+        src: Any,
+        out: Any,
+        values: Mapping[str, Any],
+        names: tuple[str, str] = ("`src`", "`out`"),
+    ) -> None:
         """Launches a kernel on the stream; with profiling, waits for it and keeps its time.
+
+        Messages call input and output by `names`.
 
         Raises:
             StatusError: `src` or `out` is not what its descriptor says.
@@ -97,8 +106,8 @@ class miopenHandle_t(Object):
             with self._on_stream():
                 self._launch(compiled, src, out, values)
         except ArgumentError:
-            _check_described("`src`", src, compiled.plan.src)
-            _check_described("`out`", out, compiled.plan.output)
+            _check_described(names[0], src, compiled.plan.src)
+            _check_described(names[1], out, compiled.plan.output)
             raise
 
     def _launch(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:

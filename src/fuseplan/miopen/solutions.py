@@ -264,10 +264,11 @@ def miopenRunSolution(
     values: dict[str, Any] = dict(found.numbers)
     for each in tensors:
         _take(each, solution, ends, values)
-    missing = [Id(end).name for end in (found.src, found.dst) if end not in ends]
+    names = Id(found.src).name, Id(found.dst).name
+    missing = [name for name, end in zip(names, (found.src, found.dst), strict=True) if end not in ends]
     if missing:
         raise bad_parameter(f"the solution needs {' and '.join(missing)}")
-    handle.run(handle.kernel(plan, found.template), ends[found.src], ends[found.dst], values)
+    handle.run(handle.kernel(plan, found.template), ends[found.src], ends[found.dst], values, names)
 
 
 def _take(
@@ -280,13 +281,14 @@ def _take(
     """
     found, plan = solution.found, solution.plan
     name: Id = check_of(Id)("miopenTensorArgument_t.id", given.id)
-    if given.buffer is None:
+    buffer = held(given.buffer)
+    if buffer is None:
         raise bad_parameter(f"{name.name} is null")
     descriptor = check_of(miopenTensorDescriptor_t | None)(f"{name.name}'s descriptor", given.descriptor)
     if name in (found.src, found.dst):
         if descriptor is not None:
             check_same(name.name, descriptor.spec, plan.src if name == found.src else plan.output)
-        ends[name] = given.buffer
+        ends[name] = buffer
         return
     if name.name not in found.keys:
         raise bad_parameter(f"the solution has no {name.name}; it has {', '.join(found.keys)}")
@@ -294,7 +296,7 @@ def _take(
     if key:
         if descriptor is not None:
             check_described(plan, key, name.name, descriptor.spec)
-        values[key] = without_ones(plan, key, held(given.buffer))
+        values[key] = without_ones(plan, key, buffer)
 
 
 @api
