@@ -73,7 +73,9 @@ PROTOCOL = """\
 On a GPU (`--target cuda`) all libraries are in one process. Times are between CUDA events around
 a call. Before it a buffer of {flushed} MB is overwritten, so that the second cache holds none of its
 tensors, and the host is ahead of the GPU by {ahead} such writes, or as many more as a call that takes the
-host long needs. Blocks last {gpu_milliseconds:.0f} ms.
+host long needs. Blocks last {gpu_milliseconds:.0f} ms. Before commit 20e7018 it was {ahead} for any call:
+where one of `torch.compile` takes the host longer than a write takes the GPU, some 90 us, earlier times may
+hold some of the host's.
 
 - `torch` is eager, `torch:steps` calls every operator of the plan by itself, `torch.compile` is
   max-autotune with frozen weights and without CUDA graphs, its candidates tried in a process of their
