@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -252,6 +254,47 @@ def test_a_stream_is_one_of_the_handles_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         fails(miopen.miopenSetStream(made, value), "BadParm", "want a torch.cuda.Stream or the address")
     made.value.target = replace(made.value.target, device=1)
     ok(miopen.miopenSetStream(made, Stream()))
+
+
+def test_a_launch_is_timed_on_the_handles_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, Any]] = []
+
+    class Stream:
+        device = torch.device("cuda", 0)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: Any) -> None:
+            told.append(("record", stream))
+
+        def synchronize(self) -> None:
+            told.append(("wait", self))
+
+        def elapsed_time(self, end: Any) -> float:
+            assert told[-1] == ("wait", end)
+            return 2.5
+
+    @contextmanager
+    def current(stream: Any) -> Iterator[None]:
+        told.append(("enter", stream))
+        yield
+        told.append(("leave", stream))
+
+    for name, value in (("Stream", Stream), ("Event", Event), ("stream", current)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (told[-1][1], device))
+    made, stream, time = built("CBA"), Stream(), Ref()
+    made.compile()
+    made.handle.value.target = replace(made.handle.value.target, processors=132, device=0)
+    ok(miopen.miopenSetStream(made.handle, stream))
+    ok(miopen.miopenEnableProfiling(made.handle, True))
+    close(made.execute(X), exactly(made, X))
+    ok(miopen.miopenGetKernelTime(made.handle, time))
+    assert time.value == 2.5
+    assert [what for what, _ in told] == ["enter", "record", "record", "wait", "leave"]
+    assert [where for _, where in told[:3]] == [stream, (stream, 0), (stream, 0)]
 
 
 def test_a_workspace_is_checked_and_not_needed() -> None:
