@@ -219,9 +219,11 @@ def compile(
         PlanError: the text is no plan.
         Unsupported: nothing fuses the plan, or no template of the target computes it; it says why.
         BuildError: the target is not this machine, or the toolchain failed.
-        ArgumentError: the target, the threads, the accuracy or the template cannot be; or there is something
-            to tune and the target is another machine.
+        ArgumentError: the target, the threads, the accuracy, the template or the cache cannot be; or there is
+            something to tune and the target is another machine.
     """
+    if not isinstance(cache, bool):
+        raise ArgumentError(f"`cache` is True or False; got {cache!r}")
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
     if tune is not None and records.choice.tuned is None:
         if template is not None:

@@ -104,9 +104,14 @@ class Runner:
 
 @functools.cache
 def outcome_of(results: tuple[str, ...]) -> Callable[..., Any]:
-    """The named tuple of `out` and of the results of those keys."""
-    made: Callable[..., Any] = namedtuple("Outcome", ("out", *results))  # type: ignore[misc]
-    return made
+    """The named tuple of `out` and of the results of those keys; it is pickled by them."""
+    fields = namedtuple("Outcome", ("out", *results))  # type: ignore[misc]
+    own = {"__slots__": (), "__reduce__": lambda outcome: (_outcome, (results, tuple(outcome)))}
+    return type("Outcome", (fields,), own)
+
+
+def _outcome(results: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return outcome_of(results)(*values)
 
 
 def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Program) -> Runner | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -47,6 +49,14 @@ def test_a_named_tuple_of_the_output_and_the_results(forward: fuseplan.CompiledP
     assert out is outcome.out
     assert out.shape == (6, 4, 5, 3)
     assert [(result.shape, result.dtype) for result in results] == [((4,), np.float32)] * 4
+
+
+def test_outcomes_are_pickled_and_copied(forward: fuseplan.CompiledPlan) -> None:
+    made = forward(**training_arrays(forward.plan))
+    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), copy.copy(made)):
+        assert type(again) is type(made)
+        for one, other in zip(again, made, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_a_plan_without_results_gives_its_output_alone() -> None:
