@@ -17,7 +17,7 @@ from typing import Any
 from fuseplan.bench.suite import Case
 from fuseplan.bench.tune_worker import MARK
 from fuseplan.build import compile_all
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import FuseplanError, PlanError, Unsupported
 from fuseplan.stages import Records
 from fuseplan.target import Target, available_threads
 from fuseplan.template import Accuracy, Template
@@ -118,9 +118,10 @@ def mean_ratio(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _decided(case: Case, options: TuneOptions) -> Records | FuseplanError:
+    """The case's records, or why there are none; what is wrong with the options is an error of all cases."""
     try:
         return undecided(case.plan, options.target, options.accuracy, options.threads)
-    except FuseplanError as error:
+    except (PlanError, Unsupported) as error:
         return error
 
 

@@ -63,7 +63,7 @@ def tune_command(
 ) -> None:
     """Measure candidates for every plan of suites, or for plans, and keep the fastest right ones.
 
-    Exit status: 0 some were tuned, 1 none.
+    Exit status: 0 some were tuned, 1 none, 2 wrong options.
     """
     if merges:
         merge([Path(each) for each in asked], needed(output), click.echo)
