@@ -157,8 +157,8 @@ class _Making:
         )
 
     def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
-        """PTX with its cubin and what ptxas said; with loops left as they are where ptxas breaks them."""
-        for text in (ptx, _with_loops(ptx)):
+        """PTX with its cubin and what ptxas said; in other words where ptxas drops what matters."""
+        for text in (ptx, _with_abs(ptx)):
             cubin, log = assembled(text, self.gpu.arch, self.source.text)
             if not resources.lacks_products(cubin):
                 return text, cubin, log
@@ -299,9 +299,9 @@ def ptx_version() -> int:
     return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
 
 
-def _with_loops(ptx: str) -> str:
-    """PTX whose loops ptxas does not unroll."""
-    return re.sub(r"^(\$L__BB\w+:.*)$", r'\1\n\t.pragma "nounroll";', ptx, flags=re.MULTILINE)
+def _with_abs(ptx: str) -> str:
+    """PTX in which the sign bit is cleared by the instruction for it; a NaN may get another payload."""
+    return re.sub(r"\band\.b32(\s+%r\d+, %r\d+), 2147483647;", r"abs.f32\1;", ptx)
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
