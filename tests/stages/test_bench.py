@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseplan.bench import results, suite, table
+from fuseplan.bench import command, results, suite, table
 from fuseplan.bench.peers import peers_of
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
@@ -176,3 +176,8 @@ def test_cases_are_chosen_by_name_and_group() -> None:
     with pytest.raises(ArgumentError, match="no case"):
         suite.chosen(found, "NA & 3x3")
     assert {case.group for case in suite.chosen(suite.load("gpu_matmul"), "f16").cases} == {"f16"}
+
+
+def test_overhead_is_of_the_cases_asked_for() -> None:
+    with pytest.raises(ArgumentError, match="no case of the suite overhead has 'nothing'"):
+        command.bench_overhead(command.Options(only="nothing"))

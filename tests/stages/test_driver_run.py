@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +296,20 @@ def test_what_an_interrupted_sweep_found_is_kept(
     assert "1 lines, 0 failed" in result.stdout
     assert "- not run: 2" in (folder / "report" / "report.md").read_text()
     assert len(json.loads((folder / "report" / "report.json").read_text())["lines"]) == 1
+
+
+def test_a_sweep_that_is_ended_tells_what_it_found(folder: Path) -> None:
+    lines, report = folder / "lines.txt", folder / "report"
+    lines.write_text(f"{CBA}\n" * 100_000)
+    words = [sys.executable, "-m", "fuseplan", "driver", "--sweep", str(lines), "--report", str(report)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.terminate()
+        rest = running.stdout.read()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "lines, 0 failed" in rest
+    assert "- not run: 9" in (report / "report.md").read_text()
 
 
 def test_a_wrong_line_fails_a_sweep(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def bench_compile(name: str, options: Options) -> dict[str, Any]:
 
 def bench_overhead(options: Options) -> list[Row]:
     """What calling a bound plan costs, in microseconds, beside the same plan in the peers."""
-    suite = load("overhead")
+    suite = chosen(load("overhead"), options.only)
     peers = [OURS, *peers_of(options.libraries)]
     console = _console(options)
     rows: list[Row] = []

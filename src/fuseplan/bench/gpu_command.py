@@ -115,7 +115,7 @@ def draw_published(folder: Path | None, show: Callable[[str], object]) -> None:
 def bench_gpu_host(options: GpuOptions, show: Callable[[str], object]) -> dict[str, Any]:
     """What calling and loading plans costs the host; shown, and appended to the results."""
     gpu.needs_gpu()
-    costs = host_costs(load(HOST), GpuClock(options.device))
+    costs = host_costs(chosen(load(HOST), options.only), GpuClock(options.device))
     lines = [["what", "us a call, median", "least"], ["---"] * 3]
     for each in costs["calls"]:
         lines.append([each["what"], *_scaled(each, 1e6)])

@@ -10,10 +10,13 @@ Its modules:
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
+from typing import NoReturn
 
 WANTED = ("click", "rich")
+SIGNALLED = 128  # the exit status is that and the signal's number, as a shell has it
 
 
 def main() -> None:
@@ -32,5 +35,11 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    signal.signal(signal.SIGTERM, _ended)
     warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
     fuseplan(prog_name="fuseplan")
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    """Ends the command as an interruption does, so that what was found is told."""
+    sys.exit(SIGNALLED + number)
