@@ -181,3 +181,10 @@ def test_cases_are_chosen_by_name_and_group() -> None:
 def test_overhead_is_of_the_cases_asked_for() -> None:
     with pytest.raises(ArgumentError, match="no case of the suite overhead has 'nothing'"):
         command.bench_overhead(command.Options(only="nothing"))
+
+
+def test_commits_are_told_in_the_order_of_runs() -> None:
+    made = [row("a", 1.0, run=f"2026-01-0{day}", commit=told) for day, told in ((2, "b"), (1, "a"), (3, "b"))]
+    assert results.commits(made) == "commits a, b"
+    assert results.commits(made[:1]) == "commit b"
+    assert results.commits([row("a", 1.0, commit="")]) == "commit unknown"

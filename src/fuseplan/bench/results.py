@@ -145,3 +145,9 @@ def _of(row: Row) -> tuple[str, ...]:
 def device_of(machine: Mapping[str, Any]) -> str:
     """The processor that a machine's stamp is about: its GPU where it names one."""
     return str(machine.get("gpu") or machine.get("cpu") or "")
+
+
+def commits(rows: Iterable[Row]) -> str:
+    """What rows were measured at, the earliest run's first: `commit a`, or `commits a, b`."""
+    found = dict.fromkeys(row.commit or "unknown" for row in sorted(rows, key=lambda row: row.run))
+    return f"commit{'s' * (len(found) > 1)} {', '.join(found)}"

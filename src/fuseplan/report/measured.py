@@ -133,8 +133,11 @@ def _named(machine: Record) -> str:
 
 
 def _stamp(told: Record) -> str:
-    named = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    return f"{told['run'][:10]}, commit {told['commit'] or 'unknown'}; {named}."
+    return _stamped(told["run"], f"commit {told['commit'] or 'unknown'}", told["versions"])
+
+
+def _stamped(run: str, commits: str, versions: Mapping[str, str]) -> str:
+    return f"{run[:10]}, {commits}; {', '.join(map(' '.join, versions.items()))}."
 
 
 def _peaks(records: Sequence[Record]) -> Lines:
@@ -177,9 +180,8 @@ def _suites(rows: Sequence[Row]) -> Lines:
 
 def _runs(rows: Sequence[Row]) -> str:
     """When and with what the rows were measured, and how quiet the machine was."""
-    last = max(rows, key=lambda row: row.run)
     versions = {name: version for row in rows for name, version in row.versions.items()}
-    told = _stamp({"run": last.run, "commit": last.commit, "versions": versions})
+    told = _stamped(max(row.run for row in rows), results.commits(rows), versions)
     shares = [row.others for row in rows if row.others is not None]
     quiet = f" Other programs used {sum(shares) / len(shares):.0%} of the machine." if shares else ""
     return told + quiet

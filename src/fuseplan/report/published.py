@@ -196,10 +196,11 @@ def _section(device: str, found: Sequence[Point]) -> Iterator[str]:
     ours = found[0].ours
     target = "cuda" if is_on_gpu(ours) else "cpu"
     option = "" if target == "cuda" else f" --threads {ours.threads}"
-    last = max((each.ours for each in found), key=lambda row: row.run)
-    versions = {name: told for each in found for row in _rows(each) for name, told in row.versions.items()}
+    rows = [row for each in found for row in _rows(each)]
+    versions = {name: told for row in rows for name, told in row.versions.items()}
+    when = f"{max(row.run for row in rows)[:10]}, {results.commits(rows)}"
     yield from ("", f"## {device}", "")
-    yield f"`fuseplan bench published --target {target}{option}`. {last.run[:10]}, commit {last.commit}; " + (
+    yield f"`fuseplan bench published --target {target}{option}`. {when}; " + (
         ", ".join(f"{name} {version}" for name, version in versions.items()) + "." + _quiet(found)
     )
     for combination in _combinations(found):
