@@ -149,3 +149,9 @@ def test_nan_and_infinity_reach_the_outputs_that_read_them() -> None:
     src[0, 0, 5] = math.inf
     result = Conv1d(1, 2).reference(src, {"weight": np.ones((1, 1, 2))}, {})
     np.testing.assert_array_equal(result, [[[2, math.nan, math.nan, 2, math.inf]]])
+
+
+def test_zero_times_infinity_is_nan_even_in_a_product_of_single_elements() -> None:
+    src = np.array([[[1.0, math.inf, -math.inf]]])
+    result = Conv1d(1, 1).reference(src, {"weight": np.zeros((1, 1, 1))}, {})
+    np.testing.assert_array_equal(result, [[[0, math.nan, math.nan]]])

@@ -188,13 +188,16 @@ class Conv(Op):
         window = self.window(TensorSpec(src.shape))
         dst = np.empty((src.shape[0], self.features, *window.dst))
         weights = np.split(np.asarray(operands["weight"], np.float64), self.groups)
-        taps = range(-self.axes, 0)  # the kernel's axes, the last of both factors
+        taps = tuple(range(-self.axes, 0))  # the kernel's axes, the last of the windows
+        beside_channels = tuple(range(1, 1 + self.axes))  # as the weight has them
         for image, result in zip(_windows(src, window), dst, strict=True):
             groups = zip(np.split(image, self.groups), np.split(result, self.groups), weights, strict=True)
             for rows, features, weight in groups:
+                columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
                 with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-                    product = np.tensordot(weight, rows, axes=((1, *taps), (0, *taps)))
-                features[...] = product
+                    # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
+                    product = np.matmul(weight.reshape(-1, columns.shape[0]), columns)
+                features[...] = product.reshape(features.shape)
         return dst
 
     @classmethod
