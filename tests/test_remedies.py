@@ -7,13 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
 from fuseplan.backends import backend_of
 from fuseplan.cli.commands import fuseplan
-from fuseplan.errors import Unsupported
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, Refusal, named
 from fuseplan.rules import RULES
@@ -146,3 +148,11 @@ def test_the_command_that_lists_all_refusals_does(target: str) -> None:
     command = str(refused).rpartition("`fuseplan ")[2].partition("`")[0]
     printed = CliRunner().invoke(fuseplan, shlex.split(command)).output
     assert all(f"{each.tried}: {each}" in printed for each in refused.refusals)
+
+
+def test_an_array_is_bound_by_its_name() -> None:
+    compiled = compile_plan("f32[2x3] -> bias", "reference")
+    bias, src = np.ones(3, np.float32), np.zeros((2, 3), np.float32)
+    with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got a ndarray; operands by name"):
+        compiled.bind(bias)  # type: ignore[arg-type]
+    assert (compiled.bind(bias=bias)(src) == 1).all()

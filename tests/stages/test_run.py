@@ -120,11 +120,6 @@ def test_operands_need_not_outlive_the_binding(compiled: fuseplan.CompiledPlan, 
     assert is_right(bound(arrays["src"]), arrays | {"weight": weight})
 
 
-def test_an_array_is_not_bound_by_its_place(compiled: fuseplan.CompiledPlan, arrays: Arrays) -> None:
-    with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got a ndarray; operands by name"):
-        compiled.bind(arrays["weight"])  # type: ignore[arg-type]
-
-
 def test_non_contiguous_operands_are_packed(compiled: fuseplan.CompiledPlan, arrays: Arrays) -> None:
     scattered = np.zeros((12, 5, 3, 6), np.float32)[::2, :, :, ::2]
     scattered[...] = arrays["weight"]
