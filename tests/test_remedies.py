@@ -136,6 +136,24 @@ def test_remedies_name_rules_and_templates() -> None:
     assert {each for reason in Reason for each in named(reason.remedy)} <= known
 
 
+@pytest.mark.parametrize(
+    ("plan", "padded", "got"),
+    [
+        ("bf16[64x60] -> matmul(64)", "bf16[64x64] -> matmul(64)", "60 channels"),
+        ("bf16[64x64] -> matmul(60)", "bf16[64x64] -> matmul(64)", "60 features"),
+        (
+            "f16[64x64, strides=65:1] -> matmul(64)",
+            "f16[64x64, strides=72:1] -> matmul(64)",
+            "a stride of 65",
+        ),
+    ],
+)
+def test_what_is_to_be_padded_is_named(plan: str, padded: str, got: str) -> None:
+    refusal = refused_by(plan, "triton:sm_90", template="hopper").refusals[0]
+    assert (refusal.reason, got in str(refusal)) == (Reason.COPY_ALIGNMENT, True)
+    assert takes(padded, "triton:sm_90", "hopper")
+
+
 def test_layouts_are_only_asked_for_where_there_are_several() -> None:
     for plan in ("f32[8x8] -> matmul(8)", "f32[1x8x1x1] -> conv2d(8, kernel=1)"):
         for refusal in (each.refusal for each in decide(plan, "cpu:avx2").choice.considered):
