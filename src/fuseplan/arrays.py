@@ -168,9 +168,7 @@ def _view_numpy(array: Array, what: str) -> Buffer:
             "uint16, in this machine's byte order: convert it with .astype(...)"
         )
     if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
-        raise ArgumentError(
-            f"{what} is not aligned to its elements: copy it with numpy.ascontiguousarray(...)"
-        )
+        raise ArgumentError(f"{what} is not aligned to its elements: copy it with numpy.copy(...)")
     strides = tuple(step // dtype.itemsize for step in array.strides)
     return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 

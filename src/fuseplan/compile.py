@@ -117,7 +117,7 @@ class CompiledPlan:
             ArgumentError: one is unknown, or not what the plan takes.
         """
         runner = self._running(self._runner)
-        return BoundPlan(runner, (self._values(arguments) if arguments else {}) | values)
+        return BoundPlan(runner, ({} if arguments is None else self._values(arguments)) | values)
 
     def _running(self, part: Part | None) -> Part:
         """A part that there is where the code runs on this machine.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import difflib
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fuseplan.reasons import Refusal
+from fuseplan.reasons import Refusal, named
 
 ARROW = "->"
 LIKE = 0.5  # a share of letters in common, from which on a name may be the one that was meant
@@ -111,13 +112,17 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
     Attributes:
         what: what failed, naming the target.
         text: the plan's text.
-        refusals: why, by every rule or template that was tried, the nearest miss first.
+        refusals: why, by every rule or template that was tried, the nearest miss first: in the order given,
+            but last those that point to a way which refused as well.
+        options: of the command line, with which `fuseplan explain` tries the same.
     """
 
-    def __init__(self, what: str, *, text: str, refusals: Iterable[Refusal]) -> None:
+    def __init__(self, what: str, *, text: str, refusals: Iterable[Refusal], options: str = "") -> None:
         super().__init__(what)
         self.text = text
-        self.refusals = tuple(sorted(refusals, key=lambda refusal: -refusal.held))
+        self.options = options
+        self.refusals = tuple(refusals)
+        self.refusals = tuple(sorted(self.refusals, key=self._is_vain))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -133,10 +138,17 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
                 span = None if blamed is None else operator_span(self.text, blamed)
                 yield from _indented(underlined(self.text, span))
             who = f"{', '.join(tried)}: " if any(tried) else ""
-            yield from _indented([f"{who + str(refusal):<70}  [{refusal.code}]", refusal.remedy])
+            yield from _indented([f"{who + str(refusal):<70}  [{refusal.code}]"])
+            if not self._is_vain(refusal):
+                yield from _indented([refusal.remedy])
         if len(told) > SHOWN_REFUSALS:
             yield ""
-            yield f"{len(self.refusals)} ways were tried; `fuseplan explain '{self.text}'` lists them"
+            asked = " ".join(part for part in (shlex.quote(self.text), self.options) if part)
+            yield f"{len(self.refusals)} ways were tried; `fuseplan explain {asked}` lists them"
+
+    def _is_vain(self, refusal: Refusal) -> bool:
+        """Whether the refusal's remedy names what refused as well."""
+        return any(each.tried in named(refusal.remedy) for each in self.refusals)
 
     def _told(self) -> dict[Refusal, list[str]]:
         """What is told, the nearest miss first, and which rules or templates say it."""

@@ -6,13 +6,19 @@ A rule's conditions and a template's limits are flat runs of claims. The first t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+GENERAL = "`direct` on the CPU and `convolution` or `product` on a GPU"
+
 
 class Reason(Enum):
-    """The catalogue: a code as users meet it, a sentence that says what would be taken, and what to do."""
+    """The catalogue: a code as users meet it, a sentence that says what would be taken, and what to do.
+
+    What stands in backticks in a remedy is the name of a rule or of a template.
+    """
 
     # What no rule fuses.
     EMPTY_PLAN = (
@@ -28,7 +34,7 @@ class Reason(Enum):
     NO_CONTRACTION = (
         "no-contraction",
         "this takes plans with a contraction",
-        "The rule `pointwise`, and the template of that name, take elementwise operators alone",
+        "`pointwise` takes elementwise operators alone; `normalization` takes one with statistics among them",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
@@ -38,7 +44,7 @@ class Reason(Enum):
     CONTRACTION_IN_POINTWISE = (
         "contraction-in-pointwise",
         "this takes elementwise operators alone",
-        "The rule `contraction`, and its templates such as `direct`, take plans with one contraction",
+        f"The rule `contraction` takes plans with one contraction, as do {GENERAL}",
     )
     NORMALIZATION_IN_POINTWISE = (
         "normalization-in-pointwise",
@@ -49,7 +55,8 @@ class Reason(Enum):
     NO_NORMALIZATION = (
         "no-normalization",
         "this takes plans with an operator that has statistics, such as batch_norm_training",
-        "Elementwise operators alone are taken by the rule and the template `pointwise`",
+        "`pointwise` takes elementwise operators alone; the rule `contraction`, and of its templates "
+        f"{GENERAL}, take a contraction among them",
     )
     SEVERAL_NORMALIZATIONS = (
         "several-normalizations",
@@ -58,8 +65,8 @@ class Reason(Enum):
     )
     CONTRACTION_AND_NORMALIZATION = (
         "contraction-and-normalization",
-        "no element can be normalised before the last product is summed",
-        "Split the plan in front of the operator with statistics",
+        "one kernel holds one contraction or one operator that has statistics, not both",
+        "Split the plan in front of the second of the two",
     )
 
     # What no template of a backend computes.
@@ -71,12 +78,12 @@ class Reason(Enum):
     ACCURACY = (
         "accuracy",
         "the error bound of this algorithm is above the one asked for",
-        "Allow a larger bound with accuracy=, or make the plan in f64",
+        "Allow a larger bound with accuracy=, or make the plan in f64 (without precision=tf32)",
     )
     NOT_DEPTHWISE = (
         "not-depthwise",
         "this kernel convolves each channel alone",
-        "`direct` takes any groups",
+        f"{GENERAL} take any groups",
     )
     MANY_TAPS = (
         "many-taps",
@@ -117,7 +124,7 @@ class Reason(Enum):
     NOT_POINT_CONVOLUTION = (
         "not-point-convolution",
         "this kernel takes 1x1 convolutions: stride 1, no padding, one group",
-        "`direct` takes any",
+        "`direct` on the CPU and `convolution` on a GPU take any",
     )
     SCATTERED_POSITIONS = (
         "scattered-positions",
@@ -134,22 +141,22 @@ class Reason(Enum):
     NOT_HOPPER = (
         "not-hopper",
         "this kernel is written in the copies and products of sm_90",
-        "`product` and `convolution` run on any GPU",
+        "`product` or `convolution` runs on any GPU",
     )
     NOT_HALF = (
         "not-half",
         "this kernel multiplies f16 and bf16",
-        "`product` and `convolution` take every dtype",
+        "`product` or `convolution` takes any dtype",
     )
     PROLOGUE = (
         "prologue",
         "this kernel copies src to its products as it is: nothing comes before the contraction",
-        "`product` and `convolution` compute what comes before it",
+        "`product` or `convolution` computes what comes before it",
     )
     COPY_ALIGNMENT = (
         "copy-alignment",
         "channels, features and strides are multiples of the 16 bytes that the copy engine moves",
-        "Pad them to a multiple of 8; `product` and `convolution` take any",
+        "Pad them to a multiple of 8; `product` or `convolution` takes any",
     )
     COPY_STEP = (
         "copy-step",
@@ -200,8 +207,8 @@ class Refusal:
         want: what would have been taken.
         operator: index of the operator to blame; None for the plan as a whole.
         tried: the rule or template that refused.
-        held: how many of its claims held before this one; of two refusals, the one with more is the nearer
-            miss.
+        held: how many of its claims held before this one; of one template's refusals of two plans, the one
+            with more is the nearer miss.
     """
 
     reason: Reason
@@ -250,3 +257,8 @@ def first_refusal(claims: Iterable[Claim], tried: str = "") -> Refusal | None:
         if not made.holds:
             return Refusal(made.reason, made.got, made.want, made.operator, tried, held)
     return None
+
+
+def named(remedy: str) -> tuple[str, ...]:
+    """The rules and templates that a remedy names: what it says would take the plan instead."""
+    return tuple(re.findall(r"`(\w+)`", remedy))

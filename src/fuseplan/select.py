@@ -138,15 +138,24 @@ def _best(
         else:
             refusals.append(refusal)
     if not timed:
-        # Of templates that got equally far, the last is the most general one, and so the nearest miss.
-        refusals.reverse()
+        refusals.reverse()  # the last is the most general one, and so the nearest miss
         alone = templates[0].name if len(templates) < len(backend_of(target.backend).templates) else None
         what = _nothing(kernel, target, accuracy, alone)
-        raise Unsupported(what, text=plan or kernel.text, refusals=refusals)
+        options = _options(target, accuracy)
+        raise Unsupported(what, text=plan or kernel.text, refusals=refusals, options=options)
     timed.sort(key=lambda pair: pair[0])
     passed = [Considered(template.text, seconds) for seconds, template in timed]
     refused = [Considered(refusal.tried, refusal=refusal) for refusal in refusals]
     return Choice(timed[0][1], (*passed, *refused), tuple(template for _, template in timed))
+
+
+def _options(target: Target, accuracy: Accuracy) -> str:
+    """Of the command line, for the same target and accuracy; nothing for what they are unless given."""
+    machine = "cpu" if target.is_host and target.device is None else str(target)
+    machine = machine if target.device is None else f"cuda:{target.device}"
+    options = {"--target": machine, "--accuracy": accuracy}
+    usual = ("cpu", "default")
+    return " ".join(f"{name} {value}" for name, value in options.items() if value not in usual)
 
 
 def _nothing(kernel: Kernel, target: Target, accuracy: Accuracy, alone: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from fuseplan.tensor import TensorSpec
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
 NUMPY_COMPUTE: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+_TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Traffic:
 def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
     """A template's error bound against the one the caller set, where it is a number."""
     allowed = float("inf") if isinstance(accuracy, str) else accuracy
-    return claim(bound <= allowed, Reason.ACCURACY, got=f"{bound:.1e}", want=f"at most {allowed:.1e}")
+    # Rounded up: what the message says would do has to.
+    got = float(_TWO_DIGITS_UP.create_decimal_from_float(bound))
+    return claim(bound <= allowed, Reason.ACCURACY, got=f"{got:.1e}", want=f"at most {allowed:g}")
 
 
 def unit_roundoff(kernel: Kernel) -> float:

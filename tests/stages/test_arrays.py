@@ -123,6 +123,13 @@ def test_what_is_no_tensor_of_ours_is_refused_by_name(tensor: object, says: str)
     assert says in str(refused.value)
 
 
+def test_a_copy_of_what_is_not_aligned_is_taken() -> None:
+    crooked = np.ndarray((2, 3), np.float32, bytearray(25), 1)
+    with pytest.raises(ArgumentError, match=r"numpy\.copy\(\.\.\.\)"):
+        view(crooked, "src")
+    assert view(np.copy(crooked), "src").dtype == "f32"
+
+
 def test_bf16_is_ml_dtypes_or_bits() -> None:
     plain = np.zeros((2, 3), ml_dtypes.bfloat16)
     assert view(plain, "x").dtype == view(plain.view(np.uint16), "x").dtype == "bf16"

@@ -214,6 +214,9 @@ def test_wrong_values_are_told_with_their_flag(letters: str, says: str) -> None:
 def test_a_problem_that_is_none() -> None:
     with pytest.raises(PlanError, match="has no problem 'CBAInferfp8'"):
         Problem("CBAInferfp8", {}).plan()
+    with pytest.raises(PlanError) as refused:
+        Problem("conv", {}).plan()
+    assert str(refused.value).count("CBAInferbfp16") == 1, "the names are told once"
     with pytest.raises(PlanError, match="all of CAInfer"):
         said("-F 4", "CAInfer")
     assert said("-F 5", "CAInfer") == said("", "CAInfer")

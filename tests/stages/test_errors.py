@@ -73,17 +73,28 @@ def test_build_error_shows_the_last_lines_and_the_file() -> None:
     assert printed.endswith("the source: /somewhere/kernel.ll")
 
 
-def refusal(held: int, operator: int | None = 0, reason: Reason = Reason.SEVERAL_CONTRACTIONS) -> Refusal:
-    return Refusal(reason, got=f"held {held}", operator=operator, held=held)
+def refusal(number: int, operator: int | None = 0, reason: Reason = Reason.SEVERAL_CONTRACTIONS) -> Refusal:
+    return Refusal(reason, got=f"number {number}", operator=operator, tried=f"way_{number}")
 
 
 def test_unsupported_shows_the_nearest_misses_first_and_at_most_three() -> None:
-    error = Unsupported("no kernel", text=PLAN, refusals=[refusal(held) for held in (1, 4, 0, 3, 2)])
-    assert [each.held for each in error.refusals] == [4, 3, 2, 1, 0]
+    given = [refusal(number) for number in range(5)]
+    error = Unsupported("no kernel", text=PLAN, refusals=given, options="--target reference")
+    assert list(error.refusals) == given
     printed = str(error)
-    assert printed.index("held 4") < printed.index("held 3") < printed.index("held 2")
-    assert "held 1" not in printed
-    assert f"5 ways were tried; `fuseplan explain '{PLAN}'` lists them" in printed
+    assert printed.index("number 0") < printed.index("number 1") < printed.index("number 2")
+    assert "number 3" not in printed
+    assert f"5 ways were tried; `fuseplan explain '{PLAN}' --target reference` lists them" in printed
+
+
+def test_a_refusal_that_points_to_what_refused_as_well_comes_last_and_without_its_remedy() -> None:
+    vain = Refusal(Reason.FLOAT64, tried="winograd")
+    real = Refusal(Reason.STRIDED_PROLOGUE, tried="direct")
+    both = Unsupported("no kernel", text=PLAN, refusals=[vain, real])
+    assert both.refusals == (real, vain)
+    assert Reason.STRIDED_PROLOGUE.remedy in str(both)
+    assert Reason.FLOAT64.remedy not in str(both)
+    assert Reason.FLOAT64.remedy in str(Unsupported("no kernel", text=PLAN, refusals=[vain]))
 
 
 def test_unsupported_shows_the_plan_once_for_refusals_of_one_operator() -> None:
@@ -96,7 +107,7 @@ def test_unsupported_shows_the_plan_once_for_refusals_of_one_operator() -> None:
         "",
         f"  {PLAN}",
         "                  ^^^^^^^^^^^^^^^^^^^",
-        f"  {'held 2; one kernel holds one contraction':<70}  [several-contractions]",
+        f"  {'way_2: number 2; one kernel holds one contraction':<70}  [several-contractions]",
         "  Split the plan in front of the second contraction",
     ]
     assert lines.count(f"  {PLAN}") == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 from fuseplan.driver import letters
 from fuseplan.driver.letters import Letter
-from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.errors import PlanError, near_miss
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
@@ -59,7 +59,7 @@ class Problem:
         raise PlanError(
             f"the driver has no problem {self.name!r}",
             want=" or ".join(letters.PROBLEMS),
-            remedy=did_you_mean(self.name, letters.PROBLEMS),
+            remedy=near_miss(self.name, letters.PROBLEMS),
         )
 
     @property

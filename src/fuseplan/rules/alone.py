@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason, claim
 
+SEVERAL = {
+    frozenset({"contraction"}): Reason.SEVERAL_CONTRACTIONS,
+    frozenset({"normalization"}): Reason.SEVERAL_NORMALIZATIONS,
+    frozenset({"contraction", "normalization"}): Reason.CONTRACTION_AND_NORMALIZATION,
+}
 
-def alone(plan: FusionPlan, kind: str, none: Reason, several: Reason) -> Iterator[Claim]:
-    """Exactly one operator is of the kind, and the plan has no contraction beside a normalization.
+
+def alone(plan: FusionPlan, kind: str, none: Reason) -> Iterator[Claim]:
+    """One operator is of the kind, and no other one a contraction or a normalization.
+
+    Of several, the second is to blame: what stands in front of it is one kernel.
 
     Args:
         plan: the plan.
         kind: the operator's: `contraction` or `normalization`.
         none: the reason where there is none.
-        several: the reason where there are more; the second is to blame.
     """
-    found = [step for step in plan.steps if step.op.kind == kind]
+    found = [step for step in plan.steps if step.op.kind in ("contraction", "normalization")]
     yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
-    yield claim(bool(found), none)
-    yield _none_after_the_first(found, several)
-    first = {step.op.kind: step for step in reversed(plan.steps)}
-    both = [first[each] for each in ("contraction", "normalization") if each in first]
-    yield _none_after_the_first(both, Reason.CONTRACTION_AND_NORMALIZATION)
-
-
-def _none_after_the_first(steps: list[Step], reason: Reason) -> Claim:
-    met = " and ".join(f"{step.op.name} at {step.index}" for step in steps[:2])
-    second = steps[1].index if len(steps) > 1 else None
-    return claim(second is None, reason, got=met, operator=second)
+    yield claim(any(step.op.kind == kind for step in found), none)
+    first_two = found[:2]
+    kinds = frozenset(step.op.kind for step in first_two)
+    met = " and ".join(f"{step.op.name} at {step.index}" for step in first_two)
+    second = first_two[1].index if len(first_two) > 1 else None
+    for several, reason in SEVERAL.items():
+        yield claim(second is None or kinds != several, reason, got=met, operator=second)

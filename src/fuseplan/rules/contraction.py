@@ -23,4 +23,4 @@ class ContractionRule:
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
         """Exactly one operator is a contraction, and none a normalization."""
-        return alone(plan, "contraction", Reason.NO_CONTRACTION, Reason.SEVERAL_CONTRACTIONS)
+        return alone(plan, "contraction", Reason.NO_CONTRACTION)

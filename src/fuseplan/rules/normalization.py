@@ -23,4 +23,4 @@ class NormalizationRule:
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
         """Exactly one operator is a normalization, and none a contraction."""
-        return alone(plan, "normalization", Reason.NO_NORMALIZATION, Reason.SEVERAL_NORMALIZATIONS)
+        return alone(plan, "normalization", Reason.NO_NORMALIZATION)

@@ -63,6 +63,14 @@ class Planes(Template):
             got=conv.text,
             operator=kernel.contraction_step,
         )
+        count = prod(kernel.dst.spatial)
+        yield claim(
+            count > 1,
+            Reason.NOT_POINT_CONVOLUTION,
+            got=f"{count} position",
+            want="several",
+            operator=kernel.contraction_step,
+        )
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
         yield from layout_claims(kernel)
@@ -114,7 +122,7 @@ class Planes(Template):
 
 
 def _has_planes(spec: TensorSpec) -> bool:
-    return spec.layout == LAYOUTS[spec.rank][0] and prod(spec.spatial) > 1
+    return spec.layout == LAYOUTS[spec.rank][0]
 
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:

@@ -72,8 +72,9 @@ class Hopper(GpuTemplate):
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
         last = _channels_last(kernel)
         yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
-        odd = [n for n in (contraction.channels_per_group, contraction.features) if n % ALIGNED]
-        odd += strides_fit(kernel.src)
+        sizes = {"channels": contraction.channels_per_group, "features": contraction.features}
+        odd = [f"{count} {name}" for name, count in sizes.items() if count % ALIGNED]
+        odd += [f"a stride of {stride} in src" for stride in strides_fit(kernel.src)]
         want = f"multiples of {ALIGNED}"
         yield claim(not odd, Reason.COPY_ALIGNMENT, got=next(iter(odd), None), want=want, operator=step)
         steps = max(contraction.stride, default=1)

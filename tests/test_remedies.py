@@ -1,0 +1,176 @@
+"""Remedies: what a refusal says would do is done, to the letter, and the plan is taken."""
+
+import shlex
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from fuseplan.backends import backend_of
+from fuseplan.cli.commands import fuseplan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import ArgumentError, Unsupported
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import Reason, Refusal, named
+from fuseplan.rules import RULES
+from fuseplan.stages import Records, decide
+from fuseplan.target import KINDS, parse_target
+from fuseplan.tensor import LAYOUTS, TensorSpec
+from strategies import plans
+
+ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
+SPLITS = (Reason.SEVERAL_CONTRACTIONS, Reason.SEVERAL_NORMALIZATIONS, Reason.CONTRACTION_AND_NORMALIZATION)
+
+
+def name(row: dict[str, Any]) -> str:
+    return f"{row['code']} by {row['tried']}: {row['plan']}"
+
+
+def templates_on(target: str) -> tuple[str, ...]:
+    return tuple(each.name for each in backend_of(parse_target(target).backend).templates)
+
+
+def refused_by(plan: FusionPlan | str, target: str, accuracy: Any = "default", **how: Any) -> Unsupported:
+    with pytest.raises(Unsupported) as refused:
+        decide(plan, target, accuracy=accuracy, **how)
+    return refused.value
+
+
+def laid_out(plan: FusionPlan, layout: str) -> FusionPlan:
+    return FusionPlan(TensorSpec(plan.src.shape, plan.src.dtype, layout), *(step.op for step in plan))
+
+
+def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> Iterator[Records]:
+    """What became of the plan, by what the refusal says would do."""
+    if refusal.reason in SPLITS:
+        cut = refusal.operator or 0
+        first = FusionPlan(plan.src, *(step.op for step in plan.steps[:cut]))
+        yield decide(first, target, accuracy=accuracy)
+        rest = FusionPlan(first.output, *(step.op for step in plan.steps[cut:]))
+        with suppress(Unsupported):
+            yield decide(rest, target, accuracy=accuracy)
+            return
+        yield from follow(rest, refused_by(rest, target, accuracy).refusals[0], target, accuracy)
+    elif refusal.reason is Reason.ACCURACY:
+        yield decide(plan, target, accuracy=float(refusal.got or 0))
+    elif refusal.reason is Reason.STRIDED_PROLOGUE:
+        yield from (decide(laid_out(plan, each), target) for each in LAYOUTS[plan.src.rank])
+    elif refusal.reason is Reason.EMPTY_PLAN:
+        yield decide(FusionPlan.parse(f"{plan.src} -> relu"), target)
+    else:
+        raise AssertionError(f"{refusal.code} is no reason to refuse a plan: {refusal.remedy}")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["refused"]], ids=name)
+def test_the_first_remedy_of_a_refused_plan_works(row: dict[str, Any]) -> None:
+    target, accuracy = row.get("target", "cpu:avx2"), row.get("accuracy", "default")
+    refused = refused_by(row["plan"], target, accuracy)
+    assert list(follow(FusionPlan.parse(row["plan"]), refused.refusals[0], target, accuracy))
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "triton:sm_90", "triton:sm_80", "triton:gfx942"])
+@given(plan=plans(max_contractions=2, max_normalizations=2))
+@settings(max_examples=40)
+def test_the_first_remedy_of_any_plan_works(plan: FusionPlan, target: str) -> None:
+    with suppress(Unsupported):
+        decide(plan, target)
+        return
+    assert list(follow(plan, refused_by(plan, target).refusals[0], target, "default"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row["refused"]], ids=name)
+def test_a_template_that_a_remedy_names_takes_the_plan(row: dict[str, Any]) -> None:
+    target = row.get("target", "cpu:avx2")
+    here = templates_on(target)
+    if row["tried"] not in here:
+        return  # a rule
+    refusal = refused_by(row["plan"], target, template=row["tried"]).refusals[0]
+    pointed = [each for each in named(refusal.remedy) if each in here]
+    assert pointed or "Give src" in refusal.remedy
+    taken = []
+    for each in pointed:
+        with suppress(Unsupported):
+            taken.append(decide(row["plan"], target, template=each))
+    assert taken or not pointed
+
+
+@pytest.mark.parametrize("target", KINDS)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "f16[2x16x6x6] -> relu",
+        "f16[2x16x6x6] -> batch_norm_training",
+        "f16[2x16x6x6] -> matmul(16)",
+        "f64[2x16x6x6] -> relu -> conv2d(16, kernel=3, stride=2)",
+        "f32[2x16x6x6, nhwc] -> conv2d(16, kernel=1)",
+        "f16[2x64] -> bias -> matmul(64)",
+        "f16[2x8x64] -> matmul(64, batched=True)",
+    ],
+)
+def test_every_template_that_refuses_says_what_takes_the_plan_here(plan: str, target: str) -> None:
+    here = templates_on(target)
+    taken = {each for each in here if takes(plan, target, each)}
+    assert taken
+    for each in here:
+        if each not in taken:
+            remedy = refused_by(plan, target, template=each).refusals[0].remedy
+            assert set(named(remedy)) & taken or "Give src" in remedy, (each, remedy)
+
+
+def takes(plan: str, target: str, template: str) -> bool:
+    try:
+        decide(plan, target, template=template)
+    except Unsupported:
+        return False
+    return True
+
+
+def test_remedies_name_rules_and_templates() -> None:
+    known = {rule.name for rule in RULES}.union(*(templates_on(target) for target in KINDS))
+    assert {each for reason in Reason for each in named(reason.remedy)} <= known
+
+
+@pytest.mark.parametrize(
+    ("plan", "padded", "got"),
+    [
+        ("bf16[64x60] -> matmul(64)", "bf16[64x64] -> matmul(64)", "60 channels"),
+        ("bf16[64x64] -> matmul(60)", "bf16[64x64] -> matmul(64)", "60 features"),
+        (
+            "f16[64x64, strides=65:1] -> matmul(64)",
+            "f16[64x64, strides=72:1] -> matmul(64)",
+            "a stride of 65",
+        ),
+    ],
+)
+def test_what_is_to_be_padded_is_named(plan: str, padded: str, got: str) -> None:
+    refusal = refused_by(plan, "triton:sm_90", template="hopper").refusals[0]
+    assert (refusal.reason, got in str(refusal)) == (Reason.COPY_ALIGNMENT, True)
+    assert takes(padded, "triton:sm_90", "hopper")
+
+
+def test_layouts_are_only_asked_for_where_there_are_several() -> None:
+    for plan in ("f32[8x8] -> matmul(8)", "f32[1x8x1x1] -> conv2d(8, kernel=1)"):
+        for refusal in (each.refusal for each in decide(plan, "cpu:avx2").choice.considered):
+            assert refusal is None or refusal.reason is not Reason.CHANNELS_LAST, plan
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "triton:sm_90"])
+def test_the_command_that_lists_all_refusals_does(target: str) -> None:
+    refused = refused_by('f32[1x8x8x8] -> elementwise("x*2") -> conv2d(8, kernel=3)', target, 1e-9)
+    command = str(refused).rpartition("`fuseplan ")[2].partition("`")[0]
+    printed = CliRunner().invoke(fuseplan, shlex.split(command)).output
+    assert all(f"{each.tried}: {each}" in printed for each in refused.refusals)
+
+
+def test_an_array_is_bound_by_its_name() -> None:
+    compiled = compile_plan("f32[2x3] -> bias", "reference")
+    bias, src = np.ones(3, np.float32), np.zeros((2, 3), np.float32)
+    with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got a ndarray; operands by name"):
+        compiled.bind(bias)  # type: ignore[arg-type]
+    assert (compiled.bind(bias=bias)(src) == 1).all()
