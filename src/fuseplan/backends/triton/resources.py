@@ -73,9 +73,9 @@ def nvidia(log: str, ptx: str, architecture: str, threads: int, shared_bytes: in
 def lacks_products(cubin: bytes) -> bool:
     """Whether ptxas dropped matrix instructions of sm_90, and took their sums for 0.
 
-    12.8 and 12.9 do so where all that is made of a sum is |sum|, an `and` that clears the sign bit,
-    and the loop of the products is unrolled: the `and` becomes a modifier of what uses it, and is then no use
-    of the sum any more. `conv2d(kernel=(1, 3)) -> abs -> bias` showed it; of 364 such kernels 71 did.
+    12.8 and 12.9 do so where all that is made of a sum is |sum|, -sum or -|sum|, a bit operation on the sign,
+    and the loop of the products is unrolled: the operation becomes a modifier of what uses it, and is then no
+    use of the sum any more. `conv2d(kernel=(1, 3)) -> abs -> bias` showed it; of 364 such kernels 71 did.
     """
     return DROPPED in cubin
 
