@@ -60,6 +60,8 @@ SIZES = (
     "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> elementwise('-x') -> relu",
     "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> elementwise('expm1(-abs(x))') -> bias",
 )
+# Whose sums do not matter: ptxas may drop the products.
+UNUSED = ("bf16[512x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias",)
 TF32 = (
     "f32[300x256] -> matmul(512, precision=tf32) -> bias",
     "f32[4x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, precision=tf32) -> bias -> relu",
@@ -88,6 +90,7 @@ def texts() -> list[str]:
         *_written(PRODUCTS, FLOATS),
         *_written(SIZES, FLOATS),
         *_written(CONVOLUTIONS, FLOATS),
+        *UNUSED,
         *TF32,
     ]
     return list(dict.fromkeys(str(FusionPlan.parse(text)) for text in listed))

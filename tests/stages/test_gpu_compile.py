@@ -10,12 +10,14 @@ from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
+from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.worker import Job
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
+from fuseplan.stages import decide
 from fuseplan.target import parse_target
 from toy_templates import HEAD, ToyProduct, ToyScale
 
@@ -163,7 +165,6 @@ def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.
     from triton import knobs
 
     from fuseplan.backends.triton.compiler import ptx_version
-    from fuseplan.stages import decide
     from fuseplan.target import parse_target
 
     assert ptx_version() == 87  # of CUDA 12.8, which triton 3.6.0 brings
@@ -212,6 +213,16 @@ def test_products_that_ptxas_drops_are_kept(plan: str, tile: str, monkeypatch: p
     monkeypatch.setattr(resources, "lacks_products", noted)
     compiled_sizes(plan, tile)
     assert tried == [True, False], "by instructions for the sign; where the first is False, nothing is to do"
+
+
+def test_products_that_nothing_uses_may_be_dropped() -> None:
+    records = decide("bf16[4096x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias", "triton:sm_90")
+    template = records.choice.template
+    assert isinstance(template, Hopper)
+    types = types_of(records.source, records.kernel, template)
+    artifact = compiler.compile_source(records.source, types, SM_90, assembly=True)
+    assert resources.lacks_products(artifact.binary)
+    assert not resources.uses_products(artifact.assembly)
 
 
 def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ class _Making:
         """PTX with its cubin and what ptxas said; in other words where ptxas drops what matters."""
         for text in (ptx, _with_signs(ptx)):
             cubin, log = assembled(text, self.gpu.arch, self.source.text)
-            if not resources.lacks_products(cubin):
+            if not (resources.lacks_products(cubin) and resources.uses_products(text)):
                 return text, cubin, log
         raise BuildError(
             f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
