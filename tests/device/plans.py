@@ -52,12 +52,16 @@ CONVOLUTIONS = (
     "{d}[1x16x5x9x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias -> relu",
     "{d}[1x5x4x6x7] -> conv3d(6, kernel=(1, 3, 2), stride=(1, 2, 1)) -> bias",
 )
-# Of whose sums only the absolute value is used: ptxas drops some, `resources.lacks_products`.
+# Of whose sums only the size or the negative is used: ptxas drops some, `resources.lacks_products`.
 SIZES = (
     "{d}[256x192] -> matmul(128) -> abs -> bias",
     "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> abs -> bias",
     "{d}[2x32x9x11{l}] -> conv2d(64, kernel=3, padding=1) -> abs -> scale -> relu",
+    "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> elementwise('-x') -> relu",
+    "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> elementwise('expm1(-abs(x))') -> bias",
 )
+# Whose sums do not matter: ptxas may drop the products.
+UNUSED = ("bf16[512x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias",)
 TF32 = (
     "f32[300x256] -> matmul(512, precision=tf32) -> bias",
     "f32[4x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, precision=tf32) -> bias -> relu",
@@ -86,6 +90,7 @@ def texts() -> list[str]:
         *_written(PRODUCTS, FLOATS),
         *_written(SIZES, FLOATS),
         *_written(CONVOLUTIONS, FLOATS),
+        *UNUSED,
         *TF32,
     ]
     return list(dict.fromkeys(str(FusionPlan.parse(text)) for text in listed))

@@ -44,6 +44,12 @@ OPTIONS = frozenset(
 )
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]
+# What LLVM makes of |x|, -x and -|x|, and the instructions for them.
+SIGNS = (
+    (r"\band\.b32(\s+%r\d+), (%r\d+), 2147483647;", r"abs.f32\1, \2;"),
+    (r"\bxor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"neg.f32\1, \2;"),
+    (r"\bor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"abs.f32\1, \2;\n\tneg.f32\1,\1;"),
+)
 _lock = threading.RLock()  # Triton's passes share state
 
 
@@ -158,9 +164,9 @@ class _Making:
 
     def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
         """PTX with its cubin and what ptxas said; in other words where ptxas drops what matters."""
-        for text in (ptx, _with_abs(ptx)):
+        for text in (ptx, _with_signs(ptx)):
             cubin, log = assembled(text, self.gpu.arch, self.source.text)
-            if not resources.lacks_products(cubin):
+            if not (resources.lacks_products(cubin) and resources.uses_products(text)):
                 return text, cubin, log
         raise BuildError(
             f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
@@ -299,9 +305,11 @@ def ptx_version() -> int:
     return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
 
 
-def _with_abs(ptx: str) -> str:
-    """PTX in which the sign bit is cleared by the instruction for it; a NaN may get another payload."""
-    return re.sub(r"\band\.b32(\s+%r\d+, %r\d+), 2147483647;", r"abs.f32\1;", ptx)
+def _with_signs(ptx: str) -> str:
+    """PTX in which sign bits are changed by the instructions for it; a NaN may get another payload."""
+    for bits, sign in SIGNS:
+        ptx = re.sub(bits, sign, ptx)
+    return ptx
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
