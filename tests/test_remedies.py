@@ -46,17 +46,22 @@ def laid_out(plan: FusionPlan, layout: str) -> FusionPlan:
     return FusionPlan(TensorSpec(plan.src.shape, plan.src.dtype, layout), *(step.op for step in plan))
 
 
+def became(plan: FusionPlan, target: str, accuracy: Any) -> Iterator[Records]:
+    """The plan, taken; or what became of it by the first remedy of its refusal."""
+    with suppress(Unsupported):
+        yield decide(plan, target, accuracy=accuracy)
+        return
+    yield from follow(plan, refused_by(plan, target, accuracy).refusals[0], target, accuracy)
+
+
 def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> Iterator[Records]:
     """What became of the plan, by what the refusal says would do."""
     if refusal.reason in SPLITS:
         cut = refusal.operator or 0
         first = FusionPlan(plan.src, *(step.op for step in plan.steps[:cut]))
-        yield decide(first, target, accuracy=accuracy)
+        yield from became(first, target, accuracy)
         rest = FusionPlan(first.output, *(step.op for step in plan.steps[cut:]))
-        with suppress(Unsupported):
-            yield decide(rest, target, accuracy=accuracy)
-            return
-        yield from follow(rest, refused_by(rest, target, accuracy).refusals[0], target, accuracy)
+        yield from became(rest, target, accuracy)
     elif refusal.reason is Reason.ACCURACY:
         yield decide(plan, target, accuracy=float(refusal.got or 0))
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
@@ -78,10 +83,7 @@ def test_the_first_remedy_of_a_refused_plan_works(row: dict[str, Any]) -> None:
 @given(plan=plans(max_contractions=2, max_normalizations=2))
 @settings(max_examples=40)
 def test_the_first_remedy_of_any_plan_works(plan: FusionPlan, target: str) -> None:
-    with suppress(Unsupported):
-        decide(plan, target)
-        return
-    assert list(follow(plan, refused_by(plan, target).refusals[0], target, "default"))
+    assert list(became(plan, target, "default"))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row["refused"]], ids=name)

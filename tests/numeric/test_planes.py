@@ -148,7 +148,7 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(
         ("f32[1x8x6x6] -> conv2d(8, kernel=1, padding=1)", Reason.NOT_POINT_CONVOLUTION),
         ("f32[1x8x6x6] -> conv2d(8, kernel=1, groups=2)", Reason.NOT_POINT_CONVOLUTION),
         ("f32[1x8x6x6, nhwc] -> conv2d(8, kernel=1)", Reason.CHANNELS_LAST),
-        ("f32[1x8x1x1] -> conv2d(8, kernel=1)", Reason.CHANNELS_LAST),
+        ("f32[1x8x1x1] -> conv2d(8, kernel=1)", Reason.NOT_POINT_CONVOLUTION),
         ("f32[1x8x6x6, strides=600:70:7:1] -> conv2d(8, kernel=1)", Reason.SCATTERED_POSITIONS),
         ("f32[1x8x6x6, strides=900:90:12:2] -> conv2d(8, kernel=1)", Reason.SCATTERED_POSITIONS),
     ],
