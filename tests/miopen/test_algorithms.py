@@ -6,20 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fuseplan import miopen
 from fuseplan.backends import BACKENDS
 from fuseplan.miopen import Ref
 from fuseplan.miopen.algorithms import ALGORITHMS
-from miopen_calls import Built, activation, close, convolution, fails, handle, ok, random, tensor
+from miopen_calls import Built, activation, close, convolution, fails, handle, ok, tensor
+from miopen_convolution import CONV, LEAKY, B, W, X, Z
 
-X, W, B, Z = random(2, 8, 9, 9), random(16, 8, 3, 3, seed=1), random(16, seed=2), random(2, 16, 9, 9, seed=3)
-CONV = torch.nn.functional.conv2d(
-    torch.tensor(X, dtype=torch.float64), torch.tensor(W, dtype=torch.float64), padding=1
-).numpy()
-WITH_BIAS = CONV + B[:, None, None]
-LEAKY = np.where(WITH_BIAS > 0, WITH_BIAS, 0.25 * WITH_BIAS)
 Y = np.empty((2, 16, 9, 9), np.float32)
 SRC, WEIGHT = tensor(2, 8, 9, 9), tensor(16, 8, 3, 3)
 
