@@ -52,7 +52,7 @@ CONVOLUTIONS = (
     "{d}[1x16x5x9x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias -> relu",
     "{d}[1x5x4x6x7] -> conv3d(6, kernel=(1, 3, 2), stride=(1, 2, 1)) -> bias",
 )
-# Of whose sums only the size or the negative is used: ptxas drops some, `resources.lacks_products`.
+# Of whose sums only the size or the negative is used: ptxas drops some, `repairs.lacks_products`.
 SIZES = (
     "{d}[256x192] -> matmul(128) -> abs -> bias",
     "{d}[2x32x5x6{l}] -> conv2d(64, kernel=(1, 3), padding=same) -> abs -> bias",

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from fuseplan.backends.triton import compiler, resources, toolchain
+from fuseplan.backends.triton import compiler, toolchain
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.convolution import GpuConvolution
-from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.worker import Job
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
@@ -177,66 +176,12 @@ def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.
     assert code
 
 
-CONV = "[2x32x5x6, nhwc] -> conv2d(64, kernel=(1, 3), padding=same)"
-SIZES = f"bf16{CONV} -> abs -> bias"
-TILE = "positions=64, features=64"
-WIDE = "positions=64, features=64, depth=32, joined=1, ahead=False, swapped=False, arithmetic=native, warps=8"
-
-
-def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
-    """A plan whose sums ptxas 12.8 and 12.9 drop, with tiles of that size."""
-    kernel = lower(match(FusionPlan.parse(plan)))
-    template = next(each for each in GpuConvolution.candidates(kernel, SM_90, "default") if tile in each.text)
-    assert isinstance(template, GpuTemplate)
-    source = template.emit(kernel, SM_90)
-    return compiler.compile_source(source, types_of(source, kernel, template), SM_90, assembly=True)
-
-
-@pytest.mark.parametrize(
-    ("plan", "tile"),
-    [
-        (SIZES, TILE),
-        (SIZES, "positions=64, features=16"),
-        (f"bf16{CONV} -> elementwise('-x') -> relu", WIDE),
-        (f"f16{CONV} -> elementwise('expm1(-abs(x))') -> bias", WIDE),
-    ],
-    ids=["size", "size of few features", "negative", "negative size"],
-)
-def test_products_that_ptxas_drops_are_kept(plan: str, tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[bool] = []
-    known = resources.lacks_products
-
-    def noted(cubin: bytes) -> bool:
-        tried.append(known(cubin))
-        return tried[-1]
-
-    monkeypatch.setattr(resources, "lacks_products", noted)
-    compiled_sizes(plan, tile)
-    assert tried == [True, False], "by instructions for the sign; where the first is False, nothing is to do"
-
-
-def test_products_that_nothing_uses_may_be_dropped() -> None:
-    records = decide("bf16[4096x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias", "triton:sm_90")
-    template = records.choice.template
-    assert isinstance(template, Hopper)
-    types = types_of(records.source, records.kernel, template)
-    artifact = compiler.compile_source(records.source, types, SM_90, assembly=True)
-    assert resources.lacks_products(artifact.binary)
-    assert not resources.uses_products(artifact.assembly)
-
-
-def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "lacks_products", lambda cubin: True)
-    with pytest.raises(BuildError, match="ptxas drops matrix instructions"):
-        compiled_sizes()
-
-
 def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "TENSOR_MEMORY_COLUMNS", 32)
     target = parse_target("triton:sm_100")
-    kernel = lower(match(FusionPlan.parse(SIZES)))
+    kernel = lower(match(FusionPlan.parse("bf16[256x192] -> matmul(128) -> abs -> bias")))
     template = next(iter(GpuConvolution.candidates(kernel, target, "default")))
     assert isinstance(template, GpuTemplate)
     source = template.emit(kernel, target)
-    with pytest.raises(BuildError, match=r"64 columns of tensor memory; triton:sm_100 has 32"):
+    with pytest.raises(BuildError, match=r"128 columns of tensor memory; triton:sm_100 has 32"):
         compiler.compile_source(source, types_of(source, kernel, template), target)

@@ -23,7 +23,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from fuseplan.backends.triton import maps, resources
+from fuseplan.backends.triton import maps, repairs, resources
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
@@ -44,12 +44,6 @@ OPTIONS = frozenset(
 )
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]
-# What LLVM makes of |x|, -x and -|x|, and the instructions for them.
-SIGNS = (
-    (r"\band\.b32(\s+%r\d+), (%r\d+), 2147483647;", r"abs.f32\1, \2;"),
-    (r"\bxor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"neg.f32\1, \2;"),
-    (r"\bor\.b32(\s+%r\d+), (%r\d+), -2147483648;", r"abs.f32\1, \2;\n\tneg.f32\1,\1;"),
-)
 _lock = threading.RLock()  # Triton's passes share state
 
 
@@ -163,10 +157,11 @@ class _Making:
         )
 
     def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
-        """PTX with its cubin and what ptxas said; in other words where ptxas drops what matters."""
-        for text in (ptx, _with_signs(ptx)):
+        """PTX with its cubin and what ptxas said; in other words where one of the two gets it wrong."""
+        settled = repairs.settled(ptx)
+        for text in (settled, repairs.with_signs(settled)):
             cubin, log = assembled(text, self.gpu.arch, self.source.text)
-            if not (resources.lacks_products(cubin) and resources.uses_products(text)):
+            if not (repairs.lacks_products(cubin) and repairs.uses_products(text)):
                 return text, cubin, log
         raise BuildError(
             f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
@@ -303,13 +298,6 @@ def ptx_version() -> int:
     if major >= 13:
         return 90 + 10 * (major - 13) + minor
     return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
-
-
-def _with_signs(ptx: str) -> str:
-    """PTX in which sign bits are changed by the instructions for it; a NaN may get another payload."""
-    for bits, sign in SIGNS:
-        ptx = re.sub(bits, sign, ptx)
-    return ptx
 
 
 def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:

@@ -48,10 +48,6 @@ NVIDIA = {
     "sm_120": Multiprocessor(100 * KIB, 48, 24),
 }
 REGISTERS = 64 * KIB
-# What ptxas leaves in the place of matrix instructions that it drops, HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ:
-# twelve of the 16 bytes, behind which the scheduling is.
-DROPPED = bytes.fromhex("f079ff3f00000000ff00000c")
-COPY = re.compile(r"mov\.\w+\s+(%\w+), ([-\w%.]+);")
 PARTITIONS = 4  # of a multiprocessor; each has its own registers
 WARP_GRANULE = 256  # registers are given out to a warp in such lots
 
@@ -69,31 +65,6 @@ def nvidia(log: str, ptx: str, architecture: str, threads: int, shared_bytes: in
         "serialized": int("instructions are serialized" in log),
         **_counted(PTX_COUNTS, ptx),
     }
-
-
-def lacks_products(cubin: bytes) -> bool:
-    """Whether ptxas dropped matrix instructions of sm_90, and took their sums for 0.
-
-    12.8 and 12.9 do so where all that is made of a sum is |sum|, -sum or -|sum|, a bit operation on the sign,
-    and the loop of the products is unrolled: the operation becomes a modifier of what uses it, and is then no
-    use of the sum any more. `conv2d(kernel=(1, 3)) -> abs -> bias` showed it; of 364 such kernels 71 did.
-    """
-    return DROPPED in cubin
-
-
-def uses_products(ptx: str) -> bool:
-    """Whether anything but copies and further products reads the sums of matrix instructions of sm_90.
-
-    Nothing does where the sum does not matter, as in `matmul -> x**0`: dropping the products is right there.
-    """
-    lines = [line.partition("//")[0].strip() for line in ptx.splitlines()]
-    found = (re.match(r"wgmma\.mma_async[^{]*\{([^}]*)\}", line) for line in lines)
-    sums = {name for product in found if product for name in product[1].split(",")}
-    copies = [copy.groups() for line in lines if (copy := COPY.fullmatch(line))]
-    while copied := {to for to, of in copies if of in sums} - sums:
-        sums |= copied
-    others = (line for line in lines if not (line.startswith("wgmma.mma_async") or COPY.fullmatch(line)))
-    return any(name in sums for line in others for name in re.findall(r"%\w+", line))
 
 
 def nvidia_programs(architecture: str, registers: int, threads: int, shared_bytes: int) -> int:
