@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
 from fuseplan.report import gpu, readme
@@ -56,6 +58,17 @@ def test_what_was_tried_is_found_by_case_or_group(tmp_path: Path) -> None:
         '[[loss]]\nsuite = "s"\ngroup = "g"\ntried = "that"\n'
     )
     assert gpu.losses(place) == {("s", "g", "c"): "this", ("s", "g", ""): "that"}
+
+
+def test_what_became_of_a_test_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "losses.toml"
+    place.write_text('[[failure]]\ntest = "tests/a.py::b"\ncause = "A race, put right."\n')
+    known = gpu.failures(place)
+    assert known == {"tests/a.py::b": "A race, put right."}
+    monkeypatch.setattr(gpu, "failures", lambda: known)
+    record = {"outcomes": {}, "worst_share_of_bound": {}, "failed": ["tests/a.py::b", "tests/a.py::c"]}
+    lines = list(gpu._device(record, "stamp"))
+    assert lines[-2:] == ["- failed: `tests/a.py::b`. A race, put right.", "- failed: `tests/a.py::c`."]
 
 
 def test_the_losses_that_are_told_are_of_shapes_that_are_measured() -> None:

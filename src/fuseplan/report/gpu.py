@@ -15,7 +15,7 @@ from fuseplan.report.docstrings import prose, table
 Record = Mapping[str, Any]
 Lines = Iterator[str]
 
-LOSSES = "losses.toml"  # beside the folder of suites: what was tried where we lose
+LOSSES = "losses.toml"  # beside the folder of suites: what was tried where we lose, and why a test failed
 
 
 def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:
@@ -70,13 +70,21 @@ def _loss(line: Line, tried: Mapping[tuple[str, str, str], str]) -> str:
 
 def losses(place: Path | None = None) -> dict[tuple[str, str, str], str]:
     """What was tried, by suite, group and case; an empty case stands for all of its group."""
+    listed = _told(place).get("loss", [])
+    return {(each["suite"], each["group"], each.get("case", "")): each["tried"] for each in listed}
+
+
+def failures(place: Path | None = None) -> dict[str, str]:
+    """What became of a test that failed on a GPU, by its name."""
+    return {each["test"]: each["cause"] for each in _told(place).get("failure", [])}
+
+
+def _told(place: Path | None) -> Record:
+    """What is said of results by hand; nothing without the file."""
     where = place or next(
         (path for folder in FOLDERS if (path := folder.parent / LOSSES).is_file()), Path(LOSSES)
     )
-    if not where.is_file():
-        return {}
-    listed = tomllib.loads(where.read_text(encoding="utf-8")).get("loss", [])
-    return {(each["suite"], each["group"], each.get("case", "")): each["tried"] for each in listed}
+    return tomllib.loads(where.read_text(encoding="utf-8")) if where.is_file() else {}
 
 
 def _peaks(record: Record, stamp: str) -> Lines:
@@ -123,8 +131,9 @@ def _device(record: Record, stamp: str) -> Lines:
         yield ""
         yield from table(["template", "largest error, as a share of its bound"], shares)
     if record["failed"]:
+        known = failures()
         yield ""
-        yield from (f"- failed: `{each}`" for each in record["failed"])
+        yield from (f"- failed: `{each}`. {known.get(each, '')}".rstrip() for each in record["failed"])
 
 
 def _sanitize(record: Record, stamp: str) -> Lines:
