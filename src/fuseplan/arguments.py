@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,25 @@ from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlin
 from fuseplan.op import Operand
 from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step, as_plan
 from fuseplan.tensor import Dense
+
+
+@dataclass(frozen=True)
+class End:
+    """The input or the output of a plan, as messages speak of it."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"`{self.key}`"
+
+    @property
+    def name(self) -> str:
+        """The same as its key."""
+        return self.key
+
+
+SRC, OUT = End("src"), End("out")
+Tensor = End | PlanOperand | PlanResult
 
 
 class Arguments:
@@ -136,16 +156,15 @@ def operand_buffer(
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
     """
     wanted = operand.operand
-    buffer = view(value, f"operand `{operand.key}`", in_place=wanted.per == "element")
+    buffer = view(value, operand, in_place=wanted.per == "element")
     src, place = plan[operand.step].src, plan[operand.step].dst
-    name = f"operand `{operand.key}`"
     if buffer.shape != wanted.shape:
-        raise _refused(plan, operand.step, name, "has the wrong shape", buffer, want_text(wanted))
+        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))
     if buffer.dtype not in dtypes_taken(wanted, src.dtype):
-        raise _refused(plan, operand.step, name, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
+        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
     if wanted.per == "element" and not place.same_layout(buffer.strides):
         remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
-        raise _refused(plan, operand.step, name, "has the wrong layout", buffer, str(place), remedy)
+        raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer
 
 
@@ -162,8 +181,8 @@ def result_buffer(
     Raises:
         ArgumentError: it has another shape, dtype or layout, or is read-only.
     """
-    name, wanted = f"result `{result.key}`", dense(result)
-    buffer = view(value, name)
+    wanted = dense(result)
+    buffer = view(value, result)
     for is_right, what in (
         (buffer.shape == wanted.shape, "the wrong shape"),
         (buffer.dtype == wanted.dtype, "the wrong dtype"),
@@ -172,9 +191,9 @@ def result_buffer(
         if not is_right:
             remedy = "It is written in place: pass a dense tensor of that shape and dtype"
             remedy += "" if result.result.updated else ", or leave it out, and a new one is made"
-            raise _refused(plan, result.step, name, f"has {what}", buffer, str(wanted), remedy)
+            raise _refused(plan, result, f"has {what}", buffer, str(wanted), remedy)
     if buffer.readonly:
-        raise ArgumentError(f"{name} is read-only: pass a tensor that may be written")
+        raise ArgumentError(result, " is read-only: pass a tensor that may be written")
     return buffer
 
 
@@ -204,32 +223,36 @@ def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
     return float(value)
 
 
-def check_apart(written: Mapping[str, Buffer], read: Mapping[str, Buffer]) -> None:
+def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[Tensor, Buffer]]) -> None:
     """Refuses a tensor to write into that shares memory with another one, or with one that the kernel reads.
 
     Raises:
         ArgumentError: one does.
     """
-    for place, (name, out) in enumerate(written.items()):
-        for other, buffer in read.items():
+    for place, (tensor, out) in enumerate(written):
+        for other, buffer in read:
             if overlap(out, buffer):
-                raise ArgumentError(
-                    f"{name} overlaps {other}, which the kernel still reads while it writes: "
-                    "pass another array"
-                )
-        for other, buffer in list(written.items())[:place]:
+                why = ", which the kernel still reads while it writes: pass another array"
+                raise ArgumentError(tensor, " overlaps ", other, why)
+        for other, buffer in written[:place]:
             if overlap(out, buffer):
-                raise ArgumentError(f"{name} overlaps {other}, and both are written: pass another array")
+                why = ", and both are written: pass another array"
+                raise ArgumentError(tensor, " overlaps ", other, why)
 
 
 def _refused(
-    plan: FusionPlan, step: int, name: str, what: str, got: Buffer, want: str, remedy: str | None = None
+    plan: FusionPlan,
+    tensor: PlanOperand | PlanResult,
+    what: str,
+    got: Buffer,
+    want: str,
+    remedy: str | None = None,
 ) -> ArgumentError:
-    text = str(plan)
+    text, step = str(plan), tensor.step
     lines = [
-        f"{name} of operator {step} ({plan[step].op.name}) {what}",
+        f" of operator {step} ({plan[step].op.name}) {what}",
         "",
         *(f"  {line}" for line in underlined(text, operator_span(text, step))),
         f"  got {got.text}; want {want}",
     ]
-    return ArgumentError("\n".join(lines + ([f"  {remedy}"] if remedy else [])))
+    return ArgumentError(tensor, "\n".join(lines + ([f"  {remedy}"] if remedy else [])))

@@ -119,25 +119,25 @@ def _to_bf16(array: NDArray[np.float64]) -> NDArray[np.uint16]:
     return chosen
 
 
-def view(tensor: Any, what: str) -> Buffer:
-    """The tensor as a buffer; `what` is what messages call it.
+def view(tensor: Any, what: object) -> Buffer:
+    """The tensor as a buffer; `what` is what messages call it: a text, or the tensor as the plan has it.
 
     Raises:
         ArgumentError: it is no tensor, is not in host memory, or has a dtype or alignment that kernels do not
             take.
     """
     if isinstance(tensor, np.ma.MaskedArray):
-        raise ArgumentError(f"{what} is a masked array, and kernels know no masks: pass {what}.filled(...)")
+        raise ArgumentError(what, " is a masked array, and kernels know no masks: pass tensor.filled(...)")
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, what)
     if hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what), tensor)
     raise ArgumentError(
-        f"{what} is a {type(tensor).__name__}; want a NumPy array, or a tensor with DLPack such as torch's"
+        what, f" is a {type(tensor).__name__}; want a NumPy array, or a tensor with DLPack such as torch's"
     )
 
 
-def described(tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
+def described(tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
     """The tensor as a buffer, wherever it lies: what it looks like is known before where it is needed.
 
     Raises:
@@ -149,7 +149,7 @@ def described(tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
         name = NAMES.get(str(tensor.dtype).removeprefix("torch."))
         if name is None:
             raise ArgumentError(
-                f"{what} has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16"
+                what, f" has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16"
             )
         return Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
     if not isinstance(tensor, np.ndarray) and hasattr(tensor, "__dlpack__"):
@@ -159,16 +159,17 @@ def described(tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
     return view(tensor, what)
 
 
-def _view_numpy(array: Array, what: str) -> Buffer:
+def _view_numpy(array: Array, what: object) -> Buffer:
     dtype = array.dtype
     name = NAMES.get(dtype.name)
     if name is None or not dtype.isnative:
         raise ArgumentError(
-            f"{what} has dtype {dtype!s}; want float64, float32, float16, bfloat16 (of ml_dtypes) or bf16 as "
-            "uint16, in this machine's byte order: convert it with .astype(...)"
+            what,
+            f" has dtype {dtype!s}; want float64, float32, float16, bfloat16 (of ml_dtypes) or bf16 as "
+            "uint16, in this machine's byte order: convert it with .astype(...)",
         )
     if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
-        raise ArgumentError(f"{what} is not aligned to its elements: copy it with numpy.copy(...)")
+        raise ArgumentError(what, " is not aligned to its elements: copy it with numpy.copy(...)")
     strides = tuple(step // dtype.itemsize for step in array.strides)
     return Buffer(address_of(array), array.shape, name, strides, not array.flags.writeable, array)
 

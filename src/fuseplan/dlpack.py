@@ -65,7 +65,7 @@ View = tuple[int, tuple[int, ...], str, tuple[int, ...], bool]
 
 
 def view_dlpack(
-    tensor: Any, what: str, *, devices: tuple[int, ...] | None = (CPU, PINNED), stream: int | None = None
+    tensor: Any, what: object, *, devices: tuple[int, ...] | None = (CPU, PINNED), stream: int | None = None
 ) -> View:
     """Address, shape, dtype, strides (elements) and read-only flag of a tensor with `__dlpack__`.
 
@@ -82,21 +82,21 @@ def view_dlpack(
     if devices is not None and device not in devices:
         name = DEVICES.get(device, f"DLPack device {device}")
         raise ArgumentError(
-            f"{what} is in {name} memory; this target reads host memory: pass a copy on the CPU"
+            what, f" is in {name} memory; this target reads host memory: pass a copy on the CPU"
         )
     capsule = _capsule(tensor, what, {} if stream is None else {"stream": stream})
     if _is_valid(capsule, b"dltensor_versioned"):
         held = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
         if held.major != 1:
-            raise ArgumentError(f"{what} speaks DLPack {held.major}.{held.minor}; want 1.x or 0.x")
+            raise ArgumentError(what, f" speaks DLPack {held.major}.{held.minor}; want 1.x or 0.x")
         return _read(held.tensor, bool(held.flags & READ_ONLY), what)
     if _is_valid(capsule, b"dltensor"):
         plain = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         return _read(plain, False, what)
-    raise ArgumentError(f"{what}: {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
+    raise ArgumentError(what, f": {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
 
 
-def device_of(tensor: Any, what: str) -> tuple[int, int]:
+def device_of(tensor: Any, what: object) -> tuple[int, int]:
     """The device that a tensor with `__dlpack__` is on: DLPack's type, and which of that type.
 
     Raises:
@@ -106,10 +106,10 @@ def device_of(tensor: Any, what: str) -> tuple[int, int]:
         kind, index = tensor.__dlpack_device__()
         return int(kind), int(index)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{what} is on no device that DLPack knows: {error}") from error
+        raise ArgumentError(what, f" is on no device that DLPack knows: {error}") from error
 
 
-def _capsule(tensor: Any, what: str, told: dict[str, int]) -> Any:
+def _capsule(tensor: Any, what: object, told: dict[str, int]) -> Any:
     try:
         try:
             return tensor.__dlpack__(max_version=(1, 0), **told)
@@ -118,21 +118,21 @@ def _capsule(tensor: Any, what: str, told: dict[str, int]) -> Any:
     except (BufferError, RuntimeError, TypeError) as error:
         if getattr(tensor, "requires_grad", False):
             raise ArgumentError(
-                f"{what} requires a gradient, which a kernel does not record: pass tensor.detach()"
+                what, " requires a gradient, which a kernel does not record: pass tensor.detach()"
             ) from error
-        raise ArgumentError(f"{what} cannot be exported by DLPack: {error}") from error
+        raise ArgumentError(what, f" cannot be exported by DLPack: {error}") from error
 
 
-def _read(held: _Tensor, readonly: bool, what: str) -> View:
+def _read(held: _Tensor, readonly: bool, what: object) -> View:
     dtype = DTYPES.get((held.code, held.bits)) if held.lanes == 1 else None
     if dtype is None:
         raise ArgumentError(
-            f"{what} has a dtype of DLPack code {held.code}, {held.bits} bits; want f64, f32, f16 or bf16"
+            what, f" has a dtype of DLPack code {held.code}, {held.bits} bits; want f64, f32, f16 or bf16"
         )
     shape = tuple(held.shape[axis] for axis in range(held.ndim))
     address = (held.data or 0) + held.byte_offset
     if address % ITEMSIZES[dtype]:
-        raise ArgumentError(f"{what} is not aligned to its elements: pass a copy")
+        raise ArgumentError(what, " is not aligned to its elements: pass a copy")
     if held.strides:
         return address, shape, dtype, tuple(held.strides[axis] for axis in range(held.ndim)), readonly
     return address, shape, dtype, _dense(shape), readonly
@@ -146,7 +146,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def view_array_interface(tensor: Any, what: str) -> View:
+def view_array_interface(tensor: Any, what: object) -> View:
     """The same of a tensor with `__cuda_array_interface__`, on whichever device it lies.
 
     Raises:
@@ -156,14 +156,14 @@ def view_array_interface(tensor: Any, what: str) -> View:
     dtype = TYPES.get(told["typestr"])
     if dtype is None:
         raise ArgumentError(
-            f"{what} has type {told['typestr']!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
+            what, f" has type {told['typestr']!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
         )
     if told.get("mask") is not None:
-        raise ArgumentError(f"{what} is masked, and kernels know no masks: fill it first")
+        raise ArgumentError(what, " is masked, and kernels know no masks: fill it first")
     address, readonly = told["data"]
     shape, size = tuple(map(int, told["shape"])), ITEMSIZES[dtype]
     steps = told.get("strides")
     if (address or 0) % size or any(step % size for step in steps or ()):
-        raise ArgumentError(f"{what} is not aligned to its elements: pass a copy")
+        raise ArgumentError(what, " is not aligned to its elements: pass a copy")
     strides = _dense(shape) if steps is None else tuple(int(step) // size for step in steps)
     return int(address or 0), shape, dtype, strides, bool(readonly)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,20 @@ class BuildError(FuseplanError):
 
 
 class ArgumentError(FuseplanError):
-    """What was passed to run is not what the plan takes."""
+    """What was passed to run is not what the plan takes.
+
+    Attributes:
+        what: the message.
+        parts: of the message: text, and the tensors that it speaks of, each as the plan has it.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__("".join(map(str, parts)))
+        self.parts = parts
+
+    def told(self, name: Callable[[Any], str]) -> str:
+        """The message, in which each tensor is called what `name` says."""
+        return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -32,6 +32,14 @@ class PlanOperand:
     step: int
     operand: Operand
 
+    def __str__(self) -> str:
+        return f"operand `{self.key}`"
+
+    @property
+    def name(self) -> str:
+        """What its operator calls it."""
+        return self.operand.name
+
 
 @dataclass(frozen=True)
 class PlanParameter:
@@ -49,6 +57,14 @@ class PlanResult:
     key: str
     step: int
     result: Result
+
+    def __str__(self) -> str:
+        return f"result `{self.key}`"
+
+    @property
+    def name(self) -> str:
+        """What its operator calls it."""
+        return self.result.name
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fuseplan.arguments import (
+    OUT,
+    SRC,
+    End,
+    Tensor,
     check_apart,
     check_keys,
     dense,
@@ -78,6 +82,14 @@ class Runner:
         """A new block; it belongs in `free` afterwards."""
         return self._loaded.block(self._threads)
 
+    def read(self, buffers: Mapping[str, Buffer]) -> list[tuple[Tensor, Buffer]]:
+        """Operands, by key, each with how it lies."""
+        return [(self.plan_operands[key], buffer) for key, buffer in buffers.items()]
+
+    def written(self, given: Mapping[str, Given]) -> list[tuple[Tensor, Buffer]]:
+        """Results, by key, each with how its tensor lies."""
+        return [(self.results[key], buffer) for key, (_, buffer) in given.items()]
+
     def packed(self, key: str, buffer: Buffer, *, keep: bool) -> Packed:
         """The operand as the kernel reads it."""
         return self.memory.packed(self.template, self.kernel, self.operands[key], buffer, keep=keep)
@@ -145,9 +157,9 @@ class BoundPlan:
         self._bound = self._given(values)
         self._results, words = self._placed(self._bound)
         self._words += words
-        written = _written(self._bound)
-        check_apart(written, {f"operand `{key}`": each for key, each in self._in_place.items()})
-        self._written = [buffer.bounds for buffer in written.values()]
+        written = runner.written(self._bound)
+        check_apart(written, runner.read(self._in_place))
+        self._written = [buffer.bounds for _, buffer in written]
         self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
         needed = (*runner.operands, *(key for key, each in runner.results.items() if each.result.updated))
         self._missing = tuple(key for key in needed if key not in values)
@@ -265,24 +277,27 @@ class BoundPlan:
         """The call with every check, from scratch; how the tensors that passed look is remembered."""
         plan = self._runner.plan
         check_keys(plan, free)
-        read = fitting(self._memory, src, "`src`", plan.src)
+        read = fitting(self._memory, src, SRC, plan.src)
         missing = [key for key in self._missing if key not in free]
         if missing:
             raise ArgumentError(_missing_text(plan, missing))
         _, words, keep, in_place = self._taken(free)
         result = self._make(src)[0] if out is None else out
-        target = fitting(self._memory, result, "`out`", plan.output)
+        target = fitting(self._memory, result, OUT, plan.output)
         if out is not None and target.readonly:
-            raise ArgumentError("`out` is read-only: pass an array that may be written")
+            raise ArgumentError(OUT, " is read-only: pass an array that may be written")
         given = self._given(free)
-        written = ({} if out is None else {"`out`": target}) | _written(self._bound | given)
+        written = self._runner.written(self._bound | given)
+        if out is not None:
+            written.insert(0, (OUT, target))
         if written:
-            view = self._memory.view
+            runner, view = self._runner, self._memory.view
             named = {
-                key: view(free[key], key, in_place=False) for key in free if key in self._runner.operands
+                key: view(free[key], runner.plan_operands[key], in_place=False)
+                for key in free
+                if key in runner.operands
             }
-            reads = {f"operand `{key}`": each for key, each in (self._in_place | named).items()}
-            check_apart(written, {"`src`": read, **reads})
+            check_apart(written, [(SRC, read), *runner.read(self._in_place | named)])
         outcome: Any = result
         if self._results:
             results, places = self._placed(self._bound | given)
@@ -335,10 +350,6 @@ def _meets(begin: int, end: int, held: Bounds) -> bool:
     return False
 
 
-def _written(given: Mapping[str, Given]) -> dict[str, Buffer]:
-    return {f"result `{key}`": buffer for key, (_, buffer) in given.items()}
-
-
 def _unknown(_: Any) -> int:
     return 0
 
@@ -347,21 +358,21 @@ def _both_unknown(_: Any, __: Any, /) -> tuple[int, int]:
     return 0, 0
 
 
-def fitting(memory: Memory, tensor: Any, what: str, spec: TensorSpec) -> Buffer:
-    """The tensor as a buffer.
+def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
+    """The tensor for an end of a plan as a buffer.
 
     Raises:
         ArgumentError: it is not laid out as the spec says; both are shown.
     """
-    buffer = memory.view(tensor, what)
+    buffer = memory.view(tensor, end)
     if buffer.matches(spec):
         return buffer
     own, remedy = "plan.output", "leave it out, and a new one is made"
-    if what == "`src`":
+    if end is SRC:
         own, remedy = "plan.src", "compile a plan for it"
     if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
         remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
-    raise ArgumentError(f"{what} is not what the plan takes\n  got {buffer.text}; want {spec}\n  {remedy}")
+    raise ArgumentError(end, f" is not what the plan takes\n  got {buffer.text}; want {spec}\n  {remedy}")
 
 
 def _missing_text(plan: FusionPlan, missing: list[str]) -> str:

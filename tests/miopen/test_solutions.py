@@ -221,6 +221,12 @@ def signed(body: bytes) -> bytes:
     return f"fuseplan solution 1 {zlib.crc32(body):08x}\n".encode() + body
 
 
+def over_its_input() -> Any:
+    room = np.zeros(Y.shape, np.float32)
+    src = room.reshape(-1)[: X.size].reshape(X.shape)
+    return run([argument("ConvolutionX", src), *tensors(room)[1:]])
+
+
 def described_bias(descriptor: Ref) -> Any:
     problem = fused()
     describe(problem, Bias=descriptor)
@@ -286,6 +292,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
         lambda: run([argument("ConvolutionX", X[:1]), *tensors(Y)[1:]]),
         "BadParm",
         ("miopenTensorConvolutionX is f32[1x8x9x9]; its descriptor says f32[2x8x9x9]",),
+    ),
+    "a weight of another shape": (
+        lambda: run([tensors(Y)[0], argument("ConvolutionW", W[:, :4]), *tensors(Y)[2:]]),
+        "BadParm",
+        ("miopenTensorConvolutionW of operator 0 (conv2d) has the wrong shape", "f32[16x8x3x3]"),
+    ),
+    "an output over the input": (
+        over_its_input,
+        "BadParm",
+        ("miopenTensorActivationY overlaps miopenTensorConvolutionX",),
     ),
     "an output that is none": (
         lambda: run([*tensors(Y)[:-1], argument("ActivationY", "y")]),

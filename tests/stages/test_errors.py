@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fuseplan.arguments import OUT, SRC
 from fuseplan.errors import (
     ArgumentError,
     BuildError,
@@ -126,6 +127,7 @@ def test_unsupported_that_blames_no_operator_shows_the_plan_without_carets() -> 
         Unsupported("no kernel", text=PLAN, refusals=[refusal(1), refusal(3)]),
         BuildError("it failed", source="text", output="said"),
         ArgumentError("weight is missing"),
+        ArgumentError(OUT, " overlaps ", SRC),
     ],
 )
 def test_errors_cross_process_boundaries(error: FuseplanError) -> None:
@@ -133,6 +135,12 @@ def test_errors_cross_process_boundaries(error: FuseplanError) -> None:
     assert type(revived) is type(error)
     assert str(revived) == str(error)
     assert vars(revived) == vars(error)
+
+
+def test_tensors_are_told_by_other_names() -> None:
+    error = ArgumentError(OUT, " overlaps ", SRC, ", not `src`")
+    assert str(error) == "`out` overlaps `src`, not `src`"
+    assert error.told({OUT: "y", SRC: "x"}.__getitem__) == "y overlaps x, not `src`"
 
 
 @pytest.mark.parametrize(

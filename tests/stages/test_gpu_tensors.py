@@ -131,8 +131,9 @@ def test_no_other_tensor_is_read(
     if is_warm:
         bound(src, torch.empty(4, 64))
     before = len(gpu.launches)
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError, match=says) as raised:
         bound(make(), torch.empty(4, 64))
+    assert raised.value.told(lambda tensor: f"the caller's {tensor.key}").startswith("the caller's src ")
     assert len(gpu.launches) == before
 
 

@@ -78,7 +78,7 @@ class Form(Protocol):
 class Memory(Protocol):
     """Where a target's tensors lie: the host's memory, or one GPU's."""
 
-    def view(self, tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
+    def view(self, tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         """The caller's tensor where it lies, never copied; `what` is what messages call it.
 
         What a kernel does not read in place, because it is packed before, may begin anywhere.

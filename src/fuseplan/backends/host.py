@@ -37,7 +37,7 @@ class HostMemory:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def view(self, tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
+    def view(self, tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         """The tensor where it lies."""
         return view(tensor, what)
 

@@ -134,7 +134,8 @@ def _written(signature: inspect.Signature) -> str:
 
 
 def _failed(function: Callable[..., None], error: Exception) -> miopenStatus_t:
-    told = spelled(str(error), inspect.signature(function).parameters)
+    names = inspect.signature(function).parameters
+    told = spelled(error, names) if isinstance(error, ArgumentError) else str(error)
     _thread.message = f"{function.__name__}: {told}"
     if isinstance(error, StatusError):
         return error.status

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fuseplan.arguments import OUT, SRC, End
 from fuseplan.arrays import described, view
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
@@ -86,28 +87,18 @@ class miopenHandle_t(Object):
             self._kernels[plan, by] = known
         return known
 
-    def run(
-        self,
-        compiled: CompiledPlan,
-        src: Any,
-        out: Any,
-        values: Mapping[str, Any],
-        names: tuple[str, str] = ("`src`", "`out`"),
-    ) -> None:
+    def run(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:
         """Launches a kernel on the stream; with profiling, waits for it and keeps its time.
 
-        Messages call input and output by `names`.
-
         Raises:
-            StatusError: `src` or `out` is not what its descriptor says.
-            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps `out`.
+            ArgumentError: a tensor is missing, is not what its descriptor says, or overlaps `out`.
         """
         try:
             with self._on_stream():
                 self._launch(compiled, src, out, values)
         except ArgumentError:
-            _check_described(names[0], src, compiled.plan.src)
-            _check_described(names[1], out, compiled.plan.output)
+            _check_described(SRC, src, compiled.plan.src)
+            _check_described(OUT, out, compiled.plan.output)
             raise
 
     def _launch(self, compiled: CompiledPlan, src: Any, out: Any, values: Mapping[str, Any]) -> None:
@@ -162,10 +153,10 @@ def _torch_stream(stream: Any, target: Target) -> Any:
     raise bad_parameter(f"want a torch.cuda.Stream or the address of a stream; got {told(stream)}")
 
 
-def _check_described(what: str, tensor: Any, spec: TensorSpec) -> None:
-    buffer = described(tensor, what)
+def _check_described(end: End, tensor: Any, spec: TensorSpec) -> None:
+    buffer = described(tensor, end)
     if not buffer.matches(spec):
-        raise bad_parameter(f"{what} is {buffer.text}; its descriptor says {spec}")
+        raise ArgumentError(end, f" is {buffer.text}; its descriptor says {spec}")
 
 
 def _torch_tensor(tensor: Any) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+from fuseplan.arguments import OUT, SRC
+from fuseplan.errors import ArgumentError
 from fuseplan.measure.ground import ground_of
 from fuseplan.miopen.algorithms import preferred
 from fuseplan.miopen.call import (
@@ -264,11 +266,15 @@ def miopenRunSolution(
     values: dict[str, Any] = dict(found.numbers)
     for each in tensors:
         _take(each, solution, ends, values)
-    names = Id(found.src).name, Id(found.dst).name
-    missing = [name for name, end in zip(names, (found.src, found.dst), strict=True) if end not in ends]
+    missing = [Id(end).name for end in (found.src, found.dst) if end not in ends]
     if missing:
         raise bad_parameter(f"the solution needs {' and '.join(missing)}")
-    handle.run(handle.kernel(plan, found.template), ends[found.src], ends[found.dst], values, names)
+    names = {SRC.key: Id(found.src).name, OUT.key: Id(found.dst).name}
+    names |= {key: name for name, key in found.keys.items()}
+    try:
+        handle.run(handle.kernel(plan, found.template), ends[found.src], ends[found.dst], values)
+    except ArgumentError as error:
+        raise bad_parameter(error.told(lambda tensor: names.get(tensor.key, str(tensor)))) from error
 
 
 def _take(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
+
+from fuseplan.arguments import Tensor
+from fuseplan.errors import ArgumentError
 
 # Our names, and MIOpen's for it: the first that the function has.
 SPELLED = {
@@ -25,13 +27,13 @@ SPELLED = {
     "scale_gradient": ("resultBnScaleDiff",),
     "shift_gradient": ("resultBnBiasDiff",),
 }
-_NAME = re.compile(rf"(?:operand |result )?`({'|'.join(SPELLED)})(?:_\d+)?`")
 
 
-def spelled(text: str, parameters: Collection[str]) -> str:
-    """A message, in which what is an argument of the call has its name there."""
+def spelled(error: ArgumentError, parameters: Collection[str]) -> str:
+    """An error's message, in which a tensor that is an argument of the call has its name there."""
 
-    def name(match: re.Match[str]) -> str:
-        return next((f"`{each}`" for each in SPELLED[match[1]] if each in parameters), match[0])
+    def name(tensor: Tensor) -> str:
+        theirs = (each for each in SPELLED.get(tensor.name, ()) if each in parameters)
+        return next((f"`{each}`" for each in theirs), str(tensor))
 
-    return _NAME.sub(name, text)
+    return error.told(name)

@@ -198,51 +198,54 @@ class GpuMemory:
         self._queue = launches
         self._device = launches.torch_device
 
-    def view(self, tensor: Any, what: str, *, in_place: bool = True) -> Buffer:
+    def view(self, tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         """The tensor where it lies."""
         if isinstance(tensor, torch.Tensor):
             buffer = self._view_torch(tensor, what)
         else:
             buffer = exported(tensor, what, self._device, self._queue.device, self._queue.stream)
         if not buffer.address:
-            raise ArgumentError(f"{what} has no memory: its address is null")
+            raise ArgumentError(what, " has no memory: its address is null")
         if in_place and buffer.address % ALIGNMENT:
             raise ArgumentError(
-                f"{what} begins at an address that is no multiple of {ALIGNMENT} bytes, and kernels for GPUs "
-                f"move {ALIGNMENT} at a time: pass a copy, {what}.clone()"
+                what,
+                f" begins at an address that is no multiple of {ALIGNMENT} bytes, and kernels for GPUs "
+                f"move {ALIGNMENT} at a time: pass a copy, tensor.clone()",
             )
         return buffer
 
-    def _view_torch(self, tensor: torch.Tensor, what: str) -> Buffer:
+    def _view_torch(self, tensor: torch.Tensor, what: object) -> Buffer:
         if tensor.device != self._device:
             raise ArgumentError(
-                f"{what} is on {tensor.device}, and this plan runs on {self._device}: pass "
-                f"{what}.to('{self._device}'), or compile the plan for target '{_target(tensor.device)}'"
+                what,
+                f" is on {tensor.device}, and this plan runs on {self._device}: pass "
+                f"tensor.to('{self._device}'), or compile the plan for target '{_target(tensor.device)}'",
             )
         if tensor.layout is not torch.strided:
             raise ArgumentError(
-                f"{what} has layout {tensor.layout}; want a dense tensor: pass {what}.to_dense()"
+                what, f" has layout {tensor.layout}; want a dense tensor: pass tensor.to_dense()"
             )
         name = NAMES.get(tensor.dtype)
         if name is None:
             raise ArgumentError(
-                f"{what} has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16: convert it "
-                "with .to(...)"
+                what,
+                f" has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16: convert it "
+                "with .to(...)",
             )
         if tensor.requires_grad:
             raise ArgumentError(
-                f"{what} requires a gradient, which a kernel does not record: pass {what}.detach()"
+                what, " requires a gradient, which a kernel does not record: pass tensor.detach()"
             )
         if tensor.is_neg():
             raise ArgumentError(
-                f"{what} is a view that negates what its storage holds: pass {what}.resolve_neg()"
+                what, " is a view that negates what its storage holds: pass tensor.resolve_neg()"
             )
         buffer = Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
         storage = tensor.untyped_storage()
         low, end = buffer.bounds
         if low < storage.data_ptr() or end > storage.data_ptr() + storage.nbytes():
             raise ArgumentError(
-                f"{what} reaches beyond its storage of {storage.nbytes()} bytes: was it resized?"
+                what, f" reaches beyond its storage of {storage.nbytes()} bytes: was it resized?"
             )
         return buffer
 

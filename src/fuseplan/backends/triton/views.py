@@ -14,7 +14,9 @@ from fuseplan.errors import ArgumentError
 LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
 
 
-def exported(tensor: Any, what: str, device: torch.device, index: int, stream: Callable[[], int]) -> Buffer:
+def exported(
+    tensor: Any, what: object, device: torch.device, index: int, stream: Callable[[], int]
+) -> Buffer:
     """A tensor of another package on `device`, the GPU of that index.
 
     What its maker has still to do to it, the current stream waits for.
@@ -26,8 +28,9 @@ def exported(tensor: Any, what: str, device: torch.device, index: int, stream: C
         kind, own = device_of(tensor, what)
         if kind not in (CUDA, MANAGED):
             raise ArgumentError(
-                f"{what} is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: "
-                f"pass torch.from_dlpack({what}).to('{device}')"
+                what,
+                f" is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: "
+                f"pass torch.from_dlpack(tensor).to('{device}')",
             )
         _check_index(own, index, what)
         return Buffer(*view_dlpack(tensor, what, devices=(kind,), stream=stream() or LEGACY), tensor)
@@ -38,16 +41,18 @@ def exported(tensor: Any, what: str, device: torch.device, index: int, stream: C
         _wait_for(tensor.__cuda_array_interface__.get("stream"), device)
         return buffer
     raise ArgumentError(
-        f"{what} is a {type(tensor).__name__}; want a tensor on {device}: torch's, or one with DLPack or "
-        "__cuda_array_interface__"
+        what,
+        f" is a {type(tensor).__name__}; want a tensor on {device}: torch's, or one with DLPack or "
+        "__cuda_array_interface__",
     )
 
 
-def _check_index(own: int, index: int, what: str) -> None:
+def _check_index(own: int, index: int, what: object) -> None:
     if own != index:
         raise ArgumentError(
-            f"{what} is on cuda:{own}, and this plan runs on cuda:{index}: copy it there, or compile the "
-            f"plan for target 'cuda:{own}'"
+            what,
+            f" is on cuda:{own}, and this plan runs on cuda:{index}: copy it there, or compile the "
+            f"plan for target 'cuda:{own}'",
         )
 
 
