@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fuseplan.arrays import empty
 from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import counted
 from fuseplan.measure.clock import Protocol, interleave
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
@@ -125,7 +126,7 @@ def draw(found: Sequence[Outcome], threads: int, place: Path) -> Path:
     for each in found:
         bars.setdefault(each.group, []).append(Bar(each.label, (each.speedup, each.published)))
     panels = [Panel(group, tuple(listed)) for group, listed in bars.items()]
-    note = f"{machine().cpu}, {threads} thread{'s' * (threads > 1)}, {time.strftime('%Y-%m-%d')}; medians"
+    note = f"{machine().cpu}, {counted(threads, 'thread')}, {time.strftime('%Y-%m-%d')}; medians"
     return speedups(panels, SERIES, "One fused kernel beside the operators one at a time", note, place)
 
 
@@ -162,7 +163,7 @@ def main(
     console = Console(soft_wrap=True, highlight=False, stderr=as_json)
     is_wide = console.width >= WIDE or not console.is_terminal
     width = max(len(shape.plan) for shape in SHAPES)
-    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {count} thread{'s' * (count > 1)}")
+    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {counted(count, 'thread')}")
     console.print(f"{'plan':<{width}}  {HEAD}" if is_wide else f"plan\n    {HEAD}", style="bold")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found = []

@@ -200,6 +200,11 @@ class ArgumentError(FuseplanError):
         return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`: of any noun whose plural is made with an s."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """The known names most like `word`, all as like it as the first; none if none is much like it."""
     likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in known}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.errors import Unsupported, operator_span, underlined
+from fuseplan.errors import Unsupported, counted, operator_span, underlined
 from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
@@ -203,7 +203,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"template    {told['choice']['considered'][0]['template']}"
     yield from _tuned_lines(told["choice"]["tuned"])
     yield from _considered_lines(told["choice"])
-    yield f"kernels     {told['kernels']} for {told['operators']} operator{'s' * (told['operators'] != 1)}"
+    yield f"kernels     {told['kernels']} for {counted(told['operators'], 'operator')}"
     if told["passes"]:
         yield from _passes_lines(told["passes"])
     yield f"output      {told['output']}"

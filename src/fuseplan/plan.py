@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from fuseplan.dot import dot_text
 from fuseplan.driver.command import command_text
-from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, did_you_mean, near_miss
+from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, counted, did_you_mean, near_miss
 from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
@@ -223,8 +223,7 @@ class FusionPlan:
             return self._steps[index]
         except IndexError:
             raise IndexError(
-                f"the plan has {len(self)} operator{'s' * (len(self) != 1)}; "
-                f"there is no plan[{index}]: {self}"
+                f"the plan has {counted(len(self), 'operator')}; there is no plan[{index}]: {self}"
             ) from None
 
     def __eq__(self, other: object) -> bool:

@@ -27,7 +27,7 @@ from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Addresses, Block, Loaded, Memory, Packed
 from fuseplan.build import Program
 from fuseplan.emit import Source
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, counted
 from fuseplan.kernel import Kernel
 from fuseplan.plan import FusionPlan
 from fuseplan.template import NUMPY_COMPUTE, Template
@@ -384,4 +384,4 @@ def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
         if key in missing
     ]
     what = "operand" if set(missing) <= told.keys() else "tensor"
-    return "\n  ".join([f"{len(wanted)} {what}{'s' * (len(wanted) > 1)} missing", *wanted, str(plan)])
+    return "\n  ".join([f"{counted(len(wanted), what)} missing", *wanted, str(plan)])

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.settings import settings
 
 KIB = 1024
@@ -62,8 +62,7 @@ class Target:
     @property
     def shape(self) -> str:
         """How much of it works at once: `8 threads`, `132 processors`."""
-        count, noun = (self.processors, "processor") if self.processors else (self.threads, "thread")
-        return f"{count} {noun}{'s' * (count != 1)}"
+        return counted(self.processors, "processor") if self.processors else counted(self.threads, "thread")
 
 
 def _gpu(name: str, cpu: str, processors: int, shared: int, l2: int, warp: int = 32, l3: int = 0) -> Target:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import PlanError, Span, near_miss
+from fuseplan.errors import PlanError, Span, counted, near_miss
 
 MAX_BYTES = 2**63 - 1
 
@@ -234,7 +234,9 @@ def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
 def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
     steps = _positive("a stride", strides)
     if len(steps) != len(shape):
-        raise PlanError("strides are given for each axis", got=f"{len(steps)} strides", want=f"{len(shape)}")
+        raise PlanError(
+            "strides are given for each axis", got=counted(len(steps), "stride"), want=f"{len(shape)}"
+        )
     reach = 0  # the furthest element along the axes seen so far, which have the smaller strides
     for stride, extent in sorted(zip(steps, shape, strict=True)):
         if extent > 1 and stride <= reach:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from fuseplan.errors import PlanError, Span, did_you_mean, segments
+from fuseplan.errors import PlanError, Span, counted, did_you_mean, segments
 from fuseplan.op import Op
 from fuseplan.ops import BY_NAME
 from fuseplan.scalar import number
@@ -122,7 +122,7 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
     for position, node in enumerate(call.args):
         if position >= 1 or not names:
             is_too_many = len(names) <= position and not is_open
-            count = "no fields" if not names else f"{len(names)} field{'s' * (len(names) > 1)}"
+            count = counted(len(names), "field") if names else "no fields"
             raise PlanError(
                 f"{kind.name} has {count}" if is_too_many else "only the first field stands without its name",
                 want=f"{names[position]}=..." if names[position:] else None,

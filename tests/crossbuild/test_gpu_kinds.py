@@ -140,7 +140,7 @@ def test_the_command_tells_what_each_kernel_uses_and_fails_on_faults(
     good = CliRunner().invoke(fuseplan, ["crossbuild", str(suite), "--target", "triton:sm_90", "--jobs", "1"])
     assert good.exit_code == 0, good.output
     assert "wgmma" in good.stdout
-    assert "1 kernels, 0 unsound" in good.stdout
+    assert "1 kernel, 0 unsound" in good.stdout
     bad = CliRunner().invoke(fuseplan, ["crossbuild", str(suite), "--jobs", "1", "--json"])
     assert bad.exit_code == 1
     told = [json.loads(line) for line in bad.stdout.splitlines()]

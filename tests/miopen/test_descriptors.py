@@ -40,7 +40,7 @@ DESCRIPTORS: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "strides": (
         lambda: miopen.miopenSetTensorDescriptorV2(descriptor(), FLOAT, 2, (4, 5), (5,)),
         "BadParm",
-        ("`stridesA` has 1 numbers",),
+        ("`stridesA` has 1 number;",),
     ),
     "shared storage": (
         lambda: miopen.miopenSetTensorDescriptor(descriptor(), FLOAT, 2, (4, 5), (4, 1)),
@@ -96,7 +96,7 @@ DESCRIPTORS: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
             convolution_descriptor(), 2, (0, 0), (1,), (1, 1), 0
         ),
         "BadParm",
-        ("`strideA` has 1 numbers",),
+        ("`strideA` has 1 number;",),
     ),
     "no groups": (
         lambda: miopen.miopenSetConvolutionGroupCount(convolution(), 0),

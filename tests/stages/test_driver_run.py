@@ -101,7 +101,7 @@ def test_a_wrong_kernel_is_found(emitted: Any, sweep: Any) -> None:
     result = call(BIASED)
     assert (result.exit_code, "WRONG" in result.stdout) == (1, True)
     many = sweep(BIASED)
-    assert (many.exit_code, "1 lines, 1 failed" in many.stdout) == (1, True)
+    assert (many.exit_code, "1 line, 1 failed" in many.stdout) == (1, True)
 
 
 def test_what_is_not_finite_is_null_in_json(emitted: Any, folder: Path, sweep: Any) -> None:
@@ -293,7 +293,7 @@ def test_what_an_interrupted_sweep_found_is_kept(
     monkeypatch.setattr("fuseplan.cli.driver.drive", interrupted)
     result = sweep(f"{CBA}\n{CBA} -n 2\n{CBA} -n 3\n", "--report", str(folder / "report"))
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
-    assert "1 lines, 0 failed" in result.stdout
+    assert "1 line, 0 failed" in result.stdout
     assert "- not run: 2" in (folder / "report" / "report.md").read_text()
     assert len(json.loads((folder / "report" / "report.json").read_text())["lines"]) == 1
 
@@ -308,7 +308,7 @@ def test_a_sweep_that_is_ended_tells_what_it_found(folder: Path) -> None:
         running.terminate()
         rest = running.stdout.read()
     assert running.returncode == 128 + signal.SIGTERM
-    assert "lines, 0 failed" in rest
+    assert ", 0 failed" in rest
     assert "- not run: 9" in (report / "report.md").read_text()
 
 

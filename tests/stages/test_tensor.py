@@ -102,7 +102,7 @@ def test_other_spellings(text: str, canonical: str) -> None:
         ("f32[2x3, strides=1:1]", "strides=1:1", "do not share storage"),
         ("f32[2x3, strides=0:1]", "strides=0:1", "positive integer"),
         ("f32[2x3, strides=3:k]", "k", "'k' is not a size"),
-        ("f32[2x3, strides=1]", "strides=1", "1 strides; want 2"),
+        ("f32[2x3, strides=1]", "strides=1", "1 stride; want 2"),
         ("f32[2x3", "f32[2x3", "this is not a tensor"),
         ("", "", "this is not a tensor"),
         ("f32[4294967296x4294967296]", "4294967296x4294967296", "larger than memory"),

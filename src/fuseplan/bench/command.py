@@ -23,6 +23,7 @@ from fuseplan.bench.gpu_command import GpuOptions, bench_gpu, draw_published
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite, chosen, load
+from fuseplan.errors import counted
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
@@ -77,7 +78,7 @@ def bench(name: str, options: Options) -> list[Row]:
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
         setting = runner.Setting(threads, peers, protocol, options.is_cold, options.patience)
-        where = f"{machine().cpu}, {threads} thread{'s' * (threads > 1)}"
+        where = f"{machine().cpu}, {counted(threads, 'thread')}"
         console.print(f"{suite.title}: {where}", highlight=False)
         done = _run(suite, setting, options, console)
         if not options.as_json:
@@ -196,7 +197,7 @@ def bench_peaks(options: Options) -> list[dict[str, Any]]:
     console = _console(options)
     found = []
     for threads in options.threads:
-        with console.status(f"measuring {threads} threads"):
+        with console.status(f"measuring {counted(threads, 'thread')}"):
             found.append(improved_peaks(threads))
     lines = [["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], ["---"] * 6]
     for each in found:

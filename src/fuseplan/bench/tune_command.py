@@ -14,7 +14,7 @@ from pathlib import Path
 from fuseplan import tuned
 from fuseplan.bench.suite import Case, chosen, load
 from fuseplan.bench.tuning import MOST, Outcome, TuneOptions, mean_ratio, tune_cases
-from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.errors import ArgumentError, FuseplanError, counted
 from fuseplan.plan import FusionPlan
 
 ARROW = "->"  # in a plan, and in no suite's name
@@ -67,7 +67,7 @@ def merge(files: Sequence[Path], output: Path, show: Show) -> int:
     """
     choices = tuned.merged(files)
     tuned.write(output, choices)
-    show(f"{len(choices)} choices in {output}")
+    show(f"{counted(len(choices), 'choice')} in {output}")
     return len(choices)
 
 

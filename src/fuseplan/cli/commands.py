@@ -35,7 +35,7 @@ from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import FuseplanError, counted
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import gpu_peaks
@@ -158,7 +158,7 @@ def _print_trial(trial: Trial) -> None:
         f"plan       {compiled.plan}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice} ({compiling})",
-        f"kernels    {compiled.kernels} for {count} operator{'s' * (count != 1)}",
+        f"kernels    {compiled.kernels} for {counted(count, 'operator')}",
         f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
         f"time       {trial.seconds * 1e3:.4f} ms",
     ]
@@ -297,7 +297,7 @@ def info(as_json: bool) -> None:
         click.echo("the cache is turned off by FUSEPLAN_DISABLE_CACHE")
     else:
         problem = f"; it cannot be used: {found.problem}" if found.problem else ""
-        click.echo(f"{found.path}: {found.entries} kernels, {found.nbytes / 1e3:.1f} kB{problem}")
+        click.echo(f"{found.path}: {counted(found.entries, 'kernel')}, {found.nbytes / 1e3:.1f} kB{problem}")
 
 
 @cache.command()
@@ -311,7 +311,7 @@ def clear(as_json: bool) -> None:
     if as_json:
         _print_json({"removed": removed})
     else:
-        click.echo(f"removed {removed} kernels")
+        click.echo(f"removed {counted(removed, 'kernel')}")
 
 
 @cache.command()

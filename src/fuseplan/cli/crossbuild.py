@@ -11,7 +11,7 @@ import click
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
 from fuseplan.cli.options import NOT_NEGATIVE
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, counted
 from fuseplan.target import parse_target
 
 ALLOWED = Path(__file__).resolve().parents[3] / "benchmarks" / "allowed_spills.toml"
@@ -69,7 +69,7 @@ def crossbuild_command(
         count, unsound = count + 1, unsound + bool(built.faults)
         click.echo(json.dumps(built.to_json()) if as_json else _lines(built))
     if not as_json:
-        click.echo(f"{count} kernels, {unsound} unsound")
+        click.echo(f"{counted(count, 'kernel')}, {unsound} unsound")
     ctx.exit(1 if unsound else 0)
 
 

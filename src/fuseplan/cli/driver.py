@@ -19,7 +19,7 @@ from fuseplan.cli.options import AS_JSON, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
-from fuseplan.errors import ArgumentError, FuseplanError, Unsupported
+from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
 from fuseplan.match import match
 from fuseplan.measure.machine import commit, machine, versions
 from fuseplan.plan import FusionPlan
@@ -126,7 +126,7 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
         if report is not None:
             _write(report, _head(ctx, records, seconds, len(lines)), records)
         if not as_json:
-            click.echo(f"{len(records)} lines, {failed} failed, {seconds:.0f} s")
+            click.echo(f"{counted(len(records), 'line')}, {failed} failed, {seconds:.0f} s")
     ctx.exit(WRONG if failed else RIGHT)
 
 
@@ -301,7 +301,7 @@ def _told(outcome: Outcome) -> str:
         f"command    {compiled.plan.to_command()}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
-        f"kernels    {compiled.kernels} for {len(compiled.plan)} operator{'s' * (len(compiled.plan) != 1)}",
+        f"kernels    {compiled.kernels} for {counted(len(compiled.plan), 'operator')}",
         *(f"error      {each}: {'right' if each.is_right else 'WRONG'}" for each in driven.checks),
         *(() if driven.checks else ["error      not compared with float64"]),
     ]

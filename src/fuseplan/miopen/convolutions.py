@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fuseplan.errors import counted
 from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented
 from fuseplan.miopen.enums import (
     miopenConvolutionAttrib_t,
@@ -163,7 +164,9 @@ def miopenInitConvolutionNdDescriptor(
         raise bad_parameter(f"`spatialDim` is 1 to {len(CONVOLUTIONS)}; got {spatialDim}")
     for name, values in (("padA", padA), ("strideA", strideA), ("dilationA", dilationA)):
         if len(values) != spatialDim:
-            raise bad_parameter(f"`{name}` has {len(values)} numbers; want spatialDim = {spatialDim}")
+            raise bad_parameter(
+                f"`{name}` has {counted(len(values), 'number')}; want spatialDim = {spatialDim}"
+            )
     convDesc.set(c_mode, padA, strideA, dilationA)
 
 

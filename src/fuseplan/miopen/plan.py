@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.errors import PlanError
+from fuseplan.errors import PlanError, counted
 from fuseplan.match import match
 from fuseplan.miopen.activations import activation
 from fuseplan.miopen.algorithms import algorithms, template_by
@@ -163,8 +163,7 @@ def miopenFusionPlanGetOp(fusePlanDesc: miopenFusionPlanDescriptor_t, op_idx: in
     count = len(fusePlanDesc.operators)
     if not 0 <= op_idx < count:
         raise bad_parameter(
-            f"`op_idx` is out of bounds: {op_idx}, counted from 0; the plan has "
-            f"{count} operator{'s' * (count != 1)}"
+            f"`op_idx` is out of bounds: {op_idx}, counted from 0; the plan has {counted(count, 'operator')}"
         )
     op.value = fusePlanDesc.operators[op_idx]
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fuseplan.arguments import OUT, SRC
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, counted
 from fuseplan.measure.ground import ground_of
 from fuseplan.miopen.algorithms import preferred
 from fuseplan.miopen.call import (
@@ -321,7 +321,7 @@ def miopenSaveSolution(solution: miopenSolution_t, data: Ref) -> None:
 def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     """Makes a solution of bytes that were saved."""
     if size != len(data):
-        raise bad_parameter(f"`data` has {len(data)} bytes; size is {size}")
+        raise bad_parameter(f"`data` has {counted(len(data), 'byte')}; size is {size}")
     head, _, body = data.partition(b"\n")
     match = re.fullmatch(rb"fuseplan solution (\d{1,9}) [0-9a-f]{8}", head)
     if match is None:

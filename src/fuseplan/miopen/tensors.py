@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuseplan.errors import counted
 from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented
 from fuseplan.miopen.enums import (
     miopenBatchNormMode_t,
@@ -121,7 +122,7 @@ def miopenSetTensorDescriptor(
     """Describes a tensor of 2 to 5 axes; without strides it is packed, n outermost, then c."""
     for name, values in (("dimsA", dimsA), ("stridesA", stridesA)):
         if values is not None and len(values) != nbDims:
-            raise bad_parameter(f"`{name}` has {len(values)} numbers; want nbDims = {nbDims}")
+            raise bad_parameter(f"`{name}` has {counted(len(values), 'number')}; want nbDims = {nbDims}")
     tensorDesc.set(dataType, dimsA, strides=stridesA)
 
 
@@ -147,7 +148,7 @@ def miopenSetNdTensorDescriptorWithLayout(
 ) -> None:
     """Describes a packed tensor in a named layout; its lengths are always in the order n, c, spatial."""
     if len(lens) != num_lens:
-        raise bad_parameter(f"`lens` has {len(lens)} numbers; want num_lens = {num_lens}")
+        raise bad_parameter(f"`lens` has {counted(len(lens), 'number')}; want num_lens = {num_lens}")
     if tensorLayout not in LAYOUTS:
         known = ", ".join(each.name for each in LAYOUTS)
         raise not_implemented(f"nothing computes in {tensorLayout.name}; want one of {known}, or strides")

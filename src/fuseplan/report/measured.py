@@ -17,6 +17,7 @@ from fuseplan.bench.accuracy import Deviation
 from fuseplan.bench.accuracy import markdown as accuracy_table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu, markdown
+from fuseplan.errors import counted
 from fuseplan.measure.clock import SHORTEST_SAMPLE, Protocol
 from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, GpuProtocol
 from fuseplan.report import gpu
@@ -172,7 +173,7 @@ def _suites(rows: Sequence[Row]) -> Lines:
             yield from gpu.suite_section(found, shown, _runs(shown))
         elif shown:
             how, option = (", out of the caches", " --cold") if is_cold else ("", "")
-            yield from ("", f"### {found.title}, {threads} thread{'s' if threads > 1 else ''}{how}", "")
+            yield from ("", f"### {found.title}, {counted(threads, 'thread')}{how}", "")
             yield f"`fuseplan bench {name} --threads {threads}{option}`; milliseconds. {_runs(shown)}"
             yield ""
             yield markdown(found, shown).rstrip()

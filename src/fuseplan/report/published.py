@@ -15,6 +15,7 @@ from fuseplan.bench import results
 from fuseplan.bench.results import Row, device_of
 from fuseplan.bench.suite import PUBLISHED_AIMS, UNFUSED
 from fuseplan.bench.table import is_on_gpu, lines
+from fuseplan.errors import counted
 from fuseplan.measure.published import COMBINATIONS, Published, published, sources
 from fuseplan.measure.stats import geomean
 from fuseplan.report.chart import OURS, OURS_TOO, THEIRS, THEIRS_TOO, Bar, Panel, Series, speedups
@@ -155,7 +156,7 @@ def _devices(folder: Path) -> Iterator[tuple[str, list[Point]]]:
 
 def _device(row: Row) -> str:
     device = device_of(row.machine)
-    return device if is_on_gpu(row) else f"{device}, {row.threads} thread{'s' * (row.threads > 1)}"
+    return device if is_on_gpu(row) else f"{device}, {counted(row.threads, 'thread')}"
 
 
 def chart_name(device: str, combination: str) -> str:

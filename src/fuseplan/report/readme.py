@@ -10,6 +10,7 @@ from fuseplan.bench import results, suite
 from fuseplan.bench.results import OURS, Row
 from fuseplan.bench.suite import Aim, Suite
 from fuseplan.bench.table import is_on_gpu, lines, standings
+from fuseplan.errors import counted
 from fuseplan.report.docstrings import between, table
 
 BEGIN, END = "<!-- speed: written by `make docs` -->", "<!-- end of speed -->"
@@ -31,7 +32,7 @@ def summary(folder: Path) -> str:
     places = [place for name in SUITES if (place := folder / f"{name}.jsonl").is_file()]
     rows = [row for place in places for row in results.latest(results.read(place))]
     columns = sorted({_machine(row) for row in rows if row.copies == 1})
-    heads = [f"{_short(cpu)}, {threads} thread{'s' * (threads > 1)}" for cpu, threads in columns]
+    heads = [f"{_short(cpu)}, {counted(threads, 'thread')}" for cpu, threads in columns]
     cells = [cell for name in SUITES for cell in _cells(rows, columns, name)]
     behind = [_behind([row for row in rows if _machine(row) == column]) for column in columns]
     return "\n".join(table(["", "against", *heads], [*cells, [BEHIND, "all", *behind]]))
