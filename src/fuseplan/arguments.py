@@ -205,7 +205,7 @@ def dtypes_taken(operand: Operand, src_dtype: str) -> tuple[str, ...]:
 def want_text(operand: Operand, src_dtype: str | None = None) -> str:
     """What an operand has to be: `f32[64]`, or `f32[64] or f16[64]`."""
     names = dict.fromkeys(dtypes_taken(operand, src_dtype) if src_dtype else (operand.dtype,))
-    return " or ".join(f"{name}[{'x'.join(map(str, operand.shape))}]" for name in names)
+    return " or ".join(str(Dense(operand.shape, name)) for name in names)
 
 
 def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +63,15 @@ class Buffer:
     @property
     def text(self) -> str:
         """The text for messages: `f32[1x3x8x8, nhwc]`, or with strides where no layout has them."""
-        plain = f"{self.dtype}[{'x'.join(map(str, self.shape))}"
-        if _is_dense_default(self.shape, self.strides):
-            return plain + "]"
+        plain = Dense(self.shape, self.dtype)
+        if plain.same_layout(self.strides):
+            return str(plain)
         if 2 <= len(self.shape) <= 5 and min(self.strides) > 0 and min(self.shape) > 0:
             try:
                 return str(TensorSpec(self.shape, self.dtype, strides=self.strides))
             except PlanError:  # elements that share storage have no text of their own
                 pass
-        return f"{plain}, strides={':'.join(map(str, self.strides))}]"
+        return f"{self.dtype}[{'x'.join(map(str, self.shape))}, strides={':'.join(map(str, self.strides))}]"
 
     def matches(self, spec: TensorSpec | Dense) -> bool:
         """Whether every element lies where the spec has it."""
@@ -244,9 +243,7 @@ def empty_like(source: Any, spec: TensorSpec | Dense) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(source, torch.Tensor):
         return empty(spec)
-    dtype = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[
-        spec.dtype
-    ]
+    dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
     return torch.empty_strided(spec.shape, spec.element_strides, dtype=dtype)
 
 
@@ -259,15 +256,6 @@ def overlap(first: Buffer, second: Buffer) -> bool:
         return bool(np.shares_memory(first.numpy(), second.numpy(), max_work=WORK))
     except np.exceptions.TooHardError:
         return True
-
-
-def _is_dense_default(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
 
 
 class NumpyForm:

@@ -9,6 +9,7 @@ import ctypes
 from typing import Any
 
 from fuseplan.errors import ArgumentError
+from fuseplan.tensor import Dense, dtype_of
 
 # What a capsule holds: https://dmlc.github.io/dlpack/latest/c_api.html
 CPU, PINNED = 1, 3  # device types whose memory the processor reads as its own
@@ -25,7 +26,6 @@ DEVICES = {
 }
 FLOAT, BFLOAT = 2, 4
 DTYPES = {(FLOAT, 64): "f64", (FLOAT, 32): "f32", (FLOAT, 16): "f16", (BFLOAT, 16): "bf16"}
-ITEMSIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 TYPES = {"<f8": "f64", "<f4": "f32", "<f2": "f16"}  # NumPy's array interface has no name for bf16
 READ_ONLY = 1
 
@@ -131,19 +131,11 @@ def _read(held: _Tensor, readonly: bool, what: object) -> View:
         )
     shape = tuple(held.shape[axis] for axis in range(held.ndim))
     address = (held.data or 0) + held.byte_offset
-    if address % ITEMSIZES[dtype]:
+    if address % dtype_of(dtype).itemsize:
         raise ArgumentError(what, " is not aligned to its elements: pass a copy")
     if held.strides:
         return address, shape, dtype, tuple(held.strides[axis] for axis in range(held.ndim)), readonly
-    return address, shape, dtype, _dense(shape), readonly
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
+    return address, shape, dtype, Dense(shape, dtype).element_strides, readonly
 
 
 def view_array_interface(tensor: Any, what: object) -> View:
@@ -161,9 +153,11 @@ def view_array_interface(tensor: Any, what: object) -> View:
     if told.get("mask") is not None:
         raise ArgumentError(what, " is masked, and kernels know no masks: fill it first")
     address, readonly = told["data"]
-    shape, size = tuple(map(int, told["shape"])), ITEMSIZES[dtype]
+    shape, size = tuple(map(int, told["shape"])), dtype_of(dtype).itemsize
     steps = told.get("strides")
     if (address or 0) % size or any(step % size for step in steps or ()):
         raise ArgumentError(what, " is not aligned to its elements: pass a copy")
-    strides = _dense(shape) if steps is None else tuple(int(step) // size for step in steps)
+    strides = (
+        Dense(shape, dtype).element_strides if steps is None else tuple(int(step) // size for step in steps)
+    )
     return int(address or 0), shape, dtype, strides, bool(readonly)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.text import operator_text
 
 
@@ -48,6 +48,6 @@ def _given(step: Any) -> Iterator[str]:
     """The step's operands and the arrows from them."""
     for each in step.operands:
         operand = each.operand
-        label = f"{each.key}: {operand.dtype}[{'x'.join(map(str, operand.shape))}]"
+        label = f"{each.key}: {Dense(operand.shape, operand.dtype)}"
         yield from _node(each.key, label, "box, style=dashed")
         yield f"  {each.key} -> {_name(step.index)}"

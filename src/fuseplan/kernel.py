@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import Scalar, fold, leaves_of, text
-from fuseplan.tensor import TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec, dtype_of
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class KernelOperand:
     @property
     def text(self) -> str:
         """All fields in one line."""
-        return f"{self.key}: {self.role} per {self.per} {self.dtype}[{'x'.join(map(str, self.shape))}]"
+        return f"{self.key}: {self.role} per {self.per} {Dense(self.shape, self.dtype)}"
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ class KernelResult:
     def text(self) -> str:
         """All fields in one line."""
         sign = "updated to" if self.updated else "="
-        shape = "x".join(map(str, self.shape))
-        return f"{self.key} {sign} {text(self.expression)}: per {self.per} {self.dtype}[{shape}]"
+        lies = Dense(self.shape, self.dtype)
+        return f"{self.key} {sign} {text(self.expression)}: per {self.per} {lies}"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
 from fuseplan.settings import VARIABLES
 from fuseplan.target import parse_target
 from fuseplan.template import Template
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import LAYOUTS, Dense, TensorSpec
 from fuseplan.text import operator_text, value_text
 
 WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
@@ -123,9 +123,7 @@ def _sample(src: TensorSpec, op: Op) -> list[str]:
 
 
 def _tensors(made: Iterable[Operand | Result]) -> str:
-    return (
-        " ".join(f"`{each.name}: {each.dtype}[{'x'.join(map(str, each.shape))}]`" for each in made) or "none"
-    )
+    return " ".join(f"`{each.name}: {Dense(each.shape, each.dtype)}`" for each in made) or "none"
 
 
 def rules() -> Lines:
