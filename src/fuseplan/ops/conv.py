@@ -54,8 +54,9 @@ def _weight(op: Conv, src: TensorSpec) -> Shape:
     return (op.features, src.channels // op.groups, *op.per_axis(op.kernel))
 
 
+@dataclass(frozen=True)
 class Conv(Op):
-    """What convolutions of any number of spatial axes share; the fields are declared by each.
+    """What convolutions of any number of spatial axes share.
 
     Fields are kept in one form: a number where all axes agree, else a number an axis. Padding is a number,
     a number or (low, high) pair an axis, `same`, or `valid`, which is 0. Precision is `full`, or `tf32`: then
@@ -69,11 +70,11 @@ class Conv(Op):
 
     features: int
     kernel: PerAxis
-    stride: PerAxis
-    padding: Padding
-    dilation: PerAxis
-    groups: int
-    precision: str
+    stride: PerAxis = 1
+    padding: Padding = 0
+    dilation: PerAxis = 1
+    groups: int = 1
+    precision: str = "full"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,13 +244,6 @@ class Conv1d(Conv):
     axes = 1
 
     weight = operand(_weight)
-    features: int
-    kernel: PerAxis
-    stride: PerAxis = 1
-    padding: Padding = 0
-    dilation: PerAxis = 1
-    groups: int = 1
-    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -275,13 +269,6 @@ class Conv2d(Conv):
     axes = 2
 
     weight = operand(_weight)
-    features: int
-    kernel: PerAxis
-    stride: PerAxis = 1
-    padding: Padding = 0
-    dilation: PerAxis = 1
-    groups: int = 1
-    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -305,13 +292,6 @@ class Conv3d(Conv):
     axes = 3
 
     weight = operand(_weight)
-    features: int
-    kernel: PerAxis
-    stride: PerAxis = 1
-    padding: Padding = 0
-    dilation: PerAxis = 1
-    groups: int = 1
-    precision: str = "full"
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
