@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from fuseplan.driver import letters
-from fuseplan.miopen.call import Object, Ref, StatusError, api
+from fuseplan.miopen.call import Object, Ref, StatusError, api, write
 from fuseplan.miopen.enums import miopenActivationMode_t, miopenStatus_t
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import Clamp, Power
@@ -89,8 +89,7 @@ def miopenGetActivationDescriptor(
     activDesc: miopenActivationDescriptor_t, mode: Ref, activAlpha: Ref, activBeta: Ref, activGamma: Ref
 ) -> None:
     """Reads an activation and its numbers."""
-    for cell, value in zip((mode, activAlpha, activBeta, activGamma), activDesc.told, strict=True):
-        cell.value = value
+    write((mode, activAlpha, activBeta, activGamma), activDesc.told)
 
 
 @api

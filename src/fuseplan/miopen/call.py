@@ -19,7 +19,7 @@ import numbers
 import threading
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -73,6 +73,13 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"Ref({self.value!r})"
+
+
+def write(cells: Iterable[Ref | None], values: Iterable[Any]) -> None:
+    """Writes through out-pointers; what is null is not wanted."""
+    for cell, value in zip(cells, values, strict=True):
+        if cell is not None:
+            cell.value = value
 
 
 class Object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuseplan.errors import counted
-from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented
+from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented, write
 from fuseplan.miopen.enums import (
     miopenConvolutionAttrib_t,
     miopenConvolutionMode_t,
@@ -224,8 +224,7 @@ def miopenGetConvolutionDescriptor(
     told = convDesc.checked(2)
     c_mode.value = told.mode
     cells = (pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w)
-    for cell, value in zip(cells, (*told.padding, *told.stride, *told.dilation), strict=True):
-        cell.value = value
+    write(cells, (*told.padding, *told.stride, *told.dilation))
 
 
 @api
@@ -260,8 +259,7 @@ def miopenGetConvolutionForwardOutputDim(
     """Computes the lengths of a convolution's result over two spatial axes."""
     convDesc.checked(2)
     shape = convDesc.output(inputTensorDesc.spec, filterDesc.spec).shape
-    for cell, value in zip((n, c, h, w), shape, strict=True):
-        cell.value = value
+    write((n, c, h, w), shape)
 
 
 @api

@@ -12,7 +12,7 @@ from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.operators import ALPHA, Lowered
 from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.miopen.tensors import is_same, miopenTensorDescriptor_t
 from fuseplan.tensor import TensorSpec
 
 
@@ -102,8 +102,7 @@ def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
     Raises:
         StatusError: it differs.
     """
-    is_same = given.shape == wanted.shape and given.dtype == wanted.dtype
-    if not (is_same and wanted.same_layout(given.element_strides)):
+    if not is_same(given, wanted):
         raise bad_parameter(f"the {what} descriptors do not match: got {given}; want {wanted}")
 
 

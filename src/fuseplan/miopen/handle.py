@@ -24,6 +24,7 @@ from fuseplan.miopen.call import (
     last_message,
     not_implemented,
     told,
+    write,
 )
 from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.plan import FusionPlan
@@ -248,9 +249,7 @@ def miopenDestroy(handle: miopenHandle_t) -> None:
 @api
 def miopenGetVersion(major: Ref | None, minor: Ref | None, patch: Ref | None) -> None:
     """Reads the version of MIOpen whose interface this is."""
-    for cell, number in zip((major, minor, patch), VERSION, strict=True):
-        if cell is not None:
-            cell.value = number
+    write((major, minor, patch), VERSION)
 
 
 def miopenGetErrorString(error: miopenStatus_t | int) -> str:

@@ -27,7 +27,7 @@ from fuseplan.miopen.operators import (
     lowered,
 )
 from fuseplan.miopen.plan import backward, forward
-from fuseplan.miopen.tensors import MODE_WORDS, miopenTensorDescriptor_t
+from fuseplan.miopen.tensors import MODE_WORDS, is_same, miopenTensorDescriptor_t
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
 from fuseplan.tensor import TensorSpec
@@ -224,9 +224,7 @@ def _described(part: Part, name: Id) -> TensorSpec:
 
 def _same(part: Part, name: Id, wanted: TensorSpec) -> None:
     given = part.tensors.get(name, wanted)
-    if (given.shape, given.dtype) != (wanted.shape, wanted.dtype) or not wanted.same_layout(
-        given.element_strides
-    ):
+    if not is_same(given, wanted):
         raise bad_parameter(f"{name.name} is described as {given}; it is {wanted}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuseplan.errors import counted
-from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented
+from fuseplan.miopen.call import Extents, Object, Ref, StatusError, api, bad_parameter, not_implemented, write
 from fuseplan.miopen.enums import (
     miopenBatchNormMode_t,
     miopenDataType_t,
@@ -78,6 +78,12 @@ class miopenTensorDescriptor_t(Object):
     def data_type(self) -> miopenDataType_t:
         """The type of its elements."""
         return next(kind for kind, name in DTYPES.items() if name == self.spec.dtype)
+
+
+def is_same(given: TensorSpec, wanted: TensorSpec) -> bool:
+    """Whether two descriptions are of one tensor: its shape, its type, and where each element lies."""
+    is_alike = (given.shape, given.dtype) == (wanted.shape, wanted.dtype)
+    return is_alike and wanted.same_layout(given.element_strides)
 
 
 @api
@@ -174,8 +180,7 @@ def miopenGet4dTensorDescriptor(
         raise bad_parameter(f"`tensorDesc` has {spec.rank} axes; miopenGetTensorDescriptor reads any number")
     dataType.value = tensorDesc.data_type
     cells = (n, c, h, w, nStride, cStride, hStride, wStride)
-    for cell, value in zip(cells, (*spec.shape, *spec.element_strides), strict=True):
-        cell.value = value
+    write(cells, (*spec.shape, *spec.element_strides))
 
 
 @api
@@ -190,10 +195,7 @@ def miopenGetTensorDescriptor(
 ) -> None:
     """Reads the type, and lengths and strides as tuples; what is null is not wanted."""
     spec = tensorDesc.spec
-    told = (tensorDesc.data_type, spec.shape, spec.element_strides)
-    for cell, value in zip((dataType, dimsA, stridesA), told, strict=True):
-        if cell is not None:
-            cell.value = value
+    write((dataType, dimsA, stridesA), (tensorDesc.data_type, spec.shape, spec.element_strides))
 
 
 @api
