@@ -34,8 +34,7 @@ class Direct(Template):
     """Tiles of output positions x features in registers; every kernel size, stride, dilation, group and rank.
 
     reads:  src once for each block of features that does not fit beside it in the second cache; weight once
-        for
-            each block of positions
+            for each block of positions
     writes: dst once
     chosen: where no algorithm with fewer multiplications fits; a 1x1 kernel is a plain matrix product here
 
