@@ -99,6 +99,18 @@ def test_any_chain_and_dtype(tensor: str, dtype: str, chain: str) -> None:
 
 
 @WIDTHS
+@pytest.mark.parametrize("mode", ["spatial", "per_activation"])
+@pytest.mark.parametrize("tensor", ["3x1", "41x1", "5x1x1x1", "4x1x3x3", "4x3x1x1"])
+def test_images_of_one_element_share_their_operands(tensor: str, mode: str, width: int) -> None:
+    around = "batch_norm(per_activation)"
+    plan = plan_of(f"f64[{tensor}] -> {around} -> batch_norm_training({mode}, saved=False) -> {around}")
+    arrays = training_arrays(plan)
+    want, _ = evaluated(plan, arrays)
+    got = forced(plan, Normalization, narrowed(width))(**arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+@WIDTHS
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("strides", STRIDES)
 def test_strided_src(strides: str, chain: str, width: int) -> None:

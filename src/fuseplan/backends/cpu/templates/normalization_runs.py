@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
@@ -38,11 +39,7 @@ class RunWriter(Writer):
 
     def _seen(self, operand: KernelOperand) -> str:
         """An operand per activation of one element is shared by all."""
-        return (
-            "channel"
-            if self.kernel.reduced_per == "activation" and operand.per == "activation"
-            else operand.per
-        )
+        return "channel" if operand.per == "activation" and prod(operand.shape) == 1 else operand.per
 
     # ---- tiles
 
