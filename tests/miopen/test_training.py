@@ -262,6 +262,39 @@ def test_old_statistics_are_only_read() -> None:
         fails(status, "BadParm", "`prevResultRunningMean` is", "want f32[6]")
 
 
+def split(old: tuple[Any, Any], new: tuple[Any, Any], **other: Any) -> Any:
+    """Training that reads running statistics from one pair and writes them into another."""
+    made = OneCall()
+    given = {"x": X, "scale": SCALE} | other
+    tensors = (made.d, given["x"], made.d, made.y, *(made.p,) * 4, given["scale"], SHIFT, FACTOR)
+    call = miopen.miopenBatchNormalizationForwardTraining_V3
+    return call(made.handle, SPATIAL, 1.0, 0.0, *tensors, *old, *new, EPSILON, None, None)
+
+
+def test_old_and_new_statistics_may_lie_in_the_same_memory() -> None:
+    mean, variance = np.zeros(6, np.float32), np.ones(6, np.float32)
+    ok(split((mean, variance), (variance, mean)))
+    close(variance, EXACT.mean.numpy())
+    close(mean, EXACT.variance.numpy())
+
+
+@pytest.mark.parametrize("where", ["x", "scale", "new", "old"])
+def test_a_refused_call_leaves_new_statistics_as_they_were(where: str) -> None:
+    """Be they what they should be, or wrongly what the kernel reads."""
+    old = (np.zeros(6, np.float32), np.ones(6, np.float64 if where == "old" else np.float32))
+    others = {"x": X.copy(), "scale": SCALE.copy()}
+    new = np.full(6, 7.0, np.float32), np.full(6, 8.0, np.float32)
+    if where in others:
+        new = others[where].reshape(-1)[:6], new[1]
+    elif where == "new":
+        new = new[0], new[0]
+    before = [each.copy() for each in (*new, *others.values())]
+    told = "want f32[6]" if where == "old" else "overlaps"
+    fails(split(old, new, **others), "BadParm", told)
+    for each, copied in zip((*new, *others.values()), before, strict=True):
+        np.testing.assert_array_equal(each, copied)
+
+
 DIFFERENTIATED = {
     "": ("miopenBatchNormalizationBackward", 1),
     "_V2": ("miopenBatchNormalizationBackward_V2", 4),

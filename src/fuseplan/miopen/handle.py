@@ -112,23 +112,30 @@ class miopenHandle_t(Object):
         else:
             self.milliseconds = _milliseconds(lambda: bound(src, out))
 
-    def copy(self, what: str, of: Any, into: Any) -> None:
-        """Copies a tensor, which messages call `what`, in the stream's order.
+    def contents(self, what: str, tensor: Any, like: Any) -> Any:
+        """A copy of a tensor, which messages call `what`, made in the stream's order; `write` takes it.
 
         Raises:
-            StatusError: `into` has another shape or type.
+            StatusError: it has another shape or type than `like`.
             ArgumentError: one is no tensor, or not in the memory of this machine's CPU where that is the
                 target.
         """
         look = described if self.target.processors else view
-        source, written = look(of, what), look(into, "what it is copied to")
-        if (source.shape, source.dtype) != (written.shape, written.dtype):
-            raise bad_parameter(f"{what} is {source.text}; want {written.text}, as what it is copied to")
+        given, wanted = look(tensor, what), look(like, "what it is copied to")
+        if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+            raise bad_parameter(f"{what} is {given.text}; want {wanted.text}, as what it is copied to")
         if not self.target.processors:
-            written.numpy()[...] = source.numpy()
+            return given.numpy().copy()
+        with self._on_stream():
+            return _torch_tensor(tensor).clone()
+
+    def write(self, contents: Any, into: Any) -> None:
+        """Writes such a copy into a tensor, in the stream's order."""
+        if not self.target.processors:
+            view(into, "what is written").numpy()[...] = contents
             return
         with self._on_stream():
-            _torch_tensor(into).copy_(_torch_tensor(of))
+            _torch_tensor(into).copy_(contents)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +98,33 @@ class Normalization:
             values |= {"momentum": factor}
         steps = Steps()
         steps.add(Operator(TRAINING, op), **values)
-        if is_running and old is not None:
-            self._copy(steps, old)
-        self._finish(steps)
+        with self._begun(steps, old) if is_running and old is not None else nullcontext():
+            self._finish(steps)
 
-    def _copy(self, steps: Steps, old: Values) -> None:
-        """Copies old values into the tensors that the first step updates."""
+    @contextmanager
+    def _begun(self, steps: Steps, old: Values) -> Iterator[None]:
+        """Old values in the tensors that the first step updates, which a refused call leaves as they were.
+
+        All are read before one is written: old and new ones may lie in the same memory in any order.
+        """
         made = steps.checked(self.src[0].spec)
-        into = made.named(0, steps.given[0])
-        for key, (name, of) in zip(RUNNING, old.items(), strict=True):
-            self.handle.copy(f"`{name}`", without_ones(made.plan, key, of), into[key])
+        given = made.named(0, steps.given[0])
+        into = [given[key] for key in RUNNING]
+        held = [
+            self.handle.contents(f"`{name}`", without_ones(made.plan, key, of), given[key])
+            for key, (name, of) in zip(RUNNING, old.items(), strict=True)
+        ]
+        before = [self.handle.contents("what is updated", each, each) for each in into]
+        self._write(held, into)
+        try:
+            yield
+        except Exception:
+            self._write(before, into)
+            raise
+
+    def _write(self, contents: list[Any], into: list[Any]) -> None:
+        for each, tensor in zip(contents, into, strict=True):
+            self.handle.write(each, tensor)
 
     def differentiate(
         self,
