@@ -262,6 +262,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
         ("the solution needs miopenTensorConvolutionX",),
     ),
     "no weight": (lambda: run([tensors(Y)[0], *tensors(Y)[2:]]), "BadParm", ("`weight`", "missing")),
+    "a tensor twice": (
+        lambda: run([*tensors(Y), argument("Bias", B)]),
+        "BadParm",
+        ("miopenTensorBias is given twice",),
+    ),
     "a null buffer": (lambda: run([argument("Bias", None)]), "BadParm", ("miopenTensorBias is null",)),
     "a buffer that was never set": (
         lambda: run([argument("ConvolutionX", Ref())]),

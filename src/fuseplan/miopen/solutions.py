@@ -264,8 +264,12 @@ def miopenRunSolution(
     check_workspace(workspace_size(workspace, workspaceSize), found.workspace)
     ends: dict[int, Any] = {}
     values: dict[str, Any] = dict(found.numbers)
+    seen: set[Id] = set()
     for each in tensors:
-        _take(each, solution, ends, values)
+        name = _take(each, solution, ends, values)
+        if name in seen:
+            raise bad_parameter(f"{name.name} is given twice")
+        seen.add(name)
     missing = [Id(end).name for end in (found.src, found.dst) if end not in ends]
     if missing:
         raise bad_parameter(f"the solution needs {' and '.join(missing)}")
@@ -279,8 +283,8 @@ def miopenRunSolution(
 
 def _take(
     given: miopenTensorArgument_t, solution: miopenSolution_t, ends: dict[int, Any], values: dict[str, Any]
-) -> None:
-    """Puts a tensor or a number where it belongs.
+) -> Id:
+    """Puts a tensor or a number where it belongs; its id.
 
     Raises:
         StatusError: it belongs nowhere, is null, or is described as the problem does not describe it.
@@ -295,7 +299,7 @@ def _take(
         if descriptor is not None:
             check_same(name.name, descriptor.spec, plan.src if name == found.src else plan.output)
         ends[name] = buffer
-        return
+        return name
     if name.name not in found.keys:
         raise bad_parameter(f"the solution has no {name.name}; it has {', '.join(found.keys)}")
     key = found.keys[name.name]
@@ -303,6 +307,7 @@ def _take(
         if descriptor is not None:
             check_described(plan, key, name.name, descriptor.spec)
         values[key] = without_ones(plan, key, buffer)
+    return name
 
 
 @api
