@@ -234,7 +234,7 @@ OPERATORS: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "axes": (
         lambda: create(CONV, convolution(3), tensor(16, 8, 3, 3)),
         "BadParm",
-        ("the convolution descriptor has 3 spatial axes; want 2",),
+        ("the convolution descriptor has 3 spatial axes; the filter f32[16x8x3x3] has 2",),
     ),
     "type": (
         lambda: create(CONV, convolution(), tensor(16, 8, 3, 3, dtype=miopen.miopenHalf)),

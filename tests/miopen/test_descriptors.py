@@ -138,6 +138,14 @@ def test_descriptors_and_handles(what: str) -> None:
     fails(call(), status, *told)
 
 
+@pytest.mark.parametrize("word", ["Int32", "Int8", "Int64", "Float8_fnuz", "BFloat8_fnuz"])
+def test_types_that_nothing_computes_with(word: str) -> None:
+    described, kind = descriptor(), miopen.miopenDataType_t[f"miopen{word}"]
+    status = miopen.miopenSetTensorDescriptor(described, kind, 2, (4, 8), None)
+    fails(status, "NotImplemented", f"nothing computes with {kind.name}; want one of miopenHalf, miopenFloat")
+    fails(miopen.miopenGetTensorDescriptorSize(described, Ref()), "NotInitialized", "never set")
+
+
 def test_statuses_have_names() -> None:
     for status in miopen.miopenStatus_t:
         assert miopen.miopenGetErrorString(status) == status.name

@@ -115,6 +115,13 @@ def test_a_second_compile_comes_from_memory_and_a_new_process_reads_the_disk(fol
     assert (info.hits, info.misses) == (1, 1)
 
 
+def test_a_batch_of_another_size_is_another_kernel_compiled_once() -> None:
+    for batch, origin in ((1, "compiled"), (3, "compiled"), (1, "memory"), (3, "memory")):
+        compiled = compile_plan(f"f32[{batch}x8] -> relu", "cpu")
+        assert compiled.program.origin == origin
+        assert compiled(np.ones((batch, 8), np.float32)).shape == (batch, 8)
+
+
 def test_parameter_values_are_not_in_the_key() -> None:
     for slope, origin in ((0.1, "compiled"), (0.2, "memory")):
         compiled = compile_plan(f"f32[1x8] -> leaky_relu({slope})", "cpu")

@@ -142,6 +142,7 @@ def test_any_text_is_a_tensor_or_a_plan_error(text: str) -> None:
         {"shape": None},
         {"shape": (2, None)},
         {"shape": (2, 3), "dtype": "f8"},
+        {"shape": (2, 3), "dtype": "i8"},
         {"shape": (2, 3), "dtype": ["f32"]},
         {"shape": (2, 3), "layout": "nchw"},
         {"shape": (2, 3), "layout": 5},

@@ -101,7 +101,12 @@ class miopenConvolutionDescriptor_t(Object):
             StatusError: it is transposed, or the weight's channels, axes or type are not src's.
             PlanError: there is no such convolution.
         """
-        self.checked(len(weight.shape) - 2)
+        axes = len(self.checked().padding)
+        if weight.rank - 2 != axes:
+            raise bad_parameter(
+                f"the convolution descriptor has {axes} spatial axes; "
+                f"the filter {weight} has {weight.rank - 2}"
+            )
         if self.mode is miopenConvolutionMode_t.miopenTranspose:
             raise not_implemented("miopenTranspose: nothing computes transposed convolutions")
         if weight.dtype != src.dtype:
