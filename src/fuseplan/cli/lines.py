@@ -65,6 +65,8 @@ def words_of(line: Line) -> list[str]:
         raise ArgumentError(
             f"the line names no problem; want {', '.join(PROBLEMS)}, or a plan's text in quotes"
         )
+    if "->" in words:
+        raise ArgumentError("a plan's text is one word: want it in quotes, such as 'f32[1x8] -> relu'")
     before = words[: found[0]]
     for place, word in enumerate(before):
         if word in COMMANDS:
