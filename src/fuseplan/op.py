@@ -273,9 +273,12 @@ class Op(ABC):
         """
 
     def evaluate(
-        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]
+        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float], slip: float = 0.0
     ) -> tuple[Array, dict[str, Array]]:
-        """The meaning with all results, by name; old values of updated ones are among `operands`."""
+        """The meaning with all results, by name; old values of updated ones are among `operands`.
+
+        What is computed of many elements, a mean or a sum, is taken (1 + slip) times.
+        """
         return self.reference(src, operands, parameters), {}
 
     @classmethod

@@ -287,7 +287,11 @@ class FusionPlan:
         return self.evaluate(src, operands, parameters)[0]
 
     def evaluate(
-        self, src: ArrayLike, operands: Mapping[str, ArrayLike], parameters: Mapping[str, float] | None = None
+        self,
+        src: ArrayLike,
+        operands: Mapping[str, ArrayLike],
+        parameters: Mapping[str, float] | None = None,
+        slip: float = 0.0,
     ) -> tuple[Array, dict[str, Array]]:
         """The meaning of the plan in float64, operator by operator, nothing rounded between them.
 
@@ -296,6 +300,7 @@ class FusionPlan:
             operands: the arrays, by the keys of `plan.operands`; and the old values of the results that are
                 updated, by theirs.
             parameters: numbers in the place of the plan's own, by the keys of `plan.parameters`.
+            slip: relative error put on each statistic: how far it moves the output is how far rounding may.
 
         Returns:
             The output, float64, of `plan.output.shape`; and the results by key, float64.
@@ -316,7 +321,7 @@ class FusionPlan:
             numbers = {
                 each.parameter.name: given.get(each.key, each.parameter.value) for each in step.parameters
             }
-            out, made = step.op.evaluate(out, mine, numbers)
+            out, made = step.op.evaluate(out, mine, numbers, slip)
             results |= {step.keys[name]: array for name, array in made.items()}
         return out, results
 

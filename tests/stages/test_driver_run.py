@@ -209,6 +209,10 @@ def test_letters_of_a_sweep_are_for_its_problems_alone(sweep: Any) -> None:
     ]
 
 
+def test_what_cancels_is_right() -> None:
+    assert call("CBAInfer -F 8 -n 2 -c 1 -H 2 -W 9 --save 0").exit_code == 0, "of dx nothing is left"
+
+
 def test_every_result_of_training_is_compared() -> None:
     line = "CBAInferfp16 -F na_train --run 1 -M 1 -n 3 -c 4 -H 5 -W 5 --target reference"
     (found,) = lines_of(call(line, "--json"))

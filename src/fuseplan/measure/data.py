@@ -173,10 +173,12 @@ def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:
     return evaluated(plan, arrays)[0]
 
 
-def evaluated(plan: FusionPlan, arrays: Mapping[str, Array]) -> tuple[Float64, dict[str, Float64]]:
-    """`reference`, and the plan's results by key, in float64."""
+def evaluated(
+    plan: FusionPlan, arrays: Mapping[str, Array], slip: float = 0.0
+) -> tuple[Float64, dict[str, Float64]]:
+    """`reference`, and the plan's results by key, in float64; statistics are off by `slip`, relative."""
     exact = {key: _float64(array) for key, array in arrays.items()}
-    return plan.evaluate(exact.pop("src"), exact)
+    return plan.evaluate(exact.pop("src"), exact, slip=slip)
 
 
 def _float64(array: Array) -> Float64:
@@ -185,17 +187,18 @@ def _float64(array: Array) -> Float64:
     return exact
 
 
-def deviation(got: Array, want: Float64) -> float:
+def deviation(got: Array, want: Float64, besides: float = 0.0) -> float:
     """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
 
     Args:
         got: a result, logical order; bf16 as uint16 or of ml_dtypes.
         want: the same in float64.
+        besides: added to the largest |want|.
     """
     exact, finite = _float64(got), np.isfinite(want)
     same = exact.shape == want.shape and np.array_equal(exact[~finite], want[~finite], equal_nan=True)
     if not same or not np.isfinite(exact[finite]).all():
         return float("inf")
-    largest = float(np.max(np.abs(want[finite]), initial=0.0))
+    largest = besides + float(np.max(np.abs(want[finite]), initial=0.0))
     furthest = float(np.max(np.abs(exact[finite] - want[finite]), initial=0.0))
     return furthest / largest if largest else furthest

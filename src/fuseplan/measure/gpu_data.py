@@ -119,13 +119,16 @@ def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
     return evaluated(plan, tensors)[0]
 
 
-def evaluated(plan: FusionPlan, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-    """`reference`, and the plan's results by key; old values of those that are updated are in `tensors`."""
+def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """`reference`, and the plan's results by key; old values of those that are updated are in `tensors`.
+
+    Statistics are off by `slip`, relative.
+    """
     x = tensors["src"].double()
     results: dict[str, Tensor] = {}
     for step in plan.steps:
         if isinstance(step.op, Normalization):
-            x, made = _normalized(step, step.op, x, tensors)
+            x, made = _normalized(step, step.op, x, tensors, slip)
             results |= made
         else:
             x = applied(step, x, tensors)
@@ -169,12 +172,12 @@ def _leaves(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _normalized(
-    step: Step, op: Normalization, x: Tensor, tensors: Tensors
+    step: Step, op: Normalization, x: Tensor, tensors: Tensors, slip: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The output of an operator with statistics, and its results by key; every sum is of all elements."""
     leaves, meanings = _leaves(step, x, tensors), _meanings(x.device)
     for each in op.reductions(step.leaves, step.src):
-        leaves |= _reduced(each, leaves, step, op)
+        leaves |= {name: (1 + slip) * number for name, number in _reduced(each, leaves, step, op).items()}
     formulas = op.result_formulas(step.leaves, step.src)
     shapes = {each.result.name: (each.key, each.result.shape) for each in step.results}
     results = {
@@ -272,8 +275,11 @@ def _product(seen: Tensor, weight: Tensor, groups: int) -> Tensor:
     return (weights @ rows).reshape(batch, -1, *spatial)
 
 
-def deviation(got: Tensor, want: Tensor) -> float:
-    """The largest |got - want| over the largest |want|; infinite where what is not finite differs."""
+def deviation(got: Tensor, want: Tensor, besides: float = 0.0) -> float:
+    """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
+
+    `besides` is added to the largest |want|.
+    """
     import torch
 
     exact, finite = got.double(), want.isfinite()
@@ -282,6 +288,7 @@ def deviation(got: Tensor, want: Tensor) -> float:
     if not torch.allclose(exact[~finite], want[~finite], equal_nan=True):
         return float("inf")
     largest = want.abs().where(finite, torch.zeros_like(want)).amax().item() if want.numel() else 0.0
+    largest += besides
     apart = (exact - want).abs().where(finite, torch.zeros_like(want))
     furthest = apart.amax().item() if want.numel() else 0.0
     return float(furthest / largest if largest else furthest)

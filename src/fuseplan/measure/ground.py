@@ -18,6 +18,7 @@ from fuseplan.measure.clock import Protocol as HostProtocol
 from fuseplan.measure.clock import interleave
 from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.stats import Timing
+from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -29,6 +30,7 @@ OUT = "out"  # what the output is called beside the results
 ROUNDS = 5
 HOST_BLOCK = 0.02  # seconds
 GPU_BLOCK = 0.004
+SLIP = 2.0**-20  # relative error of statistics that shows how far the output moves with them
 
 
 class Ground(Protocol):
@@ -49,8 +51,9 @@ class Ground(Protocol):
     def deviations(self, got: Any) -> dict[str, float]:
         """Of the output, `out`, and of each result by its key, the largest distance from float64.
 
-        It is over the largest value of the tensor. `got` is what a call gives: the output, or a tuple of it
-        and the results.
+        It is over the largest value of the tensor, and in the output over what rounded statistics add to it
+        too: behind a mean of two elements a gradient is all cancellation. `got` is what a call gives: the
+        output, or a tuple of it and the results.
         """
 
     def deviation(self, got: Any) -> float:
@@ -80,6 +83,15 @@ class HostGround:
         out, results = data.evaluated(self._plan, {**self.tensors, **self._old})
         return {OUT: out, **results}
 
+    @cached_property
+    def _moved(self) -> float:
+        """How far the output moves with its statistics."""
+        if not has_statistics(self._plan):
+            return 0.0
+        other, _ = data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
+        apart = np.abs(other - self._want[OUT])
+        return float(np.max(apart[np.isfinite(apart)], initial=0.0)) / SLIP
+
     def out(self) -> Any:
         """A new array."""
         return _poisoned(self._plan.output)
@@ -92,7 +104,10 @@ class HostGround:
     def deviations(self, got: Any) -> dict[str, float]:
         """By NumPy."""
         pairs = zip(self._want.items(), tensors_of(got), strict=False)
-        return {key: data.deviation(np.asarray(made), want) for (key, want), made in pairs}
+        return {
+            key: data.deviation(np.asarray(made), want, self._moved if key == OUT else 0.0)
+            for (key, want), made in pairs
+        }
 
     def deviation(self, got: Any) -> float:
         """By NumPy."""
@@ -127,6 +142,16 @@ class GpuGround:
             out, results = gpu_data.evaluated(self._plan, {**self.tensors, **self._old})
         return {OUT: out, **results}
 
+    @cached_property
+    def _moved(self) -> float:
+        """How far the output moves with its statistics."""
+        if not has_statistics(self._plan):
+            return 0.0
+        with _memory_errors():
+            other, _ = gpu_data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
+            apart = (other - self._want[OUT]).abs().nan_to_num(0.0, 0.0, 0.0)
+            return float(apart.amax().item()) / SLIP
+
     def out(self) -> Any:
         """A new tensor."""
         return gpu_data.empty(self._plan.output, self._device, float("nan"))
@@ -140,7 +165,10 @@ class GpuGround:
     def deviations(self, got: Any) -> dict[str, float]:
         """By torch, on the device."""
         pairs = zip(self._want.items(), tensors_of(got), strict=False)
-        return {key: gpu_data.deviation(made, want) for (key, want), made in pairs}
+        return {
+            key: gpu_data.deviation(made, want, self._moved if key == OUT else 0.0)
+            for (key, want), made in pairs
+        }
 
     def deviation(self, got: Any) -> float:
         """By torch, on the device."""
@@ -158,6 +186,11 @@ class GpuGround:
     def wall_seconds(self, call: Call, count: int) -> list[float]:
         """From a call, the GPU idle and its second cache cold, until it is idle again."""
         return [self._clock.waited(call) for _ in range(1 + count)][1:]
+
+
+def has_statistics(plan: FusionPlan) -> bool:
+    """Whether an operator of the plan computes numbers of many elements."""
+    return any(isinstance(step.op, Normalization) for step in plan)
 
 
 def updated(plan: FusionPlan) -> list[str]:

@@ -71,7 +71,7 @@ class Normalization(Op):
         return self.evaluate(src, operands, parameters)[0]
 
     def evaluate(
-        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]
+        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float], slip: float = 0.0
     ) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
         spec = TensorSpec(np.shape(src), "f64")
@@ -80,7 +80,8 @@ class Normalization(Op):
         leaves |= {name: broadcast(value, spec.rank) for name, value in operands.items()}
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
-                leaves |= reduce(each, leaves, spec.shape, reduced_axes(self.per, spec.rank))
+                made_of = reduce(each, leaves, spec.shape, reduced_axes(self.per, spec.rank))
+                leaves |= {name: (1 + slip) * number for name, number in made_of.items()}
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()
             }
