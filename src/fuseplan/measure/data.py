@@ -14,7 +14,7 @@ from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.measure.edges import at_edges, edged
 from fuseplan.op import Operand, broadcast
 from fuseplan.ops.affine import MODES
-from fuseplan.ops.normalization import reduced_axes
+from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.reduction import reduce
 from fuseplan.scalar import NUMPY
@@ -166,6 +166,11 @@ def laid_out(plan: FusionPlan, arrays: Mapping[str, Array]) -> dict[str, Array]:
         else:
             made[key][...] = found
     return made
+
+
+def has_statistics(plan: FusionPlan) -> bool:
+    """Whether an operator of the plan computes numbers of many elements."""
+    return any(isinstance(step.op, Normalization) for step in plan)
 
 
 def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:

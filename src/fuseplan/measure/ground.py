@@ -18,7 +18,6 @@ from fuseplan.measure.clock import Protocol as HostProtocol
 from fuseplan.measure.clock import interleave
 from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.stats import Timing
-from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -86,7 +85,7 @@ class HostGround:
     @cached_property
     def _moved(self) -> float:
         """How far the output moves with its statistics."""
-        if not has_statistics(self._plan):
+        if not data.has_statistics(self._plan):
             return 0.0
         other, _ = data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
         apart = np.abs(other - self._want[OUT])
@@ -145,7 +144,7 @@ class GpuGround:
     @cached_property
     def _moved(self) -> float:
         """How far the output moves with its statistics."""
-        if not has_statistics(self._plan):
+        if not data.has_statistics(self._plan):
             return 0.0
         with _memory_errors():
             other, _ = gpu_data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
@@ -186,11 +185,6 @@ class GpuGround:
     def wall_seconds(self, call: Call, count: int) -> list[float]:
         """From a call, the GPU idle and its second cache cold, until it is idle again."""
         return [self._clock.waited(call) for _ in range(1 + count)][1:]
-
-
-def has_statistics(plan: FusionPlan) -> bool:
-    """Whether an operator of the plan computes numbers of many elements."""
-    return any(isinstance(step.op, Normalization) for step in plan)
 
 
 def updated(plan: FusionPlan) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.measure.data import has_statistics
 from fuseplan.measure.layers import layers, running
 from fuseplan.measure.torch_stages import module_of, stage_of
-from fuseplan.measure.torch_training import is_training, training_call
+from fuseplan.measure.torch_training import training_call
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 
@@ -33,7 +34,7 @@ def eager(plan: FusionPlan, tensors: Mapping[str, Any]) -> Callable[[], Any]:
     """
     keys = running(plan)
     held = {key: _held(plan, as_torch(value), key in keys) for key, value in tensors.items()}
-    if is_training(plan):
+    if has_statistics(plan):
         return training_call(plan, held, "torch")
     stages = [stage_of(layer) for layer in layers(plan)]
     held = {key: value.to(held["src"].dtype) for key, value in held.items()}

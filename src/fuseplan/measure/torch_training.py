@@ -12,7 +12,6 @@ from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
 from fuseplan.measure.torch_stages import BACKWARD, Stage, in_place, stage_of
-from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 
 Tensor = Any
@@ -22,11 +21,6 @@ Compiler = Callable[[Callable[..., Results]], Callable[..., Results]]
 
 NEAR_ZERO, MOVED = 1e-3, 0.5
 EPSILON = 1e-5  # of a backward pass, which does not use it: its statistics are given
-
-
-def is_training(plan: FusionPlan) -> bool:
-    """Whether the plan has an operator with statistics."""
-    return any(isinstance(step.op, Normalization) for step in plan.steps)
 
 
 def training_call(

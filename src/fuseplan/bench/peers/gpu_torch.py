@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fuseplan.bench.peers.peer import Prepared
+from fuseplan.measure.data import has_statistics
 from fuseplan.measure.layers import Layer, layers, plain_layers, running
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
-from fuseplan.measure.torch_training import is_training, training_call
+from fuseplan.measure.torch_training import training_call
 from fuseplan.plan import FusionPlan
 
 Tensor = Any
@@ -88,7 +89,7 @@ class GpuTorch(GpuPeer):
     def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
         set_precision(plan)
-        if is_training(plan):
+        if has_statistics(plan):
             call = training_call(plan, tensors, self.name, self.made if self.is_compiled else None)
             return Prepared(call, call)
         held, keys = self.held(plan, tensors), running(plan)

@@ -9,9 +9,10 @@ import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
 from fuseplan.measure.clock import rotating
+from fuseplan.measure.data import has_statistics
 from fuseplan.measure.layers import layers, plain_layers, running
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
-from fuseplan.measure.torch_training import is_training, training_call
+from fuseplan.measure.torch_training import training_call
 from fuseplan.plan import FusionPlan
 
 
@@ -39,7 +40,7 @@ class Torch:
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Makes a module with the weights as its buffers, and puts each copy's tensors into its layout."""
         only_f32(plan, self.name)
-        if is_training(plan):
+        if has_statistics(plan):
             return self._training(plan, copies)
         torch = self._torch
         keys = running(plan)
