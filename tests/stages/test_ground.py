@@ -67,6 +67,15 @@ def test_without_statistics_nothing_is_added(made: Callable[[str], Ground]) -> N
     assert place.deviations(want + 0.5)[OUT] == pytest.approx(0.5 / largest)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("made", GROUNDS)
+def test_what_is_infinite_moves_nothing(made: Callable[[str], Ground]) -> None:
+    place = made("f32[2x3x4] -> batch_norm_training -> elementwise('exp(x * 1e6)')")
+    want = place._want  # type: ignore[attr-defined]
+    assert not np.isfinite(np.asarray(want[OUT])).all()
+    assert place.deviations(tuple(want.values()))[OUT] == 0
+
+
 def test_torch_moves_the_output_as_numpy_does() -> None:
     plan = FusionPlan.parse(SUMMED)
     tensors = gpu_data.random_tensors(plan, 3, "cpu")

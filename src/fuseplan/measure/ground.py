@@ -88,7 +88,8 @@ class HostGround:
         if not data.has_statistics(self._plan):
             return 0.0
         other, _ = data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
-        apart = np.abs(other - self._want[OUT])
+        with np.errstate(invalid="ignore"):  # infinities are results like any other
+            apart = np.abs(other - self._want[OUT])
         return float(np.max(apart[np.isfinite(apart)], initial=0.0)) / SLIP
 
     def out(self) -> Any:
