@@ -17,6 +17,8 @@ from types import ModuleType
 
 import pytest
 
+from fuseplan.limits import limits
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fuseplan"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -26,7 +28,7 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("errors", "reasons", "settings", "syntax"),
+    ("errors", "limits", "reasons", "settings", "syntax"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
     ("ops",),
@@ -194,6 +196,11 @@ def test_only_settings_reads_the_environment(name: str) -> None:
             assert node.attr not in ("environ", "getenv", "environb", "putenv"), f"{name}:{node.lineno}"
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{name}:{node.lineno}"
+
+
+def test_every_limit_is_some_readers() -> None:
+    written = "".join(path.read_text() for path in MODULES)
+    assert [name for name in limits() if f"limits.{name}" not in written] == []
 
 
 def test_importing_the_package_imports_no_toolchain() -> None:

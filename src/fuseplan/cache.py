@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fuseplan import limits
 from fuseplan.settings import VARIABLES, settings
 
 if os.name == "nt":
@@ -33,7 +34,6 @@ FORMAT = 1
 HEADER = struct.Struct("<8sI32s32sQ")  # magic, format, key, SHA-256 of the payload, its length
 SUFFIX, SUFFIX_OF_PARTS = ".kernel", ".part"
 LOCKS = 64  # lock files a folder: keys share them, so that they do not pile up
-LOCK_SECONDS = 60.0  # a process that holds a lock longer is stuck; compiling twice is right, only slower
 POLL_SECONDS = 0.005
 
 
@@ -242,8 +242,7 @@ def append(name: str, line: str) -> None:
 def lock(key: bytes) -> Iterator[None]:
     """Holds a key, so that of many processes one compiles and the others wait for its entry.
 
-    Where no lock can be had within LOCK_SECONDS, or none at all, goes on without: the rename keeps entries
-    whole.
+    Without a lock within `limits.LOCK_SECONDS`, or where there are none, goes on: the rename keeps entries whole.
     """
     where = folder()
     descriptor = None
@@ -263,7 +262,7 @@ def _locked(where: Path, place: Path) -> int | None:
     except OSError as error:
         report_unusable(where, error)
         return None
-    deadline = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + limits.LOCK_SECONDS
     while not _try_lock(descriptor):
         if time.monotonic() > deadline:
             os.close(descriptor)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fuseplan import cache
+from fuseplan import cache, limits
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError
 
@@ -201,7 +201,7 @@ def test_of_many_processes_one_compiles(folder: Path) -> None:
 
 
 def test_a_lock_is_exclusive_and_is_given_up_on_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "LOCK_SECONDS", 0.05)
     with cache.lock(KEY):
         begin = time.monotonic()
         with cache.lock(KEY):  # held by another: after the time, it goes on without

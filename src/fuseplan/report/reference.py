@@ -1,8 +1,8 @@
 """The reference pages, written from the code: `python -m fuseplan.report.reference docs/reference`.
 
 What the pages say is read off the declarations: operators' classes and samples, rules' conditions, templates'
-docstrings and limits, the catalogue of reasons, the table of settings, the command line's options, and the
-docstrings of public names.
+docstrings and limits, the catalogue of reasons, the tables of settings and of limits, the command line's
+options, and the docstrings of public names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, cast
 from fuseplan.backends import BACKENDS
 from fuseplan.errors import PlanError
 from fuseplan.kernel import Kernel
+from fuseplan.limits import limits
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.op import Elementwise, Op, Operand, Result
@@ -245,12 +246,24 @@ def settings() -> Lines:
     yield from table(["variable", "meaning"], [[f"`{each.name}`", prose(each.meaning)] for each in VARIABLES])
 
 
+def bounds() -> Lines:
+    """The bounds on text, files and answers from outside."""
+    yield "Bounds on text, files and answers that come from outside, and what happens beyond them. Readers take"
+    yield "them from `fuseplan/limits.py`."
+    yield ""
+    rows = [
+        [f"`{name}`", each.subject, f"{each:,} {each.unit}", each.beyond] for name, each in limits().items()
+    ]
+    yield from table(["name", "of what", "at most", "beyond"], rows)
+
+
 PAGES: dict[str, tuple[str, Callable[[], Lines]]] = {
     "operators.md": ("Operators", operators),
     "rules.md": ("Rules", rules),
     "templates.md": ("Templates", templates),
     "reasons.md": ("Reasons to refuse", reasons),
     "settings.md": ("Settings", settings),
+    "limits.md": ("Limits", bounds),
     "command_line.md": ("The command line", command_line),
     "python.md": ("Python", public_names),
     "miopen.md": ("MIOpen's names", miopen_names),
