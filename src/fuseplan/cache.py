@@ -242,7 +242,8 @@ def append(name: str, line: str) -> None:
 def lock(key: bytes) -> Iterator[None]:
     """Holds a key, so that of many processes one compiles and the others wait for its entry.
 
-    Without a lock within `limits.LOCK_SECONDS`, or where there are none, goes on: the rename keeps entries whole.
+    Without a lock within `limits.LOCK_SECONDS`, or where there are none, goes on: the rename keeps entries
+    whole.
     """
     where = folder()
     descriptor = None

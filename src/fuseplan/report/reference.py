@@ -248,8 +248,8 @@ def settings() -> Lines:
 
 def bounds() -> Lines:
     """The bounds on text, files and answers from outside."""
-    yield "Bounds on text, files and answers that come from outside, and what happens beyond them. Readers take"
-    yield "them from `fuseplan/limits.py`."
+    yield "Bounds on text, files and answers that come from outside, and what happens beyond them. Readers"
+    yield "take them from `fuseplan/limits.py`."
     yield ""
     rows = [
         [f"`{name}`", each.subject, f"{each:,} {each.unit}", each.beyond] for name, each in limits().items()
