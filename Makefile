@@ -35,13 +35,13 @@ bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE
 	@$(BIN)/fuseplan bench $(SUITE)
 
 docs: $(VENV)/ready-run ## write the reference and a stub from the code, the pages of figures from recorded results
-	@$(BIN)/python -m fuseplan.report.reference docs/reference
+	@$(BIN)/python -m fuseplan.report.reference docs
 	@$(BIN)/python -m fuseplan.report.miopen_stub src/fuseplan/miopen/__init__.pyi
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
 	@$(BIN)/python -m fuseplan.report.published benchmarks/results docs/published.md
 	@$(BIN)/python -m fuseplan.report.supported docs
-	@$(BIN)/python -m fuseplan.report.miopen docs README.md
-	@$(BIN)/python -m fuseplan.report.readme benchmarks/results README.md
+	@$(BIN)/python -m fuseplan.report.miopen docs
+	@$(BIN)/python -m fuseplan.report.speed benchmarks/results docs/speed.md
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from charts import words
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
 from fuseplan.plan import FusionPlan
+from fuseplan.report import speed
 from fuseplan.report.measured import COMPILE, SINGLE, page
-from fuseplan.report.readme import rewritten
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,11 +24,12 @@ def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "measured.md").read_text() == page(RESULTS), "run `make docs`"
 
 
-def test_the_readmes_table_is_current() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert rewritten(readme, RESULTS) == readme, "run `make docs`"
-    with pytest.raises(ValueError, match="want the lines"):
-        rewritten("no marks", RESULTS)
+def test_the_page_of_speed_is_current(tmp_path: Path) -> None:
+    assert (ROOT / "docs" / "speed.md").read_text() == speed.page(RESULTS), "run `make docs`"
+    drawn, kept = speed.draw(RESULTS, tmp_path / "speed.svg"), ROOT / "docs" / speed.CHART
+    assert words(drawn) == words(kept), "run `make docs`"
+    assert f"]({speed.CHART})" in speed.page(RESULTS)
+    assert f"](docs/{speed.CHART})" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("place", sorted(RESULTS.glob("*.jsonl")), ids=lambda place: place.name)

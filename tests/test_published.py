@@ -1,12 +1,12 @@
 """Holds docs/published.md and its charts to the results, and the published figures to their source."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from charts import words
 from fuseplan.bench import gpu_command, results, suite
 from fuseplan.bench.results import Row
 from fuseplan.measure.published import COMBINATIONS, published, sources
@@ -15,11 +15,6 @@ from fuseplan.report.published import CHARTS, chart_name, charts, page, points
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
-
-
-def words(place: Path) -> list[str]:
-    """What a chart says, in order: fonts may place it elsewhere."""
-    return re.findall(r"<text[^>]*>([^<]*)<", place.read_text(encoding="utf-8"))
 
 
 def test_the_page_is_current() -> None:

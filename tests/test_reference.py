@@ -12,7 +12,7 @@ from fuseplan.ops import OPERATORS
 from fuseplan.reasons import Reason
 from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.report.miopen_stub import stub
-from fuseplan.report.reference import pages, write
+from fuseplan.report.reference import indexed, pages, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -29,6 +29,12 @@ def test_a_page_is_current(name: str) -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_announced_is_told(name: str) -> None:
     assert [line for line in MADE[name].splitlines() if line.endswith(" ")] == []
+
+
+def test_the_index_of_codes_is_current() -> None:
+    page = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
+    assert indexed(page) == page, "run `make docs`"
+    assert [each.code for each in Reason if f"[`{each.code}`]" not in page] == []
 
 
 def test_no_page_is_left_over() -> None:

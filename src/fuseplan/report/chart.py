@@ -12,17 +12,25 @@ from fuseplan.errors import ArgumentError
 
 FORMATS = (".svg", ".png")
 # Apart in brightness too, for print and for the colour-blind: ours dark, others light.
-OURS, OURS_TOO, THEIRS, THEIRS_TOO, LINE = "#2a6f97", "#7fb2cf", "#a39b8b", "#d8d3ca", "#444444"
+OURS, OURS_TOO, THEIRS, THEIRS_TOO, LINE, MARK = (
+    "#2a6f97",
+    "#7fb2cf",
+    "#a39b8b",
+    "#d8d3ca",
+    "#444444",
+    "#f4a261",
+)
 BAR_INCHES, GAP_INCHES = 0.14, 0.06
 WIDTH_INCHES = 8.0
 
 
 @dataclass(frozen=True)
 class Series:
-    """What one of the bars of every row is."""
+    """One figure of every row: a bar, or a mark on the row."""
 
     name: str
     color: str
+    is_mark: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,15 @@ class Panel:
     bars: tuple[Bar, ...]
 
 
-def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str, place: Path) -> Path:
-    """Draws how many times faster fused is than the operators one at a time, beside published figures.
+def speedups(
+    panels: Sequence[Panel],
+    series: Sequence[Series],
+    title: str,
+    note: str,
+    place: Path,
+    axis: str = "times faster than the operators one at a time",
+) -> Path:
+    """Draws ratios of times: one panel above the other, a line at 1.
 
     Args:
         panels: what to draw, one above the other.
@@ -50,6 +65,7 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
         title: what the chart shows.
         note: how it was measured.
         place: the file; its suffix says the format, .svg or .png.
+        axis: what the ratios are.
 
     Returns:
         `place`.
@@ -63,7 +79,7 @@ def speedups(panels: Sequence[Panel], series: Sequence[Series], title: str, note
     # Neither a date nor random names: the same measurements give the same file. Text stays text.
     metadata = {"Date": None} if place.suffix.lower() == ".svg" else {}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuseplan", "font.size": 9}):
-        figure = _figure(panels, series, title, note)
+        figure = _figure(panels, series, title, note, axis)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(place, metadata=metadata, bbox_inches="tight", dpi=144)
@@ -86,11 +102,11 @@ def check_chart(place: Path) -> None:
         raise ArgumentError("charts need matplotlib: `pip install 'fuseplan[plot]'`")
 
 
-def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str) -> Any:
+def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str, axis: str) -> Any:
     from matplotlib.figure import Figure
 
     rows = [len(panel.bars) for panel in panels]
-    row_inches = GAP_INCHES + BAR_INCHES * len(series)
+    row_inches = GAP_INCHES + BAR_INCHES * _bars(series)
     size = WIDTH_INCHES, row_inches * sum(rows) + 0.7 * len(rows) + 1.0
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontweight="bold")
@@ -98,23 +114,34 @@ def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note:
     made = figure.subplots(len(panels), 1, height_ratios=rows, squeeze=False, sharex=True)
     for axes, panel in zip(made[:, 0], panels, strict=True):
         _draw(axes, panel, series)
-    made[-1, 0].set_xlabel("times faster than the operators one at a time")
-    keys = {bar.get_label(): bar for axes in made[:, 0] for bar in axes.containers}
+    made[-1, 0].set_xlabel(axis)
+    drawn = [axes.get_legend_handles_labels() for axes in made[:, 0]]
+    keys = {name: handle for handles, names in drawn for handle, name in zip(handles, names, strict=True)}
     figure.legend(list(keys.values()), list(keys), loc="outside lower right", fontsize=8, frameon=False)
     return figure
 
 
+def _bars(series: Sequence[Series]) -> int:
+    return sum(not each.is_mark for each in series)
+
+
 def _draw(axes: Any, panel: Panel, series: Sequence[Series]) -> None:
-    height = BAR_INCHES / (GAP_INCHES + BAR_INCHES * len(series))
+    height = BAR_INCHES / (GAP_INCHES + BAR_INCHES * _bars(series))
     axes.set_title(panel.title, loc="left")
     for place, each in enumerate(series):
-        apart = (place - (len(series) - 1) / 2) * height
+        apart = 0.0 if each.is_mark else (place - (_bars(series) - 1) / 2) * height
         told = [(row + apart, bar.lengths[place]) for row, bar in enumerate(panel.bars)]
         there = [(at, length) for at, length in told if length is not None]
-        if there:
-            where, lengths = zip(*there, strict=True)
-            drawn = axes.barh(where, lengths, height, color=each.color, label=each.name)
-            axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=7, color=LINE)
+        if not there:
+            continue
+        where, lengths = zip(*there, strict=True)
+        if each.is_mark:
+            axes.scatter(
+                lengths, where, 70, each.color, marker="|", linewidths=2.0, label=each.name, zorder=3
+            )
+            continue
+        drawn = axes.barh(where, lengths, height, color=each.color, label=each.name)
+        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=7, color=LINE)
     axes.axvline(1.0, color=LINE, linewidth=0.8)
     axes.set_yticks(list(range(len(panel.bars))), [bar.label for bar in panel.bars])
     axes.set_ylim(len(panel.bars) - 0.4, -0.6)

@@ -1,7 +1,7 @@
-"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.report.miopen docs README.md`.
+"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.report.miopen docs`.
 
-Writes `miopen.md` from `miopen.toml`, and the README's short table: MIOpen's published one beside what rules
-and templates take (`fuseplan.report.supported`).
+Writes `miopen.md` from `miopen.toml`, with MIOpen's published combinations beside the combinations that
+rules and templates support (`fuseplan.report.supported`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.report.combinations import ACTIVATIONS, AXES, MODES, Cell
-from fuseplan.report.docstrings import between, table
+from fuseplan.report.docstrings import table
 from fuseplan.report.supported import alike, asked
 
-BEGIN, END = "<!-- supported: written by `make docs` -->", "<!-- end of supported -->"
 WRITTEN = "<!-- Written by `make docs` from docs/miopen.toml: change it there. -->"
 COMBINATIONS = ("CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward")
 TARGETS = {"cpu:avx2": "fuseplan, CPU", "triton:sm_90": "fuseplan, NVIDIA GPU"}
 ANSWERS = ("done", "better", "refused")
 ABOUT = """\
-Each row of what MIOpen's Fusion API has, what fuseplan has in its place, and the tests that hold it to that.
-`better` is done, and more than MIOpen does; `refused` has a reason, which the call gives."""
+This page lists every feature of MIOpen's Fusion API, the same feature of fuseplan, and the tests that
+show it. `better` means that fuseplan does more than MIOpen; `refused` means that the call gives an error
+with the reason."""
+LETTERS = """\
+Each letter is one operator: Convolution, Scaled residual, Bias, batch Normalization, Activation. fuseplan
+computes any order as it is written; the table has MIOpen's orders. "Any convolution" means any filter,
+stride, dilation, padding and groups, with one to three spatial axes, channels first or last. [What is
+supported](supported.md) names the algorithm of each combination, on AMD GPUs too, and has a test for each
+cell. Matrix products fuse as convolutions do."""
 
 Told = dict[str, Any]
 
@@ -38,29 +44,28 @@ def page(folder: Path) -> str:
     data = told(folder)
     rows = data["row"]
     counted = ", ".join(f"{sum(each['answer'] == name for each in rows)} {name}" for name in ANSWERS)
-    return (
-        "\n".join(
-            [
-                *(
-                    WRITTEN,
-                    "",
-                    "# Beside MIOpen's Fusion API",
-                    "",
-                    ABOUT,
-                    f"Of {len(rows)} rows: {counted}.",
-                    "",
-                ),
-                *table(["", "of", "MIOpen has", "", "fuseplan", "tests"], [_row(each) for each in rows]),
-                *("", "## Its table of supported fusions", ""),
-                *_published(data),
-                *(
-                    "",
-                    "All combinations, with the algorithm of each, are in [What is supported](supported.md).",
-                ),
-            ]
-        )
-        + "\n"
-    )
+    summary = f"Of {len(rows)} rows: {counted}."
+    lines = [
+        *(
+            WRITTEN,
+            "",
+            "# Beside MIOpen's Fusion API",
+            "",
+            ABOUT,
+            summary,
+            "",
+            "## Combinations",
+            "",
+            LETTERS,
+            "",
+        ),
+        *_beside(data),
+        *("", "## Row by row", ""),
+        *table(["", "of", "MIOpen has", "", "fuseplan", "tests"], [_row(each) for each in rows]),
+        *("", "## Its table of supported fusions", ""),
+        *_published(data),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _row(row: Told) -> list[str]:
@@ -82,14 +87,13 @@ def _published(data: Told) -> Iterator[str]:
     yield from table(list(fields), [[row.get(name, "") for name in fields] for row in data["published"]])
 
 
-def beside(folder: Path) -> str:
-    """The README's table: MIOpen's own words of combinations, and what each target takes of them."""
-    data = told(folder)
+def _beside(data: Told) -> Iterator[str]:
+    """MIOpen's own words of each combination, and the part of it that each target supports."""
     heads = ["", f"MIOpen's table ({data['published-version']})", *TARGETS.values()]
     words = {
         name: (_theirs(data, name), *(_ours(target, name) for target in TARGETS)) for name in COMBINATIONS
     }
-    return "\n".join(table(heads, [[" ".join(names), *cells] for names, cells in alike(words)]))
+    yield from table(heads, [[" ".join(names), *cells] for names, cells in alike(words)])
 
 
 def _theirs(data: Told, combination: str) -> str:
@@ -133,16 +137,6 @@ def _axes(taken: list[Cell]) -> str:
     return "any convolution" if whole == list(AXES) else f"any {', '.join(whole)}"
 
 
-def rewritten(readme: str, folder: Path) -> str:
-    """The README with the table between its marks made anew.
-
-    Raises:
-        ValueError: the marks are not there.
-    """
-    return between(readme, BEGIN, END, beside(folder))
-
-
 if __name__ == "__main__":
-    docs, place = Path(sys.argv[1]), Path(sys.argv[2])
+    docs = Path(sys.argv[1])
     (docs / "miopen.md").write_text(page(docs), encoding="utf-8")
-    place.write_text(rewritten(place.read_text(encoding="utf-8"), docs), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The reference pages, written from the code: `python -m fuseplan.report.reference docs/reference`.
+"""The reference pages and the index of codes, from the code: `python -m fuseplan.report.reference docs`.
 
 What the pages say is read off the declarations: operators' classes and samples, rules' conditions, templates'
 docstrings and limits, the catalogue of reasons, the tables of settings and of limits, the command line's
@@ -27,7 +27,7 @@ from fuseplan.ops import OPERATORS
 from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
-from fuseplan.report.docstrings import markdown, parse, prose, table
+from fuseplan.report.docstrings import between, markdown, parse, prose, table
 from fuseplan.report.manual import command_line, public_names
 from fuseplan.report.miopen_names import miopen_names
 from fuseplan.rules import RULES
@@ -40,6 +40,7 @@ from fuseplan.tensor import LAYOUTS, Dense, TensorSpec
 from fuseplan.text import operator_text, value_text
 
 WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
+CODES = "<!-- codes: written by `make docs` -->", "<!-- end of codes -->"  # around the index
 # Limits hardly depend on which machine of a backend: one that needs no look at this one.
 MACHINES = {"cpu": "cpu:avx2", "triton": "triton:sm_90"}
 OF_A_RULE = ("before", "after", "saves")
@@ -295,5 +296,21 @@ def write(folder: Path) -> None:
         (folder / name).write_text(page)
 
 
+def indexed(troubleshooting: str) -> str:
+    """The troubleshooting page with its index of codes made anew.
+
+    Raises:
+        ValueError: the page lacks the lines that enclose the index.
+    """
+    rows = [
+        [f"[`{each.code}`](../reference/reasons.md#{each.code})", prose(each.sentence), prose(each.remedy)]
+        for each in Reason
+    ]
+    return between(troubleshooting, *CODES, "\n".join(table(["code", "means", "what to do"], rows)))
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))
+    docs = Path(sys.argv[1])
+    write(docs / "reference")
+    page = docs / "guide" / "troubleshooting.md"
+    page.write_text(indexed(page.read_text(encoding="utf-8")), encoding="utf-8")
