@@ -28,7 +28,7 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("errors", "limits", "reasons", "settings", "syntax"),
+    ("elsewhere", "errors", "limits", "reasons", "settings", "syntax"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
     ("ops",),

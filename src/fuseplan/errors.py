@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fuseplan.elsewhere import Answers, folded
 from fuseplan.reasons import Refusal, named
 
 ARROW = "->"
-LIKE = 0.5  # a share of letters in common, from which on a name may be the one that was meant
+LIKE = 0.6  # share of letters in common from which on a name may be a typing mistake of another
+MOST_TYPED = 40  # letters of a word; a longer one is no typing mistake, and comparing takes their square
 SHOWN_REFUSALS = 3
 SHOWN_LINES = 12
 
@@ -103,7 +105,7 @@ class PlanError(FuseplanError):
         if met or wanted:
             yield "; ".join(met + wanted)
         if self.remedy:
-            yield self.remedy
+            yield from self.remedy.splitlines()
 
 
 class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an error, and the word users meet
@@ -206,22 +208,44 @@ def counted(count: int, noun: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The known names most like `word`, all as like it as the first; none if none is much like it."""
-    likeness = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in known}
+    """The known names that `word` may be a typing mistake of, all as like it as the first.
+
+    Case, underscores and dashes make no difference. Two letters may be wrong, of long words four: words that
+    share more with a name than that are often another thing, as layer_norm is beside batch_norm.
+    """
+    typed = folded(word)
+    if not typed or len(typed) > MOST_TYPED:
+        return []
+    likeness = {name: _likeness(typed, folded(name)) for name in known}
     most = max(likeness.values(), default=0.0)
     return [name for name, like in likeness.items() if like == most >= LIKE]
 
 
-def near_miss(word: str, known: Iterable[str]) -> str | None:
-    """The nearest known names as a question, if there are any: for messages that list all names as it is."""
-    near = " or ".join(f"`{name}`" for name in nearest(word, known))
+def _likeness(typed: str, name: str) -> float:
+    """The share of letters in common; 0 where more differ than a typing mistake explains."""
+    share = difflib.SequenceMatcher(None, name, typed).ratio()
+    wrong = (1 - share) * (len(typed) + len(name))
+    is_begun = len(typed) >= 3 and name.startswith(typed)
+    return share if is_begun or wrong <= (2 if len(typed) < 8 else 4) + 0.5 else 0.0
+
+
+def near_miss(word: str, known: Iterable[str], elsewhere: Answers | None = None) -> str | None:
+    """What `word` may have meant: the known name of what other libraries call that, or the nearest names.
+
+    For messages that list all names as it is; None where nothing is near.
+    """
+    names = list(known)
+    answer = (elsewhere or {}).get(folded(word), "")
+    if " " in answer:
+        return answer
+    near = " or ".join(f"`{name}`" for name in ([answer] if answer in names else nearest(word, names)))
     return f"Did you mean {near}?" if near else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to do about an unknown `word`: the nearest known names, or else all of them."""
+def did_you_mean(word: str, known: Iterable[str], elsewhere: Answers | None = None) -> str:
+    """What to do about an unknown `word`: what `near_miss` says, or else all known names."""
     names = list(known)
-    return near_miss(word, names) or f"Known here: {', '.join(names) or 'none'}"
+    return near_miss(word, names, elsewhere) or f"Known here: {', '.join(names) or 'none'}"
 
 
 def segments(text: str) -> list[Span]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import PlanError, near_miss
+from fuseplan.elsewhere import FIELDS
+from fuseplan.errors import PlanError, counted, did_you_mean, near_miss
 from fuseplan.tensor import is_integer
 
 
@@ -66,3 +69,65 @@ def true_or_false(operator: str, field: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise refused(operator, field, "is True or False", got=repr(value))
+
+
+def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
+    """The fields that may be written, those of them that must be, and whether other names are taken too."""
+    taken = inspect.signature(kind).parameters.values()
+    named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    required = [each.name for each in named if each.default is inspect.Parameter.empty]
+    return [each.name for each in named], required, len(named) < len(taken)
+
+
+def no_field(kind: type[Any], name: str) -> PlanError:
+    """The error about a field that an operator of the class does not have."""
+    names, _, _ = fields_of(kind)
+    remedy = did_you_mean(name, names, FIELDS) if names else near_miss(name, names, FIELDS)
+    return PlanError(f"{kind.name} has no field {name!r}", remedy=remedy)
+
+
+def explained(made: Callable[..., None]) -> Callable[..., None]:
+    """An operator's `__init__` that answers wrong fields by a PlanError, not by Python's TypeError."""
+
+    @functools.wraps(made)
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        try:
+            made(self, *given, **named)
+        except TypeError:
+            error = _misused(type(self), len(given), named)
+            if error is None:
+                raise  # the operator's own: the call fits
+            raise error from None
+
+    return init
+
+
+def _misused(kind: type[Any], given: int, named: Collection[str]) -> PlanError | None:
+    """What is wrong with a call of the class by a number of bare values and by names; None: nothing."""
+    names, required, is_open = fields_of(kind)
+    unknown = [name for name in named if name not in names]
+    if unknown and not is_open:
+        return no_field(kind, unknown[0])
+    parameters = inspect.signature(kind).parameters.values()
+    bare = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if given > len(bare):
+        remedy = "src says the channels: PyTorch's Conv2d(16, 32, 3) is Conv2d(32, kernel=3) here"
+        return PlanError(
+            f"{kind.name} takes {counted(len(bare), 'value')} without a name",
+            got=given,
+            want=_sample(kind),
+            remedy=remedy if kind.kind == "contraction" else None,
+        )
+    for name in bare[:given]:
+        if name in named:
+            return PlanError(f"{kind.name}: {name} is given twice")
+    missing = [name for name in required if name not in bare[:given] and name not in named]
+    return PlanError(f"{kind.name} needs {' and '.join(missing)}", want=_sample(kind)) if missing else None
+
+
+def _sample(kind: type[Any]) -> str:
+    """An operator of the class as Python writes it."""
+    _, sample = next(iter(kind.samples()))
+    written = [(name, value) for name, value, is_default in sample.written() if not is_default]
+    values = [f"{name}={value!r}" if place else repr(value) for place, (name, value) in enumerate(written)]
+    return f"such as {kind.__name__}({', '.join(values)})"

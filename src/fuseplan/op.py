@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError
-from fuseplan.fields import real, refused
+from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
 from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
 
@@ -351,6 +351,7 @@ def operator(cls: OpClass) -> OpClass:
     for name in (*operands, *results):
         delattr(cls, name)
     made = cast(OpClass, dataclass(frozen=True)(cls))
+    made.__init__ = explained(made.__init__)  # type: ignore[method-assign]
     kinds = ["parameter" in each.metadata for each in dataclasses.fields(cast(Any, made))]
     if kinds != sorted(kinds):
         raise TypeError(f"{cls.__name__}: attributes come before parameters")

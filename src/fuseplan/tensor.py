@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fuseplan.elsewhere import DTYPES as NAMED_ELSEWHERE
+from fuseplan.elsewhere import LAYOUTS as LAYOUT_PLACES
 from fuseplan.errors import PlanError, Span, counted, near_miss
 
 MAX_BYTES = 2**63 - 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,8 @@ def dtype_of(name: str) -> DType:
         PlanError: there is none.
     """
     if not isinstance(name, str) or name not in DTYPES:
-        raise PlanError(
-            f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=near_miss(str(name), DTYPES)
-        )
+        remedy = near_miss(str(name), DTYPES, NAMED_ELSEWHERE)
+        raise PlanError(f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=remedy)
     return DTYPES[name]
 
 
@@ -223,11 +225,13 @@ def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
         return names[0]
     if layout in names:
         return layout
+    places = {name: names[place] for name, place in LAYOUT_PLACES.items()}
+    near = near_miss(str(layout), names, places)
     raise PlanError(
         f"no layout of {len(shape)} axes is named {layout!r}",
         got=layout,
         want=" or ".join(names),
-        remedy="Other orders of the axes are given as strides",
+        remedy=near or "Other orders of the axes are given as strides",
     )
 
 
@@ -316,30 +320,23 @@ def _parse(text: str) -> TensorSpec:
         raise PlanError(
             "this is not a tensor", want="such as f16[64x256x55x55, nhwc]", text=text, span=(0, len(text))
         )
-    if match[1] not in DTYPES:
-        raise PlanError(
-            f"there is no dtype {match[1]!r}",
-            want=" ".join(DTYPES),
-            remedy=near_miss(match[1], DTYPES),
-            text=text,
-            span=match.span(1),
-        )
+    _blamed(text, match.span(1), dtype_of, match[1])
     shape = _numbers(text, match.span(2), "x")
-    plain = _blaming(text, match.span(2), shape, match[1])
+    plain = _blamed(text, match.span(2), TensorSpec, shape, match[1])
     order = match[3]
     if order is None:
         return plain
     strides = re.match(r"strides\s*=", order)
     if strides is None:
-        return _blaming(text, match.span(3), shape, match[1], order)
+        return _blamed(text, match.span(3), TensorSpec, shape, match[1], order)
     steps = _numbers(text, (match.start(3) + strides.end(), match.end(3)), ":")
-    return _blaming(text, match.span(3), shape, match[1], None, steps)
+    return _blamed(text, match.span(3), TensorSpec, shape, match[1], None, steps)
 
 
-def _blaming(text: str, span: Span, *fields: Any) -> TensorSpec:
-    """`TensorSpec(*fields)`; what is wrong with it is wrong at `span`."""
+def _blamed(text: str, span: Span, make: Callable[..., T], *fields: Any) -> T:
+    """`make(*fields)`; what is wrong with the fields is wrong at `span`."""
     try:
-        return TensorSpec(*fields)
+        return make(*fields)
     except PlanError as error:
         raise error.located(text, span=span) from None
 

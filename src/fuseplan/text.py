@@ -7,7 +7,6 @@ is not written, and a string that is a word needs no quotes.
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import keyword
 import math
@@ -15,8 +14,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from fuseplan.errors import PlanError, Span, counted, did_you_mean, segments
+from fuseplan.fields import fields_of, no_field
 from fuseplan.op import Op
-from fuseplan.ops import BY_NAME
+from fuseplan.ops import BY_NAME, no_operator
 from fuseplan.scalar import number
 from fuseplan.syntax import python_expression, span_of
 from fuseplan.tensor import TensorSpec
@@ -107,12 +107,7 @@ def _operator(text: str, tree: ast.expr) -> Op:
 def _kind(text: str, word: ast.Name) -> type[Op]:
     if word.id in BY_NAME:
         return BY_NAME[word.id]
-    raise PlanError(
-        f"there is no operator {word.id!r}",
-        remedy=did_you_mean(word.id, BY_NAME),
-        text=text,
-        span=span_of(text, word),
-    )
+    raise no_operator(word.id).located(text, span=span_of(text, word))
 
 
 def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
@@ -133,9 +128,8 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
     for given in call.keywords:
         name = given.arg or "**"
         if name in found or not (name in names or (is_open and given.arg)):
-            problem = f"{name} is given twice" if name in found else f"{kind.name} has no field {name!r}"
-            remedy = None if name in found else did_you_mean(name, names)
-            raise PlanError(problem, remedy=remedy, text=text, span=span_of(text, given))
+            error = PlanError(f"{name} is given twice") if name in found else no_field(kind, name)
+            raise error.located(text, span=span_of(text, given))
         found[name] = given.value
     missing = [name for name in required if name not in found]
     if missing:
@@ -147,14 +141,6 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
             span=span_of(text, call.func),
         )
     return found
-
-
-def fields_of(kind: type[Op]) -> tuple[list[str], list[str], bool]:
-    """The fields that may be written, those of them that must be, and whether other names are taken too."""
-    taken = inspect.signature(kind).parameters.values()
-    named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    required = [each.name for each in named if each.default is inspect.Parameter.empty]
-    return [each.name for each in named], required, len(named) < len(taken)
 
 
 def _value(text: str, node: ast.expr) -> Any:
@@ -271,33 +257,28 @@ def _json_tensor(member: dict[str, Any]) -> TensorSpec:
     try:
         return TensorSpec(**member)
     except PlanError as error:
-        error.what = f"src: {error.what}"
-        raise
+        raise _at("src", error) from None
 
 
 def _json_operator(where: str, member: Any) -> Op:
     _check_members(where, member, {"name": str, "fields": dict}, ())
     kind = BY_NAME.get(member["name"])
     if kind is None:
-        remedy = did_you_mean(member["name"], BY_NAME)
-        raise PlanError(f"{where}: there is no operator {member['name']!r}", remedy=remedy)
-    names, required, is_open = fields_of(kind)
+        raise _at(where, no_operator(member["name"]))
     inner = kind.inner_names()
     fields = {
         name: _json_operator(f"{where}.fields.{name}", value) if name in inner else _json_value(value)
         for name, value in member["fields"].items()
     }
-    for name in fields:
-        if name not in names and not is_open:
-            raise PlanError(f"{where}: {kind.name} has no field {name!r}", remedy=did_you_mean(name, names))
-    missing = [name for name in required if name not in fields]
-    if missing:
-        raise PlanError(f"{where}: {kind.name} needs {' and '.join(missing)}")
     try:
         return kind(**fields)
     except PlanError as error:
-        error.what = f"{where}: {error.what}"
-        raise
+        raise _at(where, error) from None
+
+
+def _at(where: str, error: PlanError) -> PlanError:
+    error.what = f"{where}: {error.what}"
+    return error
 
 
 def _json_value(value: Any) -> Any:

@@ -62,7 +62,9 @@ def test_any_convolution_is_torchs(data: st.DataObject) -> None:
 def test_same_keeps_the_extent_over_the_stride_and_puts_the_odd_element_high(
     extent: int, kernel: int, stride: int, dilation: int
 ) -> None:
-    window = Conv1d(1, kernel, stride, "same", dilation).window(TensorSpec((1, 1, extent)))
+    window = Conv1d(1, kernel, stride=stride, padding="same", dilation=dilation).window(
+        TensorSpec((1, 1, extent))
+    )
     ((low, high),) = window.padding
     assert window.dst == (math.ceil(extent / stride),)
     assert high - low in (0, 1)
@@ -81,7 +83,9 @@ def test_same_with_stride_1_is_torchs_own(kernel: int) -> None:
 
 
 def test_one_meaning_has_one_form() -> None:
-    assert Conv2d(8, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)) == Conv2d(8, 3, padding=1)
+    assert Conv2d(8, (3, 3), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)) == Conv2d(
+        8, 3, padding=1
+    )
     assert Conv2d(8, [3, 5], padding=[1, 2]) == Conv2d(8, (3, 5), padding=((1, 1), (2, 2)))  # type: ignore[arg-type]
     assert Conv2d(8, 3, padding="valid") == Conv2d(8, 3)
     assert Conv2d(8, np.int64(3)) == Conv2d(8, 3)  # type: ignore[arg-type]

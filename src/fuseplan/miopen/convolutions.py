@@ -122,11 +122,11 @@ class miopenConvolutionDescriptor_t(Object):
         return make(
             weight.shape[0],
             weight.shape[2:],
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            PRECISION[miopenMathType_t(self.attributes[math])] if is_single else "full",
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            precision=PRECISION[miopenMathType_t(self.attributes[math])] if is_single else "full",
         )
 
     def output(self, src: TensorSpec, weight: TensorSpec) -> TensorSpec:

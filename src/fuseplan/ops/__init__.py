@@ -5,6 +5,9 @@ To add one, write its class in a module here and name it in that module's tuple.
 
 from __future__ import annotations
 
+from fuseplan.elsewhere import LACKING, folded
+from fuseplan.elsewhere import OPERATORS as NAMED_ELSEWHERE
+from fuseplan.errors import PlanError, did_you_mean
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
@@ -15,3 +18,14 @@ from fuseplan.ops.training import TRAINING
 
 OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, Matmul, *AFFINE, *ACTIVATIONS, *TRAINING, Expression)
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}
+
+_THEIRS = {folded(theirs): each.name for each in OPERATORS for theirs in (each.torch, each.onnx) if theirs}
+
+
+def no_operator(word: str) -> PlanError:
+    """The error about a word that is no operator: it tells the name in a plan, or what there is instead."""
+    instead = LACKING.get(folded(word))
+    if instead:
+        return PlanError(f"{word} is not in fuseplan", remedy=instead)
+    remedy = did_you_mean(word, BY_NAME, _THEIRS | dict(NAMED_ELSEWHERE))
+    return PlanError(f"there is no operator {word!r}", remedy=remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,6 +70,7 @@ class Conv(Op):
 
     features: int
     kernel: PerAxis
+    _: KW_ONLY  # PyTorch's order is channels, features, kernel: three numbers would be taken for other fields
     stride: PerAxis = 1
     padding: Padding = 0
     dilation: PerAxis = 1

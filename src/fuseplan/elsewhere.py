@@ -1,0 +1,139 @@
+"""Names that other libraries have for operators, fields, dtypes and layouts: PyTorch, ONNX, Keras, MIOpen.
+
+Errors about an unknown name read these tables, and nothing else does: a plan has one name for a thing. A key
+is a name without case, spaces and underscores. Its answer is the name in a plan, or a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Answers = Mapping[str, str]
+
+
+def folded(name: str) -> str:
+    """The name without case, spaces, underscores, dots and dashes: `LayerNorm` is `layer_norm`."""
+    return re.sub(r"[\s_.-]", "", name).casefold()
+
+
+def _each(names: str, answer: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), answer)
+
+
+# Operators with another name in a plan. The classes of the operators add PyTorch's and ONNX's names.
+OPERATORS: Answers = {
+    **_each("swish", "silu"),
+    **_each("hardswish hswish", "hardswish"),
+    **_each("hsigmoid", "hardsigmoid"),
+    **_each("relu6 relun1 clippedrelu", "clipped_relu"),
+    **_each("hardtanh clip clipbyvalue", "clamp"),
+    **_each("logistic", "sigmoid"),
+    **_each("pow", "power"),
+    **_each("lrelu", "leaky_relu"),
+    **_each("plus residual addv2 addn skip", "add"),
+    **_each("biasadd addbias", "bias"),
+    **_each("bn batchnorm1d batchnorm2d batchnorm3d batchnormalization", "batch_norm"),
+    **_each("fusedbatchnorm", "batch_norm_training"),
+    **_each("lambda expression function", "elementwise"),
+    **_each("mm bmm dot einsum batchmatmul matrixmultiply", "matmul"),
+    **_each("convolution", "conv2d"),
+}
+
+_PRODUCT = """\
+Write `matmul(N, transposed=True)` for a weight [out, in], as torch.nn.Linear stores it; `-> bias` adds a bias
+Write `matmul(N)` for a weight [in, out], as Keras stores it, and for `weight.T` of torch.nn.Linear's
+`matmul` sums over axis 1 of src, the channels: rows [M, K] are f32[MxK], torch's [B, M, K] f32[BxKxM, nwc]"""
+_STATISTICS = (
+    "`batch_norm` and `batch_norm_training` have statistics of each channel or activation over the batch; no "
+    "operator has those of a row"
+)
+_ROWS = (
+    "Operators here work on single elements, or sum over channels with a weight: run it in front or behind"
+)
+_GATES = "No operator multiplies two tensors: run the gate in front or behind"
+_SHAPES = "Operators here keep the order of the axes: give src another shape, layout or strides"
+_WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it in front or behind"
+
+# Operators that no plan has, by what there is instead.
+LACKING: Answers = {
+    **_each("linear dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
+    **_each(
+        "layernorm layernormalization rmsnorm rmsnormalization simplifiedlayernormalization", _STATISTICS
+    ),
+    **_each("groupnorm groupnormalization instancenorm instancenorm1d instancenorm2d", _STATISTICS),
+    **_each("instancenorm3d instancenormalization localresponsenorm lrn normalize l2norm", _STATISTICS),
+    **_each("softmax logsoftmax softmin hardmax sparsemax gumbelsoftmax softmax2d", _ROWS),
+    **_each("mean reducemean reducesum reducemax reducemin var std prod norm logsumexp cumsum", _ROWS),
+    **_each("sum", "`add` adds a tensor of the same shape. No operator sums over an axis without a weight"),
+    **_each("argmax argmin topk sort max min any all crossentropy mseloss nllloss", _ROWS),
+    **_each("attention multiheadattention scaleddotproductattention flashattention sdpa", _ROWS),
+    **_each("swiglu geglu reglu glu", _GATES),
+    **_each("mul multiply hadamard", f"`scale` multiplies each channel by its number. {_GATES}"),
+    **_each("div divide truediv", "`scale` multiplies each channel by its number: give it the reciprocals"),
+    **_each("sub subtract minus", "Write `add(alpha2=-1)`: x - other"),
+    **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias, a channel"),
+    **_each("reshape view flatten permute transpose squeeze unsqueeze swapaxes rearrange", _SHAPES),
+    **_each("concat cat concatenate stack split chunk slice gather expand repeat tile pad", _SHAPES),
+    **_each("maxpool maxpool1d maxpool2d maxpool3d avgpool avgpool1d avgpool2d avgpool3d", _WINDOWS),
+    **_each("averagepool globalaveragepool globalmaxpool adaptiveavgpool2d globalaveragepooling2d", _WINDOWS),
+    **_each("maxpooling2d averagepooling2d upsample interpolate resize unfold fold", _WINDOWS),
+    **_each("convtranspose convtranspose1d convtranspose2d convtranspose3d conv2dtranspose", _WINDOWS),
+    **_each("depthwiseconv2d depthwiseconv", "Write `conv2d` with groups=, as many as src has channels"),
+    **_each(
+        "separableconv2d", "Write `conv2d` with groups=, and a plan of its own with `conv2d(N, kernel=1)`"
+    ),
+    **_each("dropout dropout2d alphadropout", "It does nothing at inference: leave it out"),
+    **_each("embedding lstm gru rnn", "Operators here take one tensor of floats: run it in front"),
+    **_each("cast to type quantizelinear quantize", "A plan computes in the dtype of its src"),
+    **_each("activation", "Write the activation itself, such as `relu`"),
+    **_each("sequential", "Write the operators one after the other, with -> between them"),
+    **_each("quickgelu", 'Write `elementwise("x * sigmoid(1.702 * x)")`'),
+    **_each("selu", 'Write `elementwise("1.050701 * where(x > 0, x, 1.673263 * expm1(x))")`'),
+    **_each("celu", 'Write `elementwise("where(x > 0, x, a * expm1(x / a))", a=1)`'),
+    **_each("logsigmoid", 'Write `elementwise("-softplus(-x)")`'),
+    **_each("thresholdedrelu threshold", 'Write `elementwise("where(x > t, x, 0)", t=1)`'),
+    **_each("square", 'Write `elementwise("x * x")`'),
+    **_each("reciprocal inverse", 'Write `elementwise("1 / x")`'),
+    **_each("rsqrt", 'Write `elementwise("1 / sqrt(x)")`'),
+    **_each("neg negative", 'Write `elementwise("-x")`'),
+    **{name: f'Write `elementwise("{name}(x)")`' for name in ("exp", "expm1", "log", "log1p", "sqrt", "erf")},
+}
+
+_BEHIND = "Write the operator behind it: `-> {}`"
+
+# Fields of operators.
+FIELDS: Answers = {
+    **_each("kernelsize kernelshape filtersize ksize", "kernel"),
+    **_each("filters outchannels outfeatures units outputdim", "features"),
+    **_each("strides subsample", "stride"),
+    **_each("pads pad", "padding"),
+    **_each("dilations dilationrate", "dilation"),
+    **_each("group featuregroupcount", "groups"),
+    **_each("eps", "epsilon"),
+    **_each("transpose transb transposeb", "transposed"),
+    **_each("minval minvalue", "min"),
+    **_each("maxval maxvalue", "max"),
+    **_each("alpha slope leakage negativeslope", "negative_slope"),
+    **_each("bias usebias", _BEHIND.format("bias")),
+    **_each("activation act", _BEHIND.format("relu")),
+    **_each("inplace", "Leave it out: the call's `out` says where the result goes"),
+    **_each("inchannels infeatures numfeatures inputdim", "Leave it out: src says the channels"),
+    **_each("numgroups", "groups"),
+    **_each("device", "Leave it out: `compile(plan, target)` says where the plan runs"),
+    **_each("dtype", "Leave it out: src says the dtype"),
+    **_each("paddingmode autopad", "Leave it out: padding is of zeros, as many as `padding` says"),
+    **_each("momentum", "`batch_norm_training` has `running`, and `momentum` is given at the call"),
+    **_each("affine trackrunningstats", "Leave it out: scale and shift are operands of the plan"),
+}
+
+# Dtypes.
+DTYPES: Answers = {
+    **_each("float32 float single fp32 torchfloat32 torchfloat npfloat32", "f32"),
+    **_each("float64 double fp64 torchfloat64 torchdouble npfloat64", "f64"),
+    **_each("float16 half fp16 torchfloat16 torchhalf npfloat16", "f16"),
+    **_each("bfloat16 brainfloat torchbfloat16", "bf16"),
+}
+
+# Layouts: the first of a rank's, or the last.
+LAYOUTS = {"channelsfirst": 0, "ncl": 0, "channelslast": -1, "nlc": -1}
