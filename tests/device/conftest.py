@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.machine import commit
+from fuseplan.measure.versions import commit
 
 HERE = Path(__file__).parent
 

@@ -28,7 +28,7 @@ def host(text: str) -> Ground:
 def torch_on_the_host(text: str) -> Ground:
     """What a GPU's ground computes, in host memory: its clock and its device are not asked."""
     made = GpuGround.__new__(GpuGround)
-    made._plan, made._device = FusionPlan.parse(text), "cpu"
+    made._plan, made._device, made._data = FusionPlan.parse(text), "cpu", gpu_data
     made.tensors = gpu_data.random_tensors(made._plan, 1, "cpu")
     made._old = {}
     return made

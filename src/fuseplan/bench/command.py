@@ -25,8 +25,9 @@ from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite, chosen, load
 from fuseplan.errors import counted
 from fuseplan.measure.clock import Protocol
-from fuseplan.measure.machine import commit, machine, versions
+from fuseplan.measure.machine import machine
 from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
+from fuseplan.measure.versions import commit, versions
 
 WIDE = 220  # columns: all peers and all figures
 LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"

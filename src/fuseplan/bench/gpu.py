@@ -28,9 +28,9 @@ from fuseplan.measure.gpu_data import deviation, evaluated, random_tensors
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.machine import commit
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.torch_training import decided
+from fuseplan.measure.versions import commit
 from fuseplan.plan import FusionPlan
 
 SHOWN = 300  # characters of a library's own message

@@ -23,7 +23,7 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.gpu_peaks import measure_gpu_peaks
-from fuseplan.measure.machine import commit
+from fuseplan.measure.versions import commit
 from fuseplan.report.published import charts
 
 LIBRARIES = ",".join(USUAL)

@@ -21,10 +21,11 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
-from fuseplan.measure.machine import commit, machine, others, processor_seconds, versions
+from fuseplan.measure.machine import machine, others, processor_seconds
 from fuseplan.measure.peaks import Peaks, bytes_of_passes, improved_peaks
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.torch_training import decided
+from fuseplan.measure.versions import commit, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
 

@@ -21,7 +21,8 @@ from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
 from fuseplan.match import match
-from fuseplan.measure.machine import commit, machine, versions
+from fuseplan.measure.machine import machine
+from fuseplan.measure.versions import commit, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
 

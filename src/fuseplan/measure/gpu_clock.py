@@ -7,11 +7,12 @@ where a call takes it longer than a write takes the GPU: the events see kernels,
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from fuseplan.measure.clock import Call, turns
 from fuseplan.measure.stats import Timing, summarize
@@ -183,7 +184,7 @@ class GpuClock:
             end.record()
             torch.cuda.synchronize(self.device)
             taken.append(begin.elapsed_time(end) * 1e-3 / REPLAYED)
-        return float(statistics.median(taken))
+        return float(np.median(taken))
 
 
 def rate_of(clock: GpuClock, call: Callable[[], object], amount: float, launches: int = 16) -> float:

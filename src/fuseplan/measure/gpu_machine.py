@@ -7,7 +7,8 @@ import subprocess
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fuseplan.measure.machine import Machine, machine, versions
+from fuseplan.measure.machine import Machine, machine
+from fuseplan.measure.versions import versions
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fuseplan.kernel import Kernel
-from fuseplan.measure.gpu_clock import GpuClock, rate_of
-from fuseplan.measure.gpu_data import torch_dtype
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.peaks import Floor, bytes_of_passes
+
+if TYPE_CHECKING:
+    from fuseplan.measure.gpu_clock import GpuClock
 
 COPIED_BYTES = 1 << 30
 SIDE = 8192  # of the square matrices of 16-bit numbers; a quarter of the work in the slower dtypes
@@ -77,6 +78,8 @@ def measure_gpu_peaks(gpu: str, device: int = 0) -> GpuPeaks:
     """Measures now, whatever is stored: torch's copy, and its products of matrices."""
     import torch
 
+    from fuseplan.measure.gpu_clock import GpuClock
+
     clock = GpuClock(device)
     rates = {"dram": _copy_rate(clock, COPIED_BYTES)}
     was = torch.backends.cuda.matmul.allow_tf32
@@ -90,6 +93,8 @@ def measure_gpu_peaks(gpu: str, device: int = 0) -> GpuPeaks:
 def _copy_rate(clock: GpuClock, nbytes: int) -> float:
     import torch
 
+    from fuseplan.measure.gpu_clock import rate_of
+
     src = torch.empty(nbytes, dtype=torch.uint8, device=clock.device).random_()
     dst = torch.empty_like(src)
     return rate_of(clock, lambda: dst.copy_(src), 2.0 * nbytes)
@@ -98,6 +103,9 @@ def _copy_rate(clock: GpuClock, nbytes: int) -> float:
 def _product_rate(clock: GpuClock, name: str) -> float:
     """Operations a second of a product of square matrices of normal numbers."""
     import torch
+
+    from fuseplan.measure.gpu_clock import rate_of
+    from fuseplan.measure.gpu_data import torch_dtype
 
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     side = SIDE if name in ("f16", "bf16") else SLOW_SIDE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -13,10 +14,9 @@ import numpy as np
 from fuseplan.arguments import dense
 from fuseplan.arrays import empty
 from fuseplan.kernel import Kernel
-from fuseplan.measure import data, gpu_data
+from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as HostProtocol
 from fuseplan.measure.clock import interleave
-from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
@@ -130,16 +130,18 @@ class GpuGround:
     """In a GPU's memory."""
 
     def __init__(self, plan: FusionPlan, seed: int, device: int, inputs: str = "normal") -> None:
-        self._plan, self._device = plan, f"cuda:{device}"
+        from fuseplan.measure import gpu_clock, gpu_data  # noqa: PLC0415 - torch is optional
+
+        self._plan, self._device, self._data = plan, f"cuda:{device}", gpu_data
         self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, seed, self._device, inputs=inputs)
         self._old = {key: self.tensors[key].clone() for key in updated(plan)}
-        self._clock = GpuClock(device, GpuProtocol(block_seconds=GPU_BLOCK))
+        self._clock = gpu_clock.GpuClock(device, gpu_clock.GpuProtocol(block_seconds=GPU_BLOCK))
 
     @cached_property
     def _want(self) -> dict[str, Any]:
         """The output and the results in float64; made when a result is first compared."""
         with _memory_errors():
-            out, results = gpu_data.evaluated(self._plan, {**self.tensors, **self._old})
+            out, results = self._data.evaluated(self._plan, {**self.tensors, **self._old})
         return {OUT: out, **results}
 
     @cached_property
@@ -148,25 +150,25 @@ class GpuGround:
         if not data.has_statistics(self._plan):
             return 0.0
         with _memory_errors():
-            other, _ = gpu_data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
+            other, _ = self._data.evaluated(self._plan, {**self.tensors, **self._old}, SLIP)
             apart = (other - self._want[OUT]).abs().nan_to_num(0.0, 0.0, 0.0)
             return float(apart.amax().item()) / SLIP
 
     def out(self) -> Any:
         """A new tensor."""
-        return gpu_data.empty(self._plan.output, self._device, float("nan"))
+        return self._data.empty(self._plan.output, self._device, float("nan"))
 
     def results(self) -> dict[str, Any]:
         """New tensors."""
         old = {key: tensor.clone() for key, tensor in self._old.items()}
-        made = {key: gpu_data.empty(spec, self._device, float("nan")) for key, spec in fresh(self._plan)}
+        made = {key: self._data.empty(spec, self._device, float("nan")) for key, spec in fresh(self._plan)}
         return made | old
 
     def deviations(self, got: Any) -> dict[str, float]:
         """By torch, on the device."""
         pairs = zip(self._want.items(), tensors_of(got), strict=False)
         return {
-            key: gpu_data.deviation(made, want, self._moved if key == OUT else 0.0)
+            key: self._data.deviation(made, want, self._moved if key == OUT else 0.0)
             for (key, want), made in pairs
         }
 
@@ -176,7 +178,7 @@ class GpuGround:
 
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """Seconds of the GPU, its second cache cold."""
-        self._clock.protocol = GpuProtocol(rounds, GPU_BLOCK)
+        self._clock.protocol = replace(self._clock.protocol, rounds=rounds)
         return self._clock.interleave(variants)
 
     def kernel_seconds(self, call: Call, count: int) -> list[float]:

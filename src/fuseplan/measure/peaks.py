@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from fuseplan.emit import FIRST_SLOT
 from fuseplan.kernel import Kernel
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
-from fuseplan.measure.peak_kernels import PeakKernel, fma_kernel, memory_kernel
 from fuseplan.target import Target, parse_target
+
+if TYPE_CHECKING:
+    from fuseplan.measure.peak_kernels import PeakKernel
 
 LAUNCHES = 16
 KINDS_OF_TRAFFIC = ("read", "copy", "stream")
@@ -129,6 +132,9 @@ def improved_peaks(threads: int) -> Peaks:
 
 def measure_peaks(target: Target, threads: int) -> Peaks:
     """Measures now, whatever is stored."""
+    # The toolchain is imported where a kernel is built: reading stored peaks needs no compiler.
+    from fuseplan.measure.peak_kernels import fma_kernel, memory_kernel  # noqa: PLC0415
+
     bench = _Bench(target, threads)
     steps = 200_000
     flops = bench.rate(fma_kernel(target, threads, steps), "flops")
@@ -167,8 +173,7 @@ class _Bench:
 
     def rate(self, kernel: PeakKernel, counted: str) -> float:
         """The best of many launches: `counted` (`flops` or `nbytes`) a second."""
-        # The toolchain is imported where a kernel is built: reading stored peaks needs no compiler.
-        from fuseplan.backends.cpu import runtime, toolchain  # noqa: PLC0415
+        from fuseplan.backends.cpu import runtime, toolchain  # noqa: PLC0415 - as above
 
         address = toolchain.load_object(toolchain.compile_object(kernel.text), [kernel.entry])[kernel.entry]
         launch = runtime.pool().launcher(address, self._threads)

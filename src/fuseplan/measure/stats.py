@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def summarize(blocks: Sequence[Sequence[float]]) -> Timing:
     taken = [block for block in blocks if block]
     if not taken:
         raise ValueError("a timing needs at least one sample")
-    medians = [statistics.median(block) for block in taken]
+    medians = [float(np.median(block)) for block in taken]
     samples = [sample for block in taken for sample in block]
-    median = statistics.median(medians)
+    median = float(np.median(medians))
     between = percentile(medians, 0.75) - percentile(medians, 0.25)
     return Timing(
         n=len(samples),

@@ -12,7 +12,6 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.torch_eager import at_its_best, eager
 from fuseplan.run import BoundPlan, Runner
 from fuseplan.stages import Records
 from fuseplan.tune.unfused import OneAtATime
@@ -67,6 +66,8 @@ def _one_at_a_time(records: Records, ground: Ground) -> Callable[[], object]:
 
 
 def _torch(records: Records, ground: Ground) -> Callable[[], object]:
+    from fuseplan.measure.torch_eager import eager  # noqa: PLC0415 - torch is optional
+
     call = eager(records.plan, {**ground.tensors, **ground.results()})
     got = call()
     deviation = ground.deviation(got if records.target.processors else _as_arrays(got))
@@ -88,4 +89,6 @@ def _torch_at_its_best(records: Records) -> contextlib.AbstractContextManager[No
     """Torch's settings while it is measured; nothing where it is not installed."""
     if importlib.util.find_spec("torch") is None:
         return contextlib.nullcontext()
+    from fuseplan.measure.torch_eager import at_its_best  # noqa: PLC0415 - as above
+
     return at_its_best(records.plan, records.target)

@@ -8,7 +8,6 @@ from functools import partial
 
 from fuseplan.arrays import address_of, aligned_bytes
 from fuseplan.backends.backend import one_by_one
-from fuseplan.backends.cpu.templates import TEMPLATES
 from fuseplan.backends.host import HostMemory
 from fuseplan.emit import FIRST_SLOT, Source
 from fuseplan.errors import BuildError
@@ -66,7 +65,13 @@ class CpuBackend:
 
     name = "cpu"
     summary = "LLVM IR generated for the plan, compiled by llvmlite"
-    templates: tuple[type[Template], ...] = TEMPLATES
+
+    @property
+    def templates(self) -> tuple[type[Template], ...]:
+        """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
+        from fuseplan.backends.cpu.templates import TEMPLATES
+
+        return TEMPLATES
 
     def fingerprint(self) -> str | None:
         """Versions of llvmlite and LLVM."""

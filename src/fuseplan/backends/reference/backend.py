@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.host import HostMemory
-from fuseplan.backends.reference.interpreter import Interpreter
-from fuseplan.backends.reference.template import Interpreted
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import Template
+
+if TYPE_CHECKING:
+    from fuseplan.backends.reference.interpreter import Interpreter
 
 
 class Interpretation:
@@ -50,7 +52,13 @@ class ReferenceBackend:
 
     name = "reference"
     summary = "NumPy in float64: the slow right answer"
-    templates: tuple[type[Template], ...] = (Interpreted,)
+
+    @property
+    def templates(self) -> tuple[type[Template], ...]:
+        """The one there is."""
+        from fuseplan.backends.reference.template import Interpreted
+
+        return (Interpreted,)
 
     def fingerprint(self) -> str | None:
         """None: there is no object code."""
@@ -84,6 +92,8 @@ class ReferenceBackend:
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
         """An interpreter of the kernel."""
+        from fuseplan.backends.reference.interpreter import Interpreter
+
         return Interpretation(Interpreter(kernel, source))
 
     def memory(self, target: Target) -> HostMemory:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
@@ -31,7 +30,13 @@ class TritonBackend:
 
     name = "triton"
     summary = "Triton generated for the plan, for NVIDIA and AMD GPUs"
-    templates: tuple[type[Template], ...] = TEMPLATES
+
+    @property
+    def templates(self) -> tuple[type[Template], ...]:
+        """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
+        from fuseplan.backends.triton.templates import TEMPLATES
+
+        return TEMPLATES
 
     def fingerprint(self) -> str | None:
         """Triton's version."""
