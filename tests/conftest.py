@@ -26,6 +26,16 @@ def _gradient_mode() -> Iterator[None]:
         torch.set_grad_enabled(was)
 
 
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs rest, as far as measurements know: tests run on any machine."""
+    from fuseplan.measure import quiet
+
+    monkeypatch.setattr(quiet.HostWatch, "disturbance", lambda self: None)
+    monkeypatch.setattr(quiet, "SPREAD", float("inf"))
+    monkeypatch.setattr(quiet, "SLOWED", float("inf"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"

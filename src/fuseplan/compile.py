@@ -145,14 +145,17 @@ class CompiledPlan:
             )
         return arguments.values
 
-    def verdict(self, seed: int = 0) -> Verdict:
+    def verdict(self, seed: int = 0, *, patience: float = 0.0) -> Verdict:
         """Measures on this machine whether fusing pays, on random tensors, and keeps the answer.
 
         The fused kernel runs beside the plan's operators one at a time, each our own kernel, and beside
         eager PyTorch where that is installed. `explain` shows the last verdict; it says so if fusing loses.
+        Times that were taken while other programs used the machine give no verdict: `disturbance` says
+        why, `speedup` and `pays` are None, and nothing is kept.
 
         Args:
             seed: of the tensors.
+            patience: seconds to wait for other programs to rest.
 
         Raises:
             BuildError: the code does not run on this machine.
@@ -161,7 +164,7 @@ class CompiledPlan:
         """
         runner = self._running(self._runner)
         ground = ground_of(self.plan, self.target, seed)
-        return verdict_on(replace(self.records, target=self.target), runner, ground)
+        return verdict_on(replace(self.records, target=self.target), runner, ground, patience)
 
     def explain(self) -> Explanation:
         """What was decided and why, what it saves, and how far from the machine's limits it is."""

@@ -88,6 +88,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
     kernel, template, target = records.kernel, records.choice.template, records.target
     source = records.source
     traffic = template.traffic(kernel, target)
+    floor = _floor(records, traffic.total)
     apart = [_alone(plan, target) for plan in unfuse(records.plan)]
     return Explanation(
         {
@@ -122,10 +123,11 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
                 "least": kernel.minimum_bytes,
             },
             "flops": {"plan": kernel.flops, "algorithm": template.flops(kernel)},
-            "estimated_seconds": records.choice.seconds,
+            # The model knows kinds of machines: the rates of this one bound what it says.
+            "estimated_seconds": max(records.choice.seconds, floor["seconds"] if floor else 0.0),
             "error_bound": template.error_bound(kernel),
             "error_scale": template.error_scale,
-            "floor": _floor(records, traffic.total),
+            "floor": floor,
             "resources": dict(resources or {}),
             "verdict": _verdict(records),
         }
@@ -215,7 +217,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"arithmetic  {_count(flops['algorithm'])} operations; by the formula {_count(flops['plan'])}"
     yield f"error       at most {told['error_bound']:.1e} of {told['error_scale']},"
     yield "            before it is rounded to the output's dtype"
-    yield f"estimate    {_seconds(told['estimated_seconds'])}, by the model that ranks templates"
+    yield f"estimate    {_estimate_text(told)}"
     yield f"floor       {_floor_text(told)}"
     if told["resources"]:
         yield f"code        {_resources_text(told['resources'])}"
@@ -251,7 +253,9 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
     if tuned is None:
         return
     yield f"            measured: {_seconds(tuned['seconds'])}, the best of {tuned['tried']}, {tuned['date']}"
-    if tuned["untuned"] != tuned["template"] and tuned["untuned_seconds"] is not None:
+    if tuned["disturbance"]:
+        yield f"            the times are unreliable: {tuned['disturbance']}; tune again when they rest"
+    elif tuned["untuned"] != tuned["template"] and tuned["untuned_seconds"] is not None:
         yield f"            the model's own choice took {_seconds(tuned['untuned_seconds'])}"
 
 
@@ -272,12 +276,31 @@ def _considered_lines(choice: Mapping[str, Any]) -> Iterator[str]:
         yield f"            ... and {', '.join(more)}: as JSON the explanation has them all"
 
 
+def _estimate_text(told: Mapping[str, Any]) -> str:
+    """The estimate, and whose it is: the model's, or the floor above it."""
+    estimate, model = told["estimated_seconds"], told["choice"]["considered"][0]["seconds"] or 0.0
+    if estimate == model:
+        return f"{_seconds(model)}, by the model that ranks templates"
+    return f"{_seconds(estimate)}, the floor; the model that ranks templates takes the machine for faster"
+
+
 def _floor_text(told: Mapping[str, Any]) -> str:
     floor = told["floor"]
     if floor is not None:
         limit = "arithmetic" if floor["bound"] == "compute" else f"{floor['bound']} bandwidth"
-        return f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
+        text = f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
+        met = _least_measured(told)
+        if met is None or met >= floor["seconds"]:
+            return text
+        return f"{text}; too high, since a launch took {_seconds(met)}: measure again with --measure"
     return MEASURE if told["target"]["is_host"] else "known for this machine only: target cpu or cuda"
+
+
+def _least_measured(told: Mapping[str, Any]) -> float | None:
+    """The least time that a launch of the plan's kernel was measured to take; None before it was."""
+    tuned, verdict = told["choice"]["tuned"], told["verdict"]
+    met = ([tuned["seconds"]] if tuned else []) + ([verdict["fused"]] if verdict else [])
+    return min(met, default=None)
 
 
 def _refused_lines(told: Mapping[str, Any]) -> Iterator[str]:

@@ -140,12 +140,14 @@ def any_of(backend: str) -> Target:
 
 def available_threads() -> int:
     """The `threads` setting, or the processors this process may run on."""
-    asked = settings().threads
-    if asked:
-        return asked
+    return settings().threads or len(available_processors())
+
+
+def available_processors() -> list[int]:
+    """The numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 @cache

@@ -58,6 +58,7 @@ class Tuned:
         tried: how many candidates were timed.
         rejected: candidates that were not: the choice, and why (a wrong result, spills, ...).
         date: when, in UTC.
+        disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 
     key: Key
@@ -69,6 +70,7 @@ class Tuned:
     tried: int
     rejected: tuple[tuple[str, str], ...]
     date: str
+    disturbance: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, the key's among them."""

@@ -44,7 +44,7 @@ def _no_measured_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = peaks.Peaks(
         "x", 1, 1e9, {level: {"read": 1e9} for level in ("l2", "l3", "dram")}, 1 << 20, 1 << 24
     )
-    monkeypatch.setattr(runner, "improved_peaks", lambda threads: made)
+    monkeypatch.setattr(runner, "measured_peaks", lambda threads: (made, None))
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
 
 

@@ -101,7 +101,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "gpu_machine", lambda device: MACHINE)
     monkeypatch.setattr(gpu_command, "gpu_machine", lambda device: MACHINE)
     monkeypatch.setattr(gpu, "gpu_versions", lambda: {"numpy": "2", "torch": "2"})
-    monkeypatch.setattr(gpu, "gpu_peaks", lambda name, device, measure: PEAKS)
+    monkeypatch.setattr(gpu, "gpu_peaks", lambda name: PEAKS)
     monkeypatch.setattr(gpu, "GpuClock", Clock)
     monkeypatch.setattr(gpu, "random_tensors", partial(random_tensors, device="cpu"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -15,7 +15,7 @@ from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure import gpu_data, gpu_peaks
+from fuseplan.measure import gpu_data, gpu_machine, gpu_peaks, quiet
 from fuseplan.measure.peaks import Floor
 from fuseplan.measure.torch_training import decided, training_call
 from fuseplan.ops import OPERATORS
@@ -208,12 +208,14 @@ def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
     assert floor("f32[4096x4096] -> matmul(4096, precision=tf32)") == Floor(2 * 4096**3 / 3e14, "compute")
 
 
+@pytest.mark.usefixtures("resting")
 def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     made = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15})
     monkeypatch.setattr(gpu_peaks, "measure_gpu_peaks", lambda gpu, device: made)
+    monkeypatch.setattr(gpu_machine, "GpuWatch", lambda device: quiet.HostWatch())
     assert gpu_peaks.gpu_peaks("a GPU") is None
-    assert gpu_peaks.gpu_peaks("a GPU", measure=True) == made
+    assert gpu_peaks.measured_gpu_peaks("a GPU") == (made, None)
     assert gpu_peaks.gpu_peaks("a GPU") == made
     (place,) = tmp_path.glob("peaks-a-gpu.json")
     place.write_text('{"format": 1, "gpu": "a GPU"}')

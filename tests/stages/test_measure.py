@@ -104,6 +104,7 @@ def test_floor_is_the_longer_of_computing_and_moving() -> None:
     assert MADE_UP.floor(0, 1 << 20, footprint=64 << 20).bound == "dram"
 
 
+@pytest.mark.usefixtures("resting")
 def test_peaks_are_stored_by_processor_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "new"))
     measured = []
@@ -115,38 +116,38 @@ def test_peaks_are_stored_by_processor_and_threads(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(peaks, "measure_peaks", measure)
     assert peaks.peaks(2) is None
     assert measured == []
-    assert peaks.peaks(2, measure=True) == MADE_UP
-    assert peaks.peaks(2, measure=True) == MADE_UP
+    assert peaks.measured_peaks(2) == (MADE_UP, None)
     assert peaks.peaks(2) == MADE_UP
     assert measured == [2]
     assert peaks.peaks(1) is None
 
 
+@pytest.mark.usefixtures("resting")
 def test_peaks_without_a_place_to_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: MADE_UP)
     with pytest.warns(RuntimeWarning, match="nothing is kept"):
-        assert peaks.peaks(1, measure=True) == MADE_UP
+        assert peaks.measured_peaks(1) == (MADE_UP, None)
     assert peaks.peaks(1) == MADE_UP
 
 
+@pytest.mark.usefixtures("resting")
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', "null", '{"format": 99}'])
 def test_damaged_peaks_count_as_absent(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: MADE_UP)
-    peaks.peaks(1, measure=True)
+    peaks.measured_peaks(1)
     (place,) = tmp_path.glob("peaks-*.json")
     place.write_text(damage)
     assert peaks.peaks(1) is None
-    assert peaks.peaks(1, measure=True) == MADE_UP
+    assert peaks.measured_peaks(1) == (MADE_UP, None)
     assert json.loads(place.read_text())["cpu"] == "a processor"
 
 
 def test_measured_peaks_are_plausible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    found = peaks.peaks(1, measure=True)
-    assert found is not None
+    found, _ = peaks.measured_peaks(1)
     assert 1e9 < found.flops < 1e12
     rates = [rate for level in found.bytes_a_second.values() for rate in level.values()]
     assert all(1e8 < rate < 1e13 and math.isfinite(rate) for rate in rates)
@@ -168,6 +169,7 @@ def test_share_of_others() -> None:
     assert machine.others((0.0, 0.0), (0.0, 0.0), own=0.0) == 0.0
 
 
+@pytest.mark.usefixtures("resting")
 def test_improved_peaks_only_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     slow = replace(
@@ -175,8 +177,8 @@ def test_improved_peaks_only_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     taken = iter([MADE_UP, slow])
     monkeypatch.setattr(peaks, "measure_peaks", lambda target, threads: next(taken))
-    assert peaks.improved_peaks(2) == MADE_UP
-    found = peaks.improved_peaks(2)
+    assert peaks.measured_peaks(2) == (MADE_UP, None)
+    found, _ = peaks.measured_peaks(2)
     assert found.flops == MADE_UP.flops
     assert found.bytes_a_second == {level: {"read": 300e9} for level in ("l2", "l3", "dram")}
     assert peaks.peaks(2) == found

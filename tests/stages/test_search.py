@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
+from fuseplan.measure import quiet
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import HostGround, allowed_deviation, ground_of
 from fuseplan.measure.stats import Timing
@@ -16,6 +17,8 @@ from fuseplan.stages import Records, decide
 from fuseplan.template import Template
 from fuseplan.tune.search import Ready, search
 from fuseplan.tune.verdict import FUSED, UNFUSED, Verdict, judge, recorded
+
+pytestmark = pytest.mark.usefixtures("resting")
 
 PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
 
@@ -51,6 +54,9 @@ class FakeGround:
     def deviation(self, got: list[float]) -> float:
         return got[0]
 
+    def watch(self) -> quiet.HostWatch:
+        return quiet.HostWatch()
+
     def times(self, variants: Mapping[str, Callable[[], object]], rounds: int = 1) -> dict[str, Timing]:
         self.timed.append(set(variants))
         return {name: _timing(self.seconds[name], rounds) for name in variants}
@@ -62,7 +68,7 @@ class FakeGround:
 
 
 def _timing(seconds: float, rounds: int) -> Timing:
-    return Timing(n=1, blocks=rounds, minimum=seconds, median=seconds, p90=seconds, spread=0.0)
+    return Timing(n=1, blocks=rounds, minimum=seconds, median=seconds, p90=seconds, p99=seconds, spread=0.0)
 
 
 def right(out: list[float]) -> list[float]:
@@ -180,7 +186,7 @@ def test_a_verdict_says_which_way_it_went_and_is_kept(records: Records, other: f
 
 
 def test_without_an_unfused_run_there_is_no_verdict_to_give() -> None:
-    alone = Verdict("p", "t", "c", "x()", 1e-5, {}, {}, 1, "now")
+    alone = Verdict("p", "t", "c", "x()", 1e-5, {}, {}, 1, "now", None)
     assert (alone.speedup, alone.pays) == (None, None)
     assert "nothing to compare" in str(alone)
 

@@ -16,12 +16,14 @@ from fuseplan.bench.suite import Case
 from fuseplan.bench.tuning import Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
-from fuseplan.measure import checks, gpu_data
+from fuseplan.measure import checks, gpu_data, quiet
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
 from fuseplan.tune.tuning import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
 from posing import CUDA_0, posing
+
+pytestmark = pytest.mark.usefixtures("resting")
 
 PLAN = "f32[1x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> relu"
 
@@ -111,9 +113,12 @@ class PosingGround:
     def deviation(self, out: Any) -> float:
         return self.deviations(out)["out"]
 
+    def watch(self) -> quiet.HostWatch:
+        return quiet.HostWatch()
+
     def times(self, variants: Mapping[str, Callable[[], object]], rounds: int = 1) -> dict[str, Timing]:
         seconds = {name: 1e-6 * (9 - place) for place, name in enumerate(variants)}
-        return {name: Timing(1, 1, each, each, each, 0.0) for name, each in seconds.items()}
+        return {name: Timing(1, 1, each, each, each, each, 0.0) for name, each in seconds.items()}
 
 
 @pytest.mark.parametrize("computes", [True, False])

@@ -26,7 +26,7 @@ from fuseplan.bench.suite import Suite, chosen, load
 from fuseplan.errors import counted
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import machine
-from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, improved_peaks
+from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, measured_peaks
 from fuseplan.measure.versions import commit, versions
 
 WIDE = 220  # columns: all peers and all figures
@@ -199,14 +199,18 @@ def bench_peaks(options: Options) -> list[dict[str, Any]]:
     found = []
     for threads in options.threads:
         with console.status(f"measuring {counted(threads, 'thread')}"):
-            found.append(improved_peaks(threads))
+            found.append(measured_peaks(threads, options.patience))
     lines = [["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], ["---"] * 6]
-    for each in found:
+    for each, _ in found:
         for level, rates in each.bytes_a_second.items():
             told = [f"{rates[kind] / 1e9:.1f}" for kind in KINDS_OF_TRAFFIC]
             lines.append([str(each.threads), f"{each.flops / 1e9:.1f}", level, *told])
-    _show(console, options, lines, "GB/s, bytes read and bytes written both counted; best of many launches.")
-    return [_told("peaks", each.to_json(), options) for each in found]
+    notes = ["GB/s, bytes read and bytes written both counted; best of many launches."]
+    notes += [
+        f"{counted(each.threads, 'thread')}: not kept, since {why}." for each, why in found if why is not None
+    ]
+    _show(console, options, lines, "\n\n".join(notes))
+    return [_told("peaks", {**each.to_json(), "disturbance": why}, options) for each, why in found]
 
 
 def bench_accuracy(options: Options) -> dict[str, Any]:

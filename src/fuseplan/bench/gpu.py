@@ -26,7 +26,7 @@ from fuseplan.match import match
 from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
 from fuseplan.measure.gpu_data import deviation, evaluated, random_tensors
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks
+from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.torch_training import decided
@@ -102,9 +102,8 @@ class _Bench:
     def __init__(self, suite: Suite, setting: GpuSetting, progress: Progress) -> None:
         self._suite, self._setting, self._progress = suite, setting, progress
         self._machine = gpu_machine(setting.device)
-        peaks = gpu_peaks(self._machine.gpu, setting.device, measure=True)
-        assert peaks is not None  # measured where nothing was stored
-        self._peaks: GpuPeaks = peaks
+        stored = gpu_peaks(self._machine.gpu)
+        self._peaks: GpuPeaks = stored or measured_gpu_peaks(self._machine.gpu, setting.device)[0]
         self._clock = GpuClock(setting.device, setting.protocol)
         self._run = setting.run or datetime.now(UTC).isoformat(timespec="seconds")
 

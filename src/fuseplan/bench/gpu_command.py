@@ -22,7 +22,7 @@ from fuseplan.bench.suite import chosen, load
 from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.gpu_peaks import measure_gpu_peaks
+from fuseplan.measure.gpu_peaks import measured_gpu_peaks
 from fuseplan.measure.versions import commit
 from fuseplan.report.published import charts
 
@@ -129,11 +129,13 @@ def bench_gpu_host(options: GpuOptions, show: Callable[[str], object]) -> dict[s
 def bench_gpu_peaks(options: GpuOptions, show: Callable[[str], object]) -> dict[str, Any]:
     """The most that this GPU does, measured now, shown, and appended to the results."""
     gpu.needs_gpu()
-    found = measure_gpu_peaks(gpu_machine(options.device).gpu, options.device)
+    found, disturbance = measured_gpu_peaks(gpu_machine(options.device).gpu, options.device)
     lines = [f"| {name} | {rate / 1e12:.1f} |\n" for name, rate in found.flops.items()]
     show("| product of | TFLOP/s |\n| --- | --- |\n" + "".join(lines))
     show(f"Copy: {found.bytes_a_second['dram'] / 1e9:.0f} GB/s, read and written.")
-    return _recorded(PEAKS, found.to_json(), options)
+    if disturbance:
+        show(f"These are not kept: {disturbance}.")
+    return _recorded(PEAKS, {**found.to_json(), "disturbance": disturbance}, options)
 
 
 def _scaled(told: Mapping[str, Any], scale: float) -> list[str]:

@@ -30,7 +30,7 @@ class Row:
         copies: of its buffers, taken in turn; more than one keeps them out of the caches. 1 on a GPU, whose
             cache is overwritten between calls.
         template, knobs, target: our kernel; None for a peer.
-        n, blocks, minimum, median, p90, spread: see `fuseplan.measure.stats.Timing`.
+        n, blocks, minimum, median, p90, p99, spread: see `fuseplan.measure.stats.Timing`.
         setup: seconds from the plan to the first result: compiling, packing weights.
         nbytes, flops: what the kernel moves and computes; a peer's are the least the plan needs.
         floor, bound: the least time this machine could take for them, and what sets it.
@@ -62,6 +62,7 @@ class Row:
     minimum: float | None = None
     median: float | None = None
     p90: float | None = None
+    p99: float | None = None
     spread: float | None = None
     setup: float | None = None
     nbytes: int | None = None

@@ -22,7 +22,8 @@ from fuseplan.match import match
 from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.machine import machine, others, processor_seconds
-from fuseplan.measure.peaks import Peaks, bytes_of_passes, improved_peaks
+from fuseplan.measure.peaks import Peaks, bytes_of_passes, measured_peaks
+from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.torch_training import decided
 from fuseplan.measure.versions import commit, versions
@@ -30,9 +31,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
 
 WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
-QUIET = 0.12  # share of the machine that others may use while we begin a round
 ARRAYS = "arrays.npz"  # drawn once for all peers
-LOOK = 0.15  # seconds to look at what others use
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 Progress = Callable[[str], object]
@@ -68,8 +67,8 @@ def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> 
         progress: called with a case's name before each of its steps, `steps(setting)` times a case.
     """
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    machine_peaks = improved_peaks(setting.threads)
-    patience = _Patience(setting.patience)
+    machine_peaks, _ = measured_peaks(setting.threads)
+    patience = Patience(setting.patience)
     with scratch() as folder, processes(setting.peers, setting.threads, folder) as started:
         for case in suite.cases:
             prepared = _Measured(suite, case, setting, began, machine_peaks)
@@ -79,21 +78,6 @@ def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> 
 def steps(setting: Setting) -> int:
     """How often `progress` is called for a case."""
     return (1 + setting.protocol.rounds) * len(setting.peers)
-
-
-class _Patience:
-    """Waits for other programs to rest, for so many seconds in all."""
-
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-
-    def wait(self) -> None:
-        while self._left > 0:
-            begin, before = time.perf_counter(), processor_seconds()
-            time.sleep(LOOK)
-            if others(before, processor_seconds(), 0.0) < QUIET:
-                return
-            self._left -= time.perf_counter() - begin
 
 
 class _Measured:
@@ -111,7 +95,7 @@ class _Measured:
         }  # fmt: skip
 
     def rows(
-        self, started: Mapping[str, Process], folder: Path, patience: _Patience, progress: Progress
+        self, started: Mapping[str, Process], folder: Path, patience: Patience, progress: Progress
     ) -> list[Row]:
         """Prepares the plan in every process, times those that are right, and tells of the others."""
         prepared = {}

@@ -75,6 +75,7 @@ class Outcome:
         found, ratio = self.tuned, self.ratio
         untuned = "rejected" if found.untuned_seconds is None else f"{found.untuned_seconds * 1e6:.2f} us"
         told = f"untuned {untuned} {found.untuned}" + (f", {ratio:.3f}x" if ratio else "")
+        told += f"; unreliable: {found.disturbance}" if found.disturbance else ""
         wrong = [f"\n    {text}: {why}" for text, why in found.rejected if not why.startswith("spills")]
         return (
             f"{self.case.name} ({self.case.group}): {found.seconds * 1e6:.2f} us {found.template}; {told}; "

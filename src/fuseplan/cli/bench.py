@@ -10,7 +10,7 @@ import click
 
 from fuseplan.bench import command as benchmarks
 from fuseplan.bench.gpu_command import GpuOptions
-from fuseplan.cli.options import AS_JSON, NOT_NEGATIVE
+from fuseplan.cli.options import AS_JSON, DURATION
 from fuseplan.errors import ArgumentError
 from fuseplan.stages import MOST_THREADS
 
@@ -33,7 +33,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 )
 @click.option(
     "--block-ms",
-    type=NOT_NEGATIVE,
+    type=DURATION,
     default=0.0,
     help="How long a block lasts; 40 on a CPU, 10 on a GPU unless given.",
 )
@@ -43,7 +43,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 @click.option("--compile-times", is_flag=True, help="Time compiling the suite instead, cold and cached.")
 @click.option(
     "--patience",
-    type=NOT_NEGATIVE,
+    type=DURATION,
     default=0.0,
     show_default=True,
     help="Seconds to wait for other programs to rest.",

@@ -20,7 +20,7 @@ from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
-from fuseplan.cli.options import AS_JSON, SEED, TARGET, THREADS, plan_command
+from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, THREADS, plan_command
 from fuseplan.cli.statuses import (
     INTERRUPTED,
     REFUSED,
@@ -38,8 +38,9 @@ from fuseplan.demo import main as run_demo
 from fuseplan.errors import FuseplanError, counted
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
-from fuseplan.measure.gpu_peaks import gpu_peaks
-from fuseplan.measure.peaks import peaks
+from fuseplan.measure.gpu_peaks import measured_gpu_peaks
+from fuseplan.measure.peaks import measured_peaks
+from fuseplan.measure.stats import Timing
 from fuseplan.report.combinations import AXES, cells
 from fuseplan.report.supported import Row
 from fuseplan.report.supported import rows as combination_rows
@@ -124,6 +125,7 @@ def demo(threads: int | None, chart: Path, as_json: bool) -> None:
 @plan_command
 @SEED
 @click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
+@PATIENCE
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -134,6 +136,7 @@ def run(
     template: str | None,
     seed: int,
     inputs: str,
+    patience: float,
     as_json: bool,
 ) -> None:
     """Compile PLAN, run it on random data and check it against float64.
@@ -141,7 +144,14 @@ def run(
     Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused.
     """
     trial = run_trial(
-        plan, target, threads=threads, accuracy=accuracy, template=template, seed=seed, inputs=inputs
+        plan,
+        target,
+        threads=threads,
+        accuracy=accuracy,
+        template=template,
+        seed=seed,
+        inputs=inputs,
+        patience=patience,
     )
     if as_json:
         _print_json(trial.to_json())
@@ -160,17 +170,29 @@ def _print_trial(trial: Trial) -> None:
         f"template   {compiled.choice} ({compiling})",
         f"kernels    {compiled.kernels} for {counted(count, 'operator')}",
         f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
-        f"time       {trial.seconds * 1e3:.4f} ms",
+        f"time       {_spread(trial.timed)}",
     ]
-    if trial.unfused_seconds is not None:
-        ratio = trial.unfused_seconds / trial.seconds
-        lines.append(f"unfused    {trial.unfused_seconds * 1e3:.4f} ms, {ratio:.2f} times as long")
+    if trial.unfused is not None:
+        lines.append(f"unfused    {_spread(trial.unfused)}")
+    if trial.disturbance:
+        lines.append(f"unreliable {trial.disturbance}: measure again when other programs rest")
+    elif trial.unfused is not None:
+        lines.append(f"fused      {trial.unfused.median / trial.timed.median:.2f} times as fast as unfused")
     click.echo("\n".join(lines))
+
+
+def _spread(timing: Timing) -> str:
+    """How long calls take: the median, and where the others lie."""
+    least, median, most, last = (
+        f"{each * 1e3:.4f}" for each in (timing.minimum, timing.median, timing.p90, timing.p99)
+    )
+    return f"{median} ms median, {least} least, {most} p90, {last} p99, of {counted(timing.n, 'sample')}"
 
 
 @fuseplan.command("explain")
 @plan_command
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks first, which takes a second.")
+@PATIENCE
 @click.pass_context
 def explain_command(
     ctx: click.Context,
@@ -181,13 +203,14 @@ def explain_command(
     template: str | None,
     as_json: bool,
     measure: bool,
+    patience: float,
 ) -> None:
     """Tell how PLAN is computed and why, or why it is refused; needs no toolchain.
 
     Exit status: 0 fused, 2 no plan, 3 refused.
     """
     if measure:
-        _measure_peaks(parse_target(target), threads)
+        _measure_peaks(parse_target(target), threads, patience)
     told = explain(plan, target, accuracy, threads=threads, template=template)
     if as_json:
         _print_json(told.to_json())
@@ -196,12 +219,19 @@ def explain_command(
     ctx.exit(RIGHT if told.is_fused else REFUSED)
 
 
-def _measure_peaks(target: Target, threads: int | None) -> None:
-    """This machine's peaks for the target, kept; nothing for another machine's."""
+def _measure_peaks(target: Target, threads: int | None, patience: float) -> None:
+    """Measures this machine's peaks for the target, and says if they are not kept; not another machine's."""
+    disturbance = None
     if target.device is not None:
-        gpu_peaks(target.cpu, target.device, measure=True)
+        _, disturbance = measured_gpu_peaks(target.cpu, target.device, patience)
     elif target.is_host:
-        peaks(threads, measure=True)
+        _, disturbance = measured_peaks(threads, patience)
+    if disturbance:
+        click.echo(
+            f"the peaks are not kept: {disturbance}. Measure again when other programs rest, or wait for "
+            "that with --patience 60",
+            err=True,
+        )
 
 
 @fuseplan.command()

@@ -10,7 +10,7 @@ import click
 
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
-from fuseplan.cli.options import NOT_NEGATIVE
+from fuseplan.cli.options import DURATION
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.target import parse_target
 
@@ -29,7 +29,7 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
 @click.option("--jobs", type=click.IntRange(1), help="Compiling processes; one a processor unless given.")
 @click.option(
     "--seconds",
-    type=NOT_NEGATIVE,
+    type=DURATION,
     default=120.0,
     show_default=True,
     help="The most that one kernel may take.",

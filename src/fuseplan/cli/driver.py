@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from fuseplan.cli.driving import Driven, How, Seconds, drive
 from fuseplan.cli.lines import Line, all_combinations, is_plan, lines_of, words_of
-from fuseplan.cli.options import AS_JSON, TARGET, THREADS
+from fuseplan.cli.options import AS_JSON, PATIENCE, TARGET, THREADS
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
@@ -25,6 +25,7 @@ from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
+from fuseplan.tune.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one of many lines
@@ -84,6 +85,7 @@ def _letter_option(letter: Letter) -> click.Option:
 @click.option(
     "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside it."
 )
+@PATIENCE
 @click.option(
     "-D", "--dot_graph", type=click.Path(path_type=Path), help="Write the plan and its match for Graphviz."
 )
@@ -208,6 +210,7 @@ def _driven(ctx: click.Context) -> Driven:
         is_walled=bool(given["wall"]),
         iterations=given["iter"],
         is_compared=given["unfused"],
+        patience=given["patience"],
     )
     return drive(plan, how)
 
@@ -326,8 +329,17 @@ def _told_shortly(outcome: Outcome) -> str:
         message = "\n".join(f"    {each}" for each in str(outcome.error).splitlines())
         return f"FAILED  {line.text}\n    {line.place}\n{message}"
     times = "".join(f"  {name} {taken.mean * 1e3:.4f} ms" for name, taken in _times(driven))
-    if driven.verdict is not None and driven.verdict.speedup is not None:
-        times += f"  {driven.verdict.speedup:.2f} times {driven.verdict.best_other}"
+    if driven.verdict is not None:
+        times += f"  {_compared(driven.verdict)}"
     verdict = "right " if driven.is_right else "WRONG "
     error = f"  {max(each.error for each in driven.checks):.1e}" if driven.checks else ""
     return f"{verdict}{error}{times}  {line.text}"
+
+
+def _compared(verdict: Verdict) -> str:
+    """What fusing brought, in a few words."""
+    if verdict.disturbance:
+        return f"no verdict: {verdict.disturbance}"
+    if verdict.speedup is None:
+        return "nothing to compare with"
+    return f"{verdict.speedup:.2f} times as fast as {verdict.best_other}"

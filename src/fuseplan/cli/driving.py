@@ -30,6 +30,7 @@ class How:
         is_walled: take the host's time too, until the result is there.
         iterations: how many calls are timed.
         is_compared: measure the unfused runs beside it.
+        patience: seconds to wait for other programs to rest before they are compared.
     """
 
     target: str = "cpu"
@@ -39,6 +40,7 @@ class How:
     is_walled: bool = False
     iterations: int = 1
     is_compared: bool = False
+    patience: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,11 @@ def drive(plan: FusionPlan, how: How) -> Driven:
         checks=checks,
         kernel=Seconds.of(timed) if timed else None,
         wall=Seconds.of(walled) if walled else None,
-        verdict=_verdict(compiled, ground) if how.is_compared and is_right else None,
+        verdict=_verdict(compiled, ground, how.patience) if how.is_compared and is_right else None,
     )
 
 
-def _verdict(compiled: CompiledPlan, ground: Ground) -> Verdict:
+def _verdict(compiled: CompiledPlan, ground: Ground, patience: float) -> Verdict:
     runner = runner_of(compiled.plan, compiled.kernel, compiled.choice.template, compiled.program)
     assert runner is not None  # it was bound
-    return verdict_on(replace(compiled.records, target=compiled.target), runner, ground)
+    return verdict_on(replace(compiled.records, target=compiled.target), runner, ground, patience)

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-NOT_NEGATIVE = click.FloatRange(0)
+
+class Duration(click.FloatRange):
+    """A number that is finite and not negative: `nan` is above no bound and below none."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number.
+
+        Raises:
+            click.BadParameter: the text is no such number.
+        """
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
+
+
+DURATION = Duration()
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,6 +54,13 @@ THREADS = click.option(
 )
 SEED = click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random data."
+)
+PATIENCE = click.option(
+    "--patience",
+    type=DURATION,
+    default=0.0,
+    show_default=True,
+    help="Seconds to wait, in all, until other programs rest.",
 )
 ACCURACY = click.option(
     "--accuracy",

@@ -6,7 +6,7 @@ from typing import Any
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, Unsupported
 
-RIGHT, WRONG, BAD, REFUSED = 0, 1, 2, 3
+RIGHT, WRONG, BAD, REFUSED, DISTURBED = 0, 1, 2, 3, 4
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 OF_ERRORS: dict[type[Exception], int] = {Unsupported: REFUSED, BuildError: WRONG}
 

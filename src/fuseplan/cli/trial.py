@@ -11,6 +11,8 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
+from fuseplan.measure.quiet import undisturbed, unsteady
+from fuseplan.measure.stats import Timing
 from fuseplan.plan import as_plan
 from fuseplan.template import Accuracy
 from fuseplan.tune.unfused import OneAtATime
@@ -23,16 +25,18 @@ class Trial:
     Attributes:
         compiled: the plan.
         check: of the output and the results beside float64, that which is nearest to its bound.
-        seconds: a run of the bound plan, median.
-        unfused_seconds: of its operators one at a time, each bound; None for other machines' targets.
+        timed: a call of the bound plan.
+        unfused: a call of its operators one at a time, each bound; None for other machines' targets.
         unfused_kernels: how many they are.
+        disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 
     compiled: CompiledPlan
     check: Check
-    seconds: float
-    unfused_seconds: float | None
+    timed: Timing
+    unfused: Timing | None
     unfused_kernels: int
+    disturbance: str | None
 
     def to_json(self) -> dict[str, Any]:
         """The trial as JSON values."""
@@ -47,9 +51,12 @@ class Trial:
             "workspace_bytes": self.compiled.workspace_bytes,
             "right": self.check.is_right,
             **self.check.to_json(),
-            "seconds": self.seconds,
-            "unfused_seconds": self.unfused_seconds,
+            "seconds": self.timed.median,
+            "unfused_seconds": self.unfused.median if self.unfused else None,
             "unfused_kernels": self.unfused_kernels,
+            "timing": self.timed.to_json(),
+            "unfused_timing": self.unfused.to_json() if self.unfused else None,
+            "disturbance": self.disturbance,
         }
 
 
@@ -62,8 +69,9 @@ def run_trial(
     template: str | None = None,
     seed: int = 0,
     inputs: str = "normal",
+    patience: float = 0.0,
 ) -> Trial:
-    """Compiles the plan, runs it on random arrays, checks and times it.
+    """Compiles the plan, runs it on random arrays, checks and times it; `patience` as for a verdict.
 
     Raises:
         PlanError, Unsupported, BuildError, ArgumentError: as `compile` does.
@@ -78,11 +86,12 @@ def run_trial(
     variants: dict[str, Callable[[], object]] = {"fused": fused}
     if compiled.target.is_host:  # what stands in for another machine is not timed beside itself
         variants["unfused"] = OneAtATime(known, ground.tensors, target=compiled.target)
-    timed = ground.times(variants)
+    timed, disturbance = undisturbed(partial(ground.times, variants), ground.watch, patience, unsteady)
     return Trial(
         compiled=compiled,
         check=max(checks, key=lambda check: check.error / check.allowed),
-        seconds=timed["fused"].median,
-        unfused_seconds=timed["unfused"].median if "unfused" in timed else None,
+        timed=timed["fused"],
+        unfused=timed.get("unfused"),
         unfused_kernels=len(known),
+        disturbance=disturbance,
     )

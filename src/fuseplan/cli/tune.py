@@ -8,7 +8,7 @@ import click
 
 from fuseplan.bench.tune_command import accuracy_of, merge, needed, tune_all
 from fuseplan.bench.tuning import MOST, TuneOptions
-from fuseplan.cli.options import NOT_NEGATIVE
+from fuseplan.cli.options import DURATION
 
 
 @click.command("tune")
@@ -16,7 +16,7 @@ from fuseplan.cli.options import NOT_NEGATIVE
 @click.option("--target", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option(
     "--seconds",
-    type=NOT_NEGATIVE,
+    type=DURATION,
     default=TuneOptions.seconds,
     show_default=True,
     help="A case's search, about.",
@@ -34,13 +34,13 @@ from fuseplan.cli.options import NOT_NEGATIVE
 )
 @click.option(
     "--patience",
-    type=NOT_NEGATIVE,
+    type=DURATION,
     default=TuneOptions.patience,
     show_default=True,
     help="Seconds for a case.",
 )
 @click.option(
-    "--within", type=NOT_NEGATIVE, default=TuneOptions.within, help="No case begins after so many seconds."
+    "--within", type=DURATION, default=TuneOptions.within, help="No case begins after so many seconds."
 )
 @click.option("--only", default="", help="Cases of suites whose name or group contains it.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file for the choices, to ship or merge.")

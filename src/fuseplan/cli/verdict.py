@@ -6,26 +6,35 @@ import json
 
 import click
 
-from fuseplan.cli.options import SEED, plan_command
+from fuseplan.cli.options import PATIENCE, SEED, plan_command
+from fuseplan.cli.statuses import DISTURBED, RIGHT
 from fuseplan.compile import compile as compile_plan
 
 
 @click.command("verdict")
 @plan_command
 @SEED
+@PATIENCE
+@click.pass_context
 def verdict_command(
+    ctx: click.Context,
     plan: str,
     target: str,
     threads: int | None,
     accuracy: str | float,
     template: str | None,
     seed: int,
+    patience: float,
     as_json: bool,
 ) -> None:
     """Measure whether fusing PLAN pays on this machine, and keep the answer for explain.
 
-    The fused kernel runs beside the plan's operators one at a time and beside eager PyTorch.
+    The fused kernel runs beside the plan's operators one at a time and beside eager PyTorch. While other
+    programs use the machine there is no verdict, and nothing is kept.
+
+    Exit status: 0 a verdict, 1 a wrong result, 2 no plan, 3 refused, 4 no verdict beside other programs.
     """
     compiled = compile_plan(plan, target, threads=threads, accuracy=accuracy, template=template)
-    found = compiled.verdict(seed)
+    found = compiled.verdict(seed, patience=patience)
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else str(found))
+    ctx.exit(DISTURBED if found.disturbance else RIGHT)

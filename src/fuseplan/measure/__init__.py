@@ -1,7 +1,7 @@
 """How fuseplan measures: one clock and one protocol for everything that it says about time.
 
 - `clock`: times callables against each other, interleaved, in blocks of calls.
-- `stats`: what is kept of the samples: how many, least, median, p90, and geometric means of ratios.
+- `stats`: what is kept of the samples: how many, least, median, p90, p99, and geometric means of ratios.
 - `data`: fresh random arrays for a plan.
 - `machine`: what a measurement was made on: processor, cores, versions, commit.
 - `peaks`, `peak_kernels`: the most this machine can do, measured; a kernel's floor is taken from it.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import subprocess
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuseplan.measure.machine import Machine, machine
+from fuseplan.measure.quiet import QUIET
 from fuseplan.measure.versions import versions
+
+REST = 1.0  # seconds: the driver tells of the last one at most
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,50 @@ def gpu_machine(device: int = 0) -> GpuMachine:
 
 
 def _driver() -> str:
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return next(iter(_asked("driver_version")), "")
+
+
+def _asked(*fields: str) -> list[str]:
+    """What nvidia-smi tells of each GPU, a line a GPU; nothing where it cannot."""
+    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return told.stdout.strip().splitlines()[0] if told.returncode == 0 and told.stdout.strip() else ""
+        return []
+    return told.stdout.strip().splitlines() if told.returncode == 0 else []
+
+
+class GpuWatch:
+    """Looks whether a GPU works while this process gives it nothing to do.
+
+    What begins later shows in the spread of samples.
+
+    Args:
+        device: the GPU's index, as torch counts.
+    """
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        torch.cuda.synchronize(device)
+        time.sleep(REST)
+        # torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, nvidia-smi all: both know the identity.
+        self._share = gpu_share(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+
+    def disturbance(self) -> str | None:
+        """The share of the time that other programs' kernels ran."""
+        if self._share is None or self._share <= QUIET:
+            return None
+        return f"other programs used the GPU for {self._share:.0%} of the time"
+
+
+def gpu_share(uuid: str) -> float | None:
+    """The share of the last second in which a GPU ran kernels; None where its driver does not tell."""
+    for line in _asked("uuid", "utilization.gpu"):
+        name, _, percent = line.partition(", ")
+        if uuid and name.removeprefix("GPU-") == uuid.removeprefix("GPU-") and percent.isdecimal():
+            return int(percent) / 100
+    return None
 
 
 def gpu_versions() -> dict[str, str]:

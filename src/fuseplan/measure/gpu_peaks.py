@@ -1,18 +1,20 @@
 """The most this machine's GPU can do, measured, and the floor it sets under a kernel's time.
 
 Measuring takes some two seconds; the result is kept in the cache directory, a file a GPU, and read from
-then on.
+then on, unless other programs used the GPU meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.kernel import Kernel
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.peaks import Floor, bytes_of_passes
+from fuseplan.measure.quiet import undisturbed
 
 if TYPE_CHECKING:
     from fuseplan.measure.gpu_clock import GpuClock
@@ -57,21 +59,44 @@ class GpuPeaks:
         return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
 
 
-def gpu_peaks(gpu: str, device: int = 0, *, measure: bool = False) -> GpuPeaks | None:
-    """The peaks of the GPU of that name.
+def gpu_peaks(gpu: str) -> GpuPeaks | None:
+    """The peaks of the GPU that its maker calls so; None before they are measured."""
+    return _read(place_of("peaks", gpu))
+
+
+def measured_gpu_peaks(gpu: str, device: int = 0, patience: float = 0.0) -> tuple[GpuPeaks, str | None]:
+    """The peaks measured now or, rate by rate, the better stored ones; kept if they are reliable.
 
     Args:
         gpu: its maker's name for it.
         device: its index.
-        measure: measure where nothing is stored; without it, None is the answer then.
+        patience: seconds to wait for other programs to rest.
+
+    Returns:
+        The peaks, and what makes them unreliable; None where nothing does.
     """
+    from fuseplan.measure.gpu_machine import GpuWatch
+
     place = place_of("peaks", gpu)
+    measure, watch = partial(measure_gpu_peaks, gpu, device), partial(GpuWatch, device)
+    found, disturbance = undisturbed(measure, watch, patience)
     stored = _read(place)
-    if stored is not None or not measure:
-        return stored
-    found = measure_gpu_peaks(gpu, device)
-    write_kept(place, found.to_json())
-    return found
+    if stored is not None:
+        found, disturbance = _better(found, stored), None
+    if disturbance is None:
+        write_kept(place, found.to_json())
+    return found, disturbance
+
+
+def _better(found: GpuPeaks, stored: GpuPeaks) -> GpuPeaks:
+    bytes_a_second, flops = (
+        {name: max(rate, known.get(name, 0.0)) for name, rate in fresh.items()}
+        for fresh, known in (
+            (found.bytes_a_second, stored.bytes_a_second),
+            (found.flops, stored.flops),
+        )
+    )
+    return GpuPeaks(found.gpu, bytes_a_second, flops)
 
 
 def measure_gpu_peaks(gpu: str, device: int = 0) -> GpuPeaks:

@@ -17,6 +17,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as HostProtocol
 from fuseplan.measure.clock import interleave
+from fuseplan.measure.quiet import HostWatch, Watch
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
@@ -60,6 +61,9 @@ class Ground(Protocol):
 
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """The variants, timed in turns."""
+
+    def watch(self) -> Watch:
+        """Looks from now on for other programs that use the machine."""
 
     def kernel_seconds(self, call: Call, count: int) -> list[float]:
         """Each of `count` calls by the machine's own clock; what runs before them is dropped."""
@@ -116,6 +120,10 @@ class HostGround:
     def times(self, variants: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, Timing]:
         """Seconds of the host."""
         return interleave(variants, HostProtocol(rounds, HOST_BLOCK))
+
+    def watch(self) -> Watch:
+        """At the processors."""
+        return HostWatch()
 
     def kernel_seconds(self, call: Call, count: int) -> list[float]:
         """The host's clock: it has no other."""
@@ -180,6 +188,12 @@ class GpuGround:
         """Seconds of the GPU, its second cache cold."""
         self._clock.protocol = replace(self._clock.protocol, rounds=rounds)
         return self._clock.interleave(variants)
+
+    def watch(self) -> Watch:
+        """At the GPU, before anything is measured."""
+        from fuseplan.measure.gpu_machine import GpuWatch  # noqa: PLC0415 - as above
+
+        return GpuWatch(self._clock.device.index)
 
     def kernel_seconds(self, call: Call, count: int) -> list[float]:
         """CUDA events, the second cache cold."""

@@ -7,7 +7,7 @@ import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuseplan.target import Target, parse_target
+from fuseplan.target import Target, available_processors, parse_target
 
 FIELDS_OF_A_MODEL = ("model name", "cpu model", "Model", "Hardware")  # of /proc/cpuinfo, by architecture
 
@@ -47,15 +47,21 @@ def machine() -> Machine:
 
 
 def processor_seconds(stat: Path = Path("/proc/stat")) -> tuple[float, float]:
-    """Seconds that all cores were busy, and all seconds they had; zeros where the system does not tell."""
+    """Busy seconds of the processors that this process may use, and all their seconds.
+
+    Time that a hypervisor took counts as busy. Both are zero where the system does not tell.
+    """
     if not stat.exists():
         return 0.0, 0.0
-    ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return (sum(ticks) - idle) / 100, sum(ticks) / 100
+    rows = (line.split() for line in stat.read_text().splitlines() if line.startswith("cpu"))
+    ticks = {name: [int(word) for word in counts[:8]] for name, *counts in rows}
+    own = [ticks[f"cpu{number}"] for number in available_processors() if f"cpu{number}" in ticks]
+    idle = sum(each[3] + each[4] for each in own)
+    total = sum(map(sum, own))
+    return (total - idle) / 100, total / 100
 
 
 def others(before: tuple[float, float], after: tuple[float, float], own: float) -> float:
-    """The share of the machine that other programs used between two readings; `own` is our seconds of it."""
+    """The share of the processors that other programs used between two readings; `own` is our seconds."""
     total = after[1] - before[1]
     return max(0.0, min(1.0, (after[0] - before[0] - own) / total)) if total > 0 else 0.0

@@ -1,7 +1,7 @@
 """The most this machine can do, measured, and the floor it sets under a kernel's time.
 
 Measuring takes under a second a thread count; the result is kept in the cache directory and read from
-then on. A rate is the best of many launches: what other programs took from some of them does not count.
+then on, unless other programs ran meanwhile. A rate is the best of many launches.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from fuseplan.emit import FIRST_SLOT
 from fuseplan.kernel import Kernel
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
+from fuseplan.measure.quiet import HostWatch, undisturbed
 from fuseplan.target import Target, parse_target
 
 if TYPE_CHECKING:
@@ -90,12 +92,23 @@ def bytes_of_passes(kernel: Kernel) -> int:
     return kernel.minimum_bytes + sum(sum(read.values()) for read in again)
 
 
-def peaks(threads: int | None = None, *, measure: bool = False) -> Peaks | None:
-    """This machine's peaks for that many threads (default: all it may use).
+def peaks(threads: int | None = None) -> Peaks | None:
+    """This machine's peaks for that many threads (default: all it may use); None before they are measured."""
+    return _read(_place(threads or parse_target("cpu").threads))
+
+
+def measured_peaks(threads: int | None = None, patience: float = 0.0) -> tuple[Peaks, str | None]:
+    """The peaks measured now or, rate by rate, the better stored ones; kept if they are reliable.
+
+    Other programs can only make a machine look slower than it is: a disturbed measurement may raise rates
+    that are stored, and is no first one.
 
     Args:
-        threads: how many threads run.
-        measure: measure where nothing is stored; without it, None is the answer then.
+        threads: how many threads run; all that this process may use unless given.
+        patience: seconds to wait for other programs to rest.
+
+    Returns:
+        The peaks, and what makes them unreliable; None where nothing does.
 
     Raises:
         BuildError: the kernels to measure with do not compile.
@@ -103,31 +116,21 @@ def peaks(threads: int | None = None, *, measure: bool = False) -> Peaks | None:
     target = parse_target("cpu")
     threads = threads or target.threads
     place = _place(threads)
+    found, disturbance = undisturbed(partial(measure_peaks, target, threads), HostWatch, patience)
     stored = _read(place)
-    if stored is not None or not measure:
-        return stored
-    found = measure_peaks(target, threads)
-    write_kept(place, found.to_json())
-    return found
-
-
-def improved_peaks(threads: int) -> Peaks:
-    """Measures now and keeps, of each rate, the better of this and what is stored.
-
-    Other programs can only make a machine look slower than it is, so peaks measured often are better known.
-    """
-    place = _place(threads)
-    stored, found = _read(place), measure_peaks(parse_target("cpu"), threads)
     if stored is not None:
-        rates = {
-            level: {
-                kind: max(rate, stored.bytes_a_second[level].get(kind, 0.0)) for kind, rate in listed.items()
-            }
-            for level, listed in found.bytes_a_second.items()
-        }
-        found = replace(found, flops=max(found.flops, stored.flops), bytes_a_second=rates)
-    write_kept(place, found.to_json())
-    return found
+        found, disturbance = _better(found, stored), None
+    if disturbance is None:
+        write_kept(place, found.to_json())
+    return found, disturbance
+
+
+def _better(found: Peaks, stored: Peaks) -> Peaks:
+    rates = {
+        level: {kind: max(rate, stored.bytes_a_second[level].get(kind, 0.0)) for kind, rate in listed.items()}
+        for level, listed in found.bytes_a_second.items()
+    }
+    return replace(found, flops=max(found.flops, stored.flops), bytes_a_second=rates)
 
 
 def measure_peaks(target: Target, threads: int) -> Peaks:

@@ -19,7 +19,7 @@ class Timing:
         blocks: how many blocks they were taken in; other variants ran between them.
         minimum: the least sample.
         median: the median over blocks of each block's median, so a disturbed block counts once.
-        p90: the sample that nine tenths are not above.
+        p90, p99: the samples that 90 and 99 of a hundred are not above.
         spread: the distance between the quartiles of the blocks' medians, over `median`.
     """
 
@@ -28,6 +28,7 @@ class Timing:
     minimum: float
     median: float
     p90: float
+    p99: float
     spread: float
 
     def to_json(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def summarize(blocks: Sequence[Sequence[float]]) -> Timing:
         minimum=min(samples),
         median=median,
         p90=percentile(samples, 0.9),
+        p99=percentile(samples, 0.99),
         spread=between / median if median else 0.0,
     )
 

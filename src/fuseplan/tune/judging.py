@@ -22,13 +22,14 @@ ANOTHER = 0.1  # of the largest output: what is further away computes something 
 SHOWN = 200  # characters of torch's own message
 
 
-def verdict_on(records: Records, runner: Runner, ground: Ground) -> Verdict:
-    """The verdict on a plan, measured and kept.
+def verdict_on(records: Records, runner: Runner, ground: Ground, patience: float = 0.0) -> Verdict:
+    """The verdict on a plan, measured, and kept if it is reliable.
 
     Args:
         records: of the fused plan; its target is one of this machine's.
         runner: of its program.
         ground: the plan's, on the target.
+        patience: seconds to wait for other programs to rest.
 
     Raises:
         ArgumentError: the fused kernel's result is wrong here; it is not compared then.
@@ -43,7 +44,7 @@ def verdict_on(records: Records, runner: Runner, ground: Ground) -> Verdict:
                 variants[name] = make(records, ground)
             except (CannotRunError, FuseplanError, ImportError, RuntimeError) as error:
                 refused[name] = (str(error).splitlines() or [type(error).__name__])[0][:SHOWN]
-        return judge(records, ground, variants, refused)
+        return judge(records, ground, variants, refused, patience)
 
 
 def _fused(records: Records, runner: Runner, ground: Ground) -> Callable[[], object]:

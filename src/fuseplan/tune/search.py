@@ -16,6 +16,8 @@ from typing import Any
 from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground
+from fuseplan.measure.quiet import unsteady
+from fuseplan.measure.stats import Timing
 from fuseplan.stages import Records
 from fuseplan.template import Template
 from fuseplan.tuned import Tuned, key_of
@@ -81,18 +83,21 @@ def search(
     if not found.seconds:
         reasons = "\n  ".join(f"{text}: {why}" for text, why in found.rejected)
         raise ArgumentError(f"no candidate computes {records.plan} rightly on {records.target}\n  {reasons}")
+    looking = ground.watch()
     final = _final(ground, found, untuned)
-    best = min(final, key=lambda text: final[text])
+    seconds_of = {text: timing.median for text, timing in final.items()}
+    best = min(seconds_of, key=lambda text: seconds_of[text])
     return Tuned(
         key=key_of(records.kernel, records.target, records.accuracy, toolchain),
         plan=str(records.plan),
         template=best,
-        seconds=final[best],
+        seconds=seconds_of[best],
         untuned=untuned,
-        untuned_seconds=final.get(untuned),
+        untuned_seconds=seconds_of.get(untuned),
         tried=len(found.seconds),
         rejected=tuple(found.rejected),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        disturbance=looking.disturbance() or unsteady(final),
     )
 
 
@@ -151,10 +156,9 @@ def _fault(records: Records, ground: Ground, template: Template, ready: Ready | 
     return None
 
 
-def _final(ground: Ground, found: _Found, untuned: str) -> Mapping[str, float]:
-    """Seconds of the best candidates, and of the cost model's, in long rounds side by side."""
+def _final(ground: Ground, found: _Found, untuned: str) -> Mapping[str, Timing]:
+    """Times of the best candidates, and of the cost model's, in long rounds side by side."""
     ranked = sorted(found.seconds, key=lambda text: found.seconds[text])
     near = [text for text in ranked if found.seconds[text] <= NEAR * found.seconds[ranked[0]]][:FINALISTS]
     chosen = near if untuned in near or untuned not in found.calls else [*near, untuned]
-    timed = ground.times({text: found.calls[text] for text in chosen}, LONG_ROUNDS)
-    return {text: timing.median for text, timing in timed.items()}
+    return ground.times({text: found.calls[text] for text in chosen}, LONG_ROUNDS)

@@ -1,7 +1,7 @@
 """Whether fusing paid, measured: the fused kernel beside the unfused runs on the same machine.
 
 Verdicts are kept in a file in the cache folder, one JSON object a line; `explain` shows the last one for its
-plan, target and processor.
+plan, target and processor. Times that were taken beside other programs are no verdict, and are not kept.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fuseplan import cache
 from fuseplan.measure.ground import Ground
+from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.stages import Records
 from fuseplan.tuned import processor_of
 
@@ -35,6 +37,7 @@ class Verdict:
         refused: runs that could not be measured, and why.
         kernels: how many kernels our own unfused run is.
         date: when, in UTC.
+        disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 
     plan: str
@@ -46,6 +49,7 @@ class Verdict:
     refused: Mapping[str, str]
     kernels: int
     date: str
+    disturbance: str | None
 
     @property
     def best_other(self) -> str | None:
@@ -54,13 +58,16 @@ class Verdict:
 
     @property
     def speedup(self) -> float | None:
-        """The fastest unfused run's time over the fused kernel's; None where there is no such run."""
+        """The fastest unfused run's time over the fused kernel's.
+
+        None where there is no such run, and where the times are unreliable.
+        """
         best = self.best_other
-        return None if best is None else self.others[best] / self.fused
+        return None if best is None or self.disturbance else self.others[best] / self.fused
 
     @property
     def pays(self) -> bool | None:
-        """Whether the fused kernel is at least as fast as every unfused run; None where there is none."""
+        """Whether the fused kernel is at least as fast as every unfused run; None without a speedup."""
         return None if self.speedup is None else self.speedup >= 1
 
     def to_json(self) -> dict[str, Any]:
@@ -69,11 +76,17 @@ class Verdict:
 
     def __str__(self) -> str:
         ranked = sorted(self.others.items(), key=lambda pair: pair[1])
-        listed = [f"  {name}: {_us(seconds)}, {seconds / self.fused:.2f}x" for name, seconds in ranked]
+        ratios = {} if self.disturbance else {name: f", {each / self.fused:.2f}x" for name, each in ranked}
+        listed = [f"  {name}: {_us(seconds)}{ratios.get(name, '')}" for name, seconds in ranked]
         listed += [f"  {name}: not measured: {why}" for name, why in self.refused.items()]
         return "\n".join([f"{self._sentence()} ({self.processor}, {self.date})", *listed])
 
     def _sentence(self) -> str:
+        if self.disturbance:
+            return (
+                f"no verdict: {self.disturbance}; fused took {_us(self.fused)}. Nothing is kept: measure "
+                "again when other programs rest, or wait for that with --patience 60"
+            )
         if self.speedup is None:
             return f"the fused kernel takes {_us(self.fused)}; there was nothing to compare it with"
         if self.pays:
@@ -93,16 +106,20 @@ def judge(
     ground: Ground,
     variants: Mapping[str, Callable[[], object]],
     refused: Mapping[str, str],
+    patience: float = 0.0,
 ) -> Verdict:
-    """Times the variants, of which `FUSED` is the fused kernel, and keeps the verdict.
+    """Times the variants, of which `FUSED` is the fused kernel, and keeps the verdict if it is reliable.
 
     Args:
         records: of the fused plan.
         ground: its tensors.
         variants: by name: the fused kernel, `UNFUSED`, and each framework.
         refused: other runs, and why they are not among the variants.
+        patience: seconds to wait for other programs to rest.
     """
-    taken = {name: timing.median for name, timing in ground.times(variants, ROUNDS).items()}
+    times = partial(ground.times, variants, ROUNDS)
+    timed, disturbance = undisturbed(times, ground.watch, patience, unsteady)
+    taken = {name: timing.median for name, timing in timed.items()}
     verdict = Verdict(
         plan=str(records.plan),
         target=str(records.target),
@@ -113,8 +130,10 @@ def judge(
         refused=dict(refused),
         kernels=len(records.plan),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        disturbance=disturbance,
     )
-    cache.append(FILE, json.dumps(verdict.to_json()))
+    if disturbance is None:
+        cache.append(FILE, json.dumps(verdict.to_json()))
     return verdict
 
 
@@ -148,6 +167,7 @@ def _lines(place: Path) -> list[dict[str, Any]]:
 def _verdict(told: dict[str, Any]) -> Verdict | None:
     own = {name: value for name, value in told.items() if name not in ("speedup", "pays")}
     try:
-        return Verdict(**own)
+        found = Verdict(**own)
     except TypeError:  # of another version
         return None
+    return found if found.disturbance is None else None
