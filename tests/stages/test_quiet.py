@@ -103,8 +103,8 @@ def test_a_disturbed_measurement_is_repeated_while_patience_lasts(monkeypatch: p
     monkeypatch.setattr(quiet, "processor_seconds", lambda: (0.0, 0.0))
     told = iter([OTHERS, OTHERS, None])
     monkeypatch.setattr(quiet.HostWatch, "disturbance", lambda self: next(told))
-    measured: list[int] = []
-    found, why = quiet.undisturbed(lambda: measured.append(1) or len(measured), quiet.HostWatch, 60.0)
+    measured = iter([1, 2, 3])
+    found, why = quiet.undisturbed(lambda: next(measured), quiet.HostWatch, 60.0)
     assert (found, why) == (3, None)
     monkeypatch.setattr(quiet.HostWatch, "disturbance", lambda self: OTHERS)
     assert quiet.undisturbed(lambda: 1, quiet.HostWatch, 0.0) == (1, OTHERS)

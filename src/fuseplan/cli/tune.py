@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ from fuseplan.cli.options import DURATION
     help="Seconds for a case.",
 )
 @click.option(
-    "--within", type=DURATION, default=TuneOptions.within, help="No case begins after so many seconds."
+    "--within", type=DURATION, help="Seconds after which no further case begins; no limit unless given."
 )
 @click.option("--only", default="", help="Cases of suites whose name or group contains it.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file for the choices, to ship or merge.")
@@ -56,7 +57,7 @@ def tune_command(
     threads: int | None,
     workers: int,
     patience: float,
-    within: float,
+    within: float | None,
     only: str,
     output: Path | None,
     merges: bool,
@@ -69,7 +70,14 @@ def tune_command(
         merge([Path(each) for each in asked], needed(output), click.echo)
         return
     options = TuneOptions(
-        target, seconds, most or None, accuracy_of(accuracy), threads, workers, patience, within
+        target,
+        seconds,
+        most or None,
+        accuracy_of(accuracy),
+        threads,
+        workers,
+        patience,
+        math.inf if within is None else within,
     )
     outcomes = tune_all(asked, options, output, click.echo, only)
     ctx.exit(0 if any(each.tuned for each in outcomes) else 1)
