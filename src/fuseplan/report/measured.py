@@ -51,46 +51,48 @@ def page(folder: Path) -> str:
 
 
 PROTOCOL = """\
-`fuseplan bench SUITE` measures; each line of `benchmarks/results` is one measurement, stamped.
+`fuseplan bench SUITE` measures. Each line of `benchmarks/results` is one measurement, with its machine,
+versions and commit.
 
-- Every library runs in a process of its own, with the same data and thread count, weights bound
-  and outputs allocated before, in the form that is fastest for it.
-- Data is random, and normal unless told otherwise. A result is compared with float64 before it
-  is timed; what is wrong is told and not timed.
-- Libraries take turns in blocks of {milliseconds:.0f} ms, {rounds} rounds unless told otherwise, the order
-  rotating from round to round. The first call of a block is not timed. A sample is one call, or
-  the mean of as many as last {microseconds:.0f} us.
-- A time is the median over blocks of each block's median; the spread is the distance between the
-  quartiles of the blocks' medians, over that. The share of the machine that other programs used
-  in the meantime is recorded.
-- The same buffers are used in each call; with `--cold` they are rotated past the last cache.
-  `--twice` measures fuseplan twice, which shows the noise.
-- Plans that take channels last are compared with all libraries, each in the layout it likes
-  best; plans that take channels first, with those that take channels first.
-- MIOpen's published shapes have [a page of their own](published.md).
-- The floor is the least time that this machine's measured peaks allow for the arithmetic and
-  the bytes. The error is the largest deviation from float64 over the largest output.
+- Each library runs in its own process, with the same data and thread count, in its fastest form. Weights
+  are bound and outputs allocated beforehand.
+- Data is random, normally distributed unless a table says otherwise. Each result is compared with float64
+  before it is timed. A wrong result is reported and not timed.
+- Libraries take turns in blocks of {milliseconds:.0f} ms, {rounds} rounds unless a table says otherwise.
+  The order rotates from round to round. The first call of a block is not timed. A sample is one call, or
+  the mean of as many calls as last {microseconds:.0f} us.
+- A time is the median of the blocks' medians. The spread is the distance between the quartiles of the
+  blocks' medians, divided by the time. The share of the machine that other programs used is recorded.
+- Each call uses the same buffers; with `--cold`, buffers are rotated past the last cache. `--twice`
+  measures fuseplan twice, which shows the noise.
+- A plan with channels last is compared with all libraries, each in its preferred layout. A plan with
+  channels first is compared with the libraries that take channels first.
+- [Published](published.md) has MIOpen's published shapes.
+- The floor is the least time that this machine's measured peaks allow for the arithmetic and the bytes.
+  The error is the largest deviation from float64, divided by the largest output.
 
-On a GPU (`--target cuda`) all libraries are in one process. Times are between CUDA events around
-a call. Before it a buffer of {flushed} MB is overwritten, so that the second cache holds none of its
-tensors, and the host is ahead of the GPU by {ahead} such writes, or as many more as a call that takes the
-host long needs. Blocks last {gpu_milliseconds:.0f} ms. Before commit 20e7018 it was {ahead} for any call:
-where one of `torch.compile` takes the host longer than a write takes the GPU, some 90 us, earlier times may
-hold some of the host's.
+On a GPU (`--target cuda`) all libraries run in one process. A time lies between two CUDA events around a
+call. A buffer of {flushed} MB is overwritten before each call, so the L2 cache holds none of the call's
+tensors. The host is ahead of the GPU by {ahead} such writes, and by more if a call takes the host longer.
+Blocks last {gpu_milliseconds:.0f} ms. Before commit 20e7018 the host was ahead by {ahead} writes for
+every call. A call of `torch.compile` may take the host longer than a write takes the GPU, about 90 us, so
+earlier times may include some host time.
 
-- `torch` is eager, `torch:steps` calls every operator of the plan by itself, `torch.compile` is
-  max-autotune with frozen weights and without CUDA graphs, its candidates tried in a process of their
-  own, which some of them end. `torch.compile:default` is its default mode.
-- Of batch norm in training `torch` is what its layers and their gradients call, cuDNN where they
-  choose it, relu in place; backward, relu's gradient reads what relu gave. `torch.compile` makes the
-  same of one function, where relu's argument is computed anew. No element lies so near relu's edge
-  that rounding decides its gradient. All results are checked, statistics and gradients too.
-- `cudnn` is `torch.cudnn_convolution_relu`, or its form with a residual; `cudnn:folded` is given
-  weights that the statistics of the normalization were put into beforehand. `cublaslt` is
-  `torch._addmm_activation`. What ends in `:nhwc` is given channels last.
-- All compute f32 without TF32. The floor is what torch's copy and products of matrices reach; in
-  f32 it allows three products in TF32. Where statistics need several passes over the data, it counts
-  the bytes of each; tensors that the second cache holds can be faster."""
+- `torch` is eager PyTorch. `torch:steps` is eager PyTorch with one call per operator of the plan.
+  `torch.compile` is max-autotune with frozen weights and without CUDA graphs; its candidates run in a
+  separate process, which some of them crash. `torch.compile:default` is the default mode.
+- For batch norm in training, `torch` runs the functions of its layers and of their gradients, with cuDNN
+  where they choose it and relu in place; in the backward pass, relu's gradient reads relu's output.
+  `torch.compile` compiles one function of the same operators, which recomputes relu's argument. No
+  element lies so near the edge of relu that rounding decides its gradient. All results are checked,
+  statistics and gradients included.
+- `cudnn` is `torch.cudnn_convolution_relu`, or its form with a residual. `cudnn:folded` has the
+  statistics of the normalization folded into its weights beforehand. `cublaslt` is
+  `torch._addmm_activation`. A name that ends in `:nhwc` has channels last.
+- All libraries compute f32 without TF32. The floor is the rate of torch's copy and of torch's matrix
+  products; in f32 the floor allows three products in TF32. If statistics need several passes over the
+  data, the floor counts the bytes of each pass; tensors that fit the L2 cache can be faster than the
+  floor."""
 
 
 def _protocol() -> str:
@@ -145,7 +147,7 @@ def _peaks(records: Sequence[Record]) -> Lines:
     if not records:
         return
     kinds = list(records[0]["bytes_a_second"]["l2"])
-    yield from ("", "### Peaks", "", "f32 operations, and bytes read and written, a second.", "")
+    yield from ("", "### Peaks", "", "f32 operations per second, and bytes read and written per second.", "")
     yield from table(
         ["threads", "GFLOP/s", "where", *(f"{kind}, GB/s" for kind in kinds)],
         [

@@ -28,25 +28,24 @@ KERNEL = (Series("fuseplan, kernel time", OURS), Series("MIOpen, published, kern
 WALL = (Series("fuseplan, wall time", OURS_TOO), Series("MIOpen, published, wall time", THEIRS_TOO))
 
 INTRODUCTION = """\
-MIOpen published how much faster its fused kernels are than the operators one at a time: 13 convolutions
-with bias and activation (CBA), 8 batch normalizations with activation (NA), 64 images each. `fuseplan bench
-published` measures the same shapes; every figure on this page is from its recorded results.
+MIOpen published how much faster its fused kernels are than separate operators: 13 convolutions with bias
+and activation (CBA) and 8 batch normalizations with activation (NA), with 64 images each. `fuseplan bench
+published` measures the same shapes. Every figure on this page comes from its recorded results.
 
-- **Fused** is the plan as one kernel of fuseplan. **One at a time** is the fastest of other libraries'
-  separate kernels, never ours: torch eager calling each operator of the plan, in place where it can; on a
-  CPU also onnxruntime without graph optimizations, a node an operator. Where the plan takes channels last,
-  torch is given channels first (`nchw`) or last (`nhwc`), whichever is faster. Where it takes channels
-  first, so does torch; *either layout* is what remains when the other layout counts there too, its
-  conversions left out.
-- **The fastest other** is the fastest library that computes the plan in its own best way, fused where it
-  can: cuDNN's and cuBLASLt's fused kernels and torch.compile on a GPU; onnxruntime, openvino and
-  torch.compile on a CPU. ncnn takes one image at a time and is not measured.
-- **Kernel time** on a GPU is the time between CUDA events around a call, the second cache cold. **Wall
-  time** is the time of the host's clock from the call until its result is there. On a CPU a call returns
-  when its result is there: the two are one.
-- How it is measured, and what counts as a result, is told in [Measured](measured.md).
-- MIOpen's speedups are its own, in f32, on a GPU that it does not name. Its table has several rows of one
-  NA shape, whose times differ; shown is their geometric mean."""
+- **Fused** is the plan as one kernel of fuseplan. **One at a time** is the fastest set of separate
+  kernels of other libraries, never of fuseplan: eager torch with one call per operator, in place where
+  possible; on a CPU also onnxruntime without graph optimizations. If the plan has channels last, torch
+  runs with channels first (`nchw`) or last (`nhwc`), whichever is faster. If the plan has channels first,
+  torch has channels first too; the column *either layout* is the ratio with the other layout allowed, its
+  conversions not counted.
+- **The fastest other** is the fastest library that computes the plan in its own best way, fused where
+  possible: cuDNN's and cuBLASLt's fused kernels and torch.compile on a GPU; onnxruntime, openvino and
+  torch.compile on a CPU. ncnn takes one image per call and is not measured.
+- **Kernel time** on a GPU lies between CUDA events around a call, with a cold L2 cache. **Wall time** is
+  the time on the host's clock from the call until its result is available. On a CPU both are the same.
+- [Measured](measured.md) describes the measurement and the checks.
+- MIOpen's speedups are its own, in f32, on a GPU that it does not name. Its table has several rows for
+  some NA shapes, with different times; this page shows their geometric mean."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def page(folder: Path) -> str:
     told = [line for device, found in _devices(folder) for line in _section(device, found)]
     listed = [f"- {name}: {where}." for name, where in sources().items()]
     head = [WRITTEN, "", "# MIOpen's published fusions, measured here", "", INTRODUCTION, ""]
-    return "\n".join([*head, "Where MIOpen's figures stand:", "", *listed, *told]) + "\n"
+    return "\n".join([*head, "Sources of MIOpen's figures:", "", *listed, *told]) + "\n"
 
 
 def charts(folder: Path, place: Path) -> list[Path]:
@@ -290,7 +289,7 @@ def _losses(found: Sequence[Point]) -> Iterator[str]:
         names = [f"{each.shape.name} ({each.group.split(', ')[1]})" for each in listed]
         yield f"- {what}: {', '.join(names) if names else 'nowhere'}."
     if is_on_gpu(found[0].ours):
-        yield from ("", "What was tried on these shapes stands beside them in [Measured](measured.md).")
+        yield from ("", "[Measured](measured.md) lists the attempts on these shapes.")
 
 
 if __name__ == "__main__":

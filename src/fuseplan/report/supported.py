@@ -23,13 +23,14 @@ Value = TypeVar("Value", bound=Hashable)
 TARGETS = ("cpu:avx2", "triton:sm_90", "triton:gfx942")
 WRITTEN = "<!-- Written by `make docs` from rules and templates: change them. -->"
 LETTERS = """\
-A combination has a letter an operator: Convolution, Matmul (a linear layer), Bias, batch Normalization,
-Activation, Scaled residual (`add`). Without a suffix it is inference; `-train` computes the statistics,
-`-backward` the gradients. Every cell was asked of the rules and of the templates' limits, with probe plans.
-A test runs each cell of the CPU (`tests/numeric/test_cells.py`) and, on a GPU, each of sm_90
-(`tests/device/test_cells.py`); some of sm_90 and of gfx942 are compiled on any machine
-(`tests/crossbuild/test_cells.py`), and gfx942 has never run. Each refusal's reason is held by
-`tests/test_supported.py`. Other vectors than AVX2's take the same, but for the widths of narrow groups."""
+Each letter of a combination is one operator: Convolution, Matmul (a linear layer), Bias, batch
+Normalization, Activation, Scaled residual (`add`). A combination without a suffix is inference; `-train`
+computes the statistics, and `-backward` computes the gradients. The table is made by asking the rules and
+the templates' limits about probe plans. Tests run every cell: on the CPU `tests/numeric/test_cells.py`,
+on a GPU `tests/device/test_cells.py` for sm_90. `tests/crossbuild/test_cells.py` compiles some cells of
+sm_90 and gfx942 on any machine; no kernel for gfx942 has run yet. `tests/test_supported.py` checks the
+reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except for the widths of
+narrow groups."""
 
 
 @dataclass(frozen=True)
