@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from fuseplan.arrays import address_of, aligned_bytes
 from fuseplan.backends.backend import one_by_one
@@ -66,7 +66,7 @@ class CpuBackend:
     name = "cpu"
     summary = "LLVM IR generated for the plan, compiled by llvmlite"
 
-    @property
+    @cached_property
     def templates(self) -> tuple[type[Template], ...]:
         """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
         from fuseplan.backends.cpu.templates import TEMPLATES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuseplan.backends.backend import one_by_one
@@ -53,7 +54,7 @@ class ReferenceBackend:
     name = "reference"
     summary = "NumPy in float64: the slow right answer"
 
-    @property
+    @cached_property
     def templates(self) -> tuple[type[Template], ...]:
         """The one there is."""
         from fuseplan.backends.reference.template import Interpreted

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuseplan.emit import Source
@@ -31,7 +32,7 @@ class TritonBackend:
     name = "triton"
     summary = "Triton generated for the plan, for NVIDIA and AMD GPUs"
 
-    @property
+    @cached_property
     def templates(self) -> tuple[type[Template], ...]:
         """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
         from fuseplan.backends.triton.templates import TEMPLATES
