@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from fuseplan.bench.suite import Suite
+from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
 from fuseplan.plan import FusionPlan
-from fuseplan.settings import environment
 
 WARM_UP = "f32[1x8] -> relu"  # loads the toolchain, which a process does once
 
@@ -97,8 +97,8 @@ def _refusal(answer: float | str) -> str | None:
 
 def _in_a_process(plans: Sequence[str], folder: str) -> tuple[list[float | str], float]:
     printed = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(plans)],
-        env=environment(FUSEPLAN_CACHE_DIR=folder, FUSEPLAN_DISABLE_CACHE="0"),
+        python("-m", __name__, json.dumps(plans)),
+        env=python_environment(FUSEPLAN_CACHE_DIR=folder, FUSEPLAN_DISABLE_CACHE="0"),
         capture_output=True,
         text=True,
         check=True,

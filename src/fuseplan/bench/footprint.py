@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+
+from fuseplan.child import python, python_environment
 
 NEEDED = ("numpy", "llvmlite")
 RUNS = 9
@@ -72,7 +73,9 @@ def footprint(runs: int = RUNS) -> Footprint:
 
 
 def _import() -> tuple[float, float, list[str]]:
-    printed = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        python("-c", PROGRAM), env=python_environment(), capture_output=True, text=True, check=True
+    )
     numpy_seconds, own_seconds, brought = json.loads(printed.stdout)
     return float(numpy_seconds), float(own_seconds), list(brought)
 

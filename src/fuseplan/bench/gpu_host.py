@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from fuseplan.bench.suite import Case, Suite
+from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Call
@@ -86,10 +86,12 @@ def _calls(case: Case, clock: GpuClock) -> dict[str, Call]:
 
 def _loading(plan: str) -> dict[str, Any]:
     """Loading a plan compiled before, in new processes; one more before them compiles where it was not."""
-    command = [sys.executable, "-c", LOADING, plan]
+    command = python("-c", LOADING, plan)
     told = []
     for _ in range(PROCESSES + 1):
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        ran = subprocess.run(
+            command, env=python_environment(), capture_output=True, text=True, check=False, timeout=120
+        )
         if ran.returncode:
             return {"plan": plan, "refused": ran.stderr.strip().splitlines()[-1]}
         told.append(json.loads(ran.stdout.strip().splitlines()[-1]))

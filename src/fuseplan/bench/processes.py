@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fuseplan.bench.worker import MARK
+from fuseplan.child import python, python_environment
 
 SHOWN = 200
 
@@ -21,7 +21,7 @@ class Process:
 
     def __init__(self, name: str, threads: int, log: Path) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "fuseplan.bench.worker", name, str(threads)]
+        self._command = python("-m", "fuseplan.bench.worker", name, str(threads))
         self._process: subprocess.Popen[str] | None = None
         self._log = log
 
@@ -61,7 +61,12 @@ class Process:
     def _start(self) -> dict[str, Any]:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=python_environment(),
             )
         return self._answer()
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from fuseplan.bench.suite import Case
 from fuseplan.bench.tune_worker import MARK
 from fuseplan.build import compile_all
+from fuseplan.child import python, python_environment
 from fuseplan.errors import FuseplanError, PlanError, Unsupported
 from fuseplan.stages import Records
 from fuseplan.target import Target, available_threads
@@ -179,11 +179,12 @@ class _Worker:
 
     def _started(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, *WORKER],
+            python(*WORKER),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env=python_environment(),
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps({"warm": self._target}) + "\n")

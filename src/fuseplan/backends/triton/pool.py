@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import LifoQueue
 from typing import IO, Any
 
 from fuseplan.backends.triton.worker import Job, received, send
+from fuseplan.child import python, python_environment
 from fuseplan.errors import BuildError
-from fuseplan.settings import environment
 
 SECONDS = 120.0  # most kernels take one or two
 SHOWN_BYTES = 4000
@@ -79,15 +77,13 @@ class _Worker:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            root = str(Path(__file__).resolve().parents[3])
-            paths = os.pathsep.join([root, *(path for path in sys.path if path and path != root)])
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fuseplan.backends.triton.worker"],
+                python("-m", "fuseplan.backends.triton.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=environment(PYTHONPATH=paths, TRITON_INTERPRET="0"),
+                env=python_environment(TRITON_INTERPRET="0"),
             )
         return self._process
 

@@ -1,0 +1,30 @@
+"""Python processes that this one starts: they import from its folders, never from where it was started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from fuseplan.settings import environment
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+def python(*arguments: str) -> list[str]:
+    """The command of a Python process; with `-P` it does not look into the working directory for modules."""
+    return [sys.executable, "-P", *arguments]
+
+
+def python_environment(**changes: str) -> dict[str, str]:
+    """The environment of such a process: with the module search path of this one but the working directory.
+
+    The package's own folder stays even if it is the working directory: its code runs already.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a working directory that was removed holds no module
+        here = os.path.realpath(os.curdir)
+        paths = [path for path in map(os.path.realpath, sys.path) if path != here]
+        package = [] if PACKAGE_ROOT in paths else [PACKAGE_ROOT]
+        return environment(PYTHONPATH=os.pathsep.join([*package, *paths]), **changes)
+    return environment(**changes)
