@@ -29,6 +29,7 @@ PYTHON_FILES = sorted(
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
     ("elsewhere", "errors", "limits", "reasons", "settings", "syntax"),
+    ("child", "private", "reading", "stock"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
     ("ops",),
@@ -37,7 +38,7 @@ LAYERS = (
     ("match", "rules", "template"),
     ("lower",),
     ("arrays", "arguments", "dlpack"),
-    ("cache",),
+    ("cache", "journal"),
     ("tuned",),
     ("backends",),
     ("measure",),

@@ -2,7 +2,8 @@
 
 An entry is a header (magic, format, key, SHA-256 and length of the payload) and the payload. It is written
 beside its place and then renamed, so a reader sees all of it or nothing; whatever does not check out is
-absent, and is built again. A folder that cannot be used costs compile time and one warning, never a compile.
+absent, and is built again. A folder that cannot be used, or that another user could write, costs compile time
+and one warning, never a compile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import functools
 import hashlib
 import os
 import struct
-import tempfile
 import threading
 import time
 import warnings
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuseplan import limits
+from fuseplan import limits, private, stock
 from fuseplan.settings import VARIABLES, settings
 
 if os.name == "nt":
@@ -32,9 +32,9 @@ else:
 MAGIC = b"fuseplan"
 FORMAT = 1
 HEADER = struct.Struct("<8sI32s32sQ")  # magic, format, key, SHA-256 of the payload, its length
-SUFFIX, SUFFIX_OF_PARTS = ".kernel", ".part"
 LOCKS = 64  # lock files a folder: keys share them, so that they do not pile up
 POLL_SECONDS = 0.005
+LOOKS = 16  # one write in so many looks at the folder's size
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CacheInfo:
     Attributes:
         path: its folder; None where the cache is turned off.
         hits, misses, corrupt: look-ups of this process; a corrupt entry is a miss as well.
-        entries, nbytes: what is on disk.
+        entries, nbytes: kernels on disk, and their bytes.
         problem: why the folder cannot be used; None where it can, as far as is known.
     """
 
@@ -62,7 +62,7 @@ class CacheInfo:
 
 
 class _Tally:
-    """Counts of this process, and the folders that it has warned of."""
+    """Counts of this process, and the folders and files that it has warned of."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -78,9 +78,21 @@ _tally = _Tally()
 
 
 def folder() -> Path | None:
-    """Where entries lie; None where the settings turn the cache off."""
+    """Where entries lie; None where the settings turn the cache off, or the user has no home directory."""
     now = settings()
-    return None if now.disable_cache else now.cache_dir
+    if now.disable_cache:
+        return None
+    try:
+        return _with_home(now.cache_dir)
+    except OSError as error:
+        report_unusable(now.cache_dir, error)
+        return None
+
+
+def _with_home(where: Path) -> Path:
+    if where.parts[:1] and where.parts[0].startswith("~"):  # as the settings leave an unknown one
+        raise OSError(f"no home directory is known for {where.parts[0]}")
+    return where
 
 
 def key_of(*parts: str) -> bytes:
@@ -155,7 +167,7 @@ def kept(make: Callable[[], bytes], *parts: str) -> bytes:
     if where is None or generator is None:
         return make()
     key = key_of(generator, *parts)
-    place = _place(where, key, SUFFIX_OF_PARTS)
+    place = _place(where, key, stock.SUFFIX_OF_PARTS)
     data = _bytes_at(where, place)
     payload = None if data is None else _payload(key, data)
     if payload is None:
@@ -165,14 +177,28 @@ def kept(make: Callable[[], bytes], *parts: str) -> bytes:
 
 
 def _bytes_at(where: Path, place: Path) -> bytes | None:
-    """A file's bytes; None where there is none, or none that can be read, which is reported."""
+    """A file's bytes; None where there is none. One that is not used has none, and is reported."""
     try:
-        return place.read_bytes()
+        return private.read(place, limits.ENTRY_BYTES, marks_use=True)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not is_usable(where, private.check):
+            return None
+        report(place, f"an entry of the cache is not used: {error}. Its kernel is compiled anew")
+        return b""
+
+
+def is_usable(where: Path, look: Callable[[Path], None]) -> bool:
+    """Whether a folder passes a look; one that is there and does not is reported."""
+    try:
+        look(where)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
         report_unusable(where, error)
-        return None
+        return False
+    return True
 
 
 def reject(key: bytes) -> None:
@@ -205,37 +231,23 @@ def write(key: bytes, payload: bytes) -> None:
 
 def _store(where: Path, place: Path, key: bytes, payload: bytes) -> None:
     header = HEADER.pack(MAGIC, FORMAT, key, hashlib.sha256(payload).digest(), len(payload))
-    beside = None
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        descriptor, beside = tempfile.mkstemp(prefix=".writing-", dir=where)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(header + payload)
-        os.replace(beside, place)
-    except OSError as error:
-        report_unusable(where, error)
-        if beside is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-
-
-def append(name: str, line: str) -> None:
-    """Appends a line to a file in the folder, in one write, so that processes do not mix theirs.
-
-    Where it cannot, says so once and goes on.
-    """
-    where = folder()
-    if where is None:
+    data, size = header + payload, settings().cache_size
+    if len(data) > min(size, limits.ENTRY_BYTES) or not stored(place, data):
         return
+    # Keys are random numbers: about one write in LOOKS looks, whichever process writes.
+    if key[0] % LOOKS == 0 or len(data) > size // LOOKS**2:
+        with contextlib.suppress(OSError):  # the next look may succeed
+            stock.evict(where, size)
+
+
+def stored(place: Path, data: bytes) -> bool:
+    """Whether a file in the folder could be written; says so once where not."""
     try:
-        where.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(where / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
+        private.write(place, data)
     except OSError as error:
-        report_unusable(where, error)
+        report_unusable(place.parent, error)
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -258,7 +270,7 @@ def lock(key: bytes) -> Iterator[None]:
 
 def _locked(where: Path, place: Path) -> int | None:
     try:
-        where.mkdir(parents=True, exist_ok=True)
+        private.make(where)
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         report_unusable(where, error)
@@ -286,62 +298,78 @@ def _try_lock(descriptor: int) -> bool:
 
 def report_unusable(where: Path, error: OSError) -> None:
     """Warns, once a folder and process, that nothing can be kept there."""
-    with _tally.lock:
-        if where in _tally.problems:
-            return
-        _tally.problems[where] = str(error)
     variable = next(each.name for each in VARIABLES if each.field == "cache_dir")
-    warnings.warn(
+    remedy = error.remedy if isinstance(error, private.NotPrivateError) else "make it writable"
+    report(
+        where,
         f"the cache folder {where} cannot be used ({error}): nothing is kept, and kernels are compiled "
-        f"anew in each process. Make it writable, or set {variable} to a folder that is",
-        RuntimeWarning,
-        stacklevel=2,
+        f"anew in each process. {remedy[0].upper()}{remedy[1:]}, or set {variable} to a folder of your own",
+        problem=str(error),
     )
 
 
-def _place(where: Path, key: bytes, suffix: str = SUFFIX) -> Path:
+def report(place: Path, message: str, problem: str = "") -> None:
+    """Warns of a file or folder, once a process."""
+    with _tally.lock:
+        if place in _tally.problems:
+            return
+        _tally.problems[place] = problem
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _place(where: Path, key: bytes, suffix: str = stock.SUFFIX) -> Path:
     return where / (key.hex() + suffix)
 
 
 def entries() -> dict[str, int]:
-    """Bytes on disk by key, in hexadecimal."""
+    """Bytes on disk by key, in hexadecimal; none where the folder cannot be read."""
     where = folder()
-    found: dict[str, int] = {}
-    for place in [] if where is None else where.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):  # another process may have cleared it
-            found[place.stem] = place.stat().st_size
-    return found
+    with contextlib.suppress(OSError):
+        return {} if where is None else _kernels(where)
+    return {}
+
+
+def _kernels(where: Path) -> dict[str, int]:
+    return {each.path.stem: each.nbytes for each in stock.held(where) if each.is_kernel}
 
 
 def cache_info() -> CacheInfo:
     """Where the cache is, what it holds, and this process's hits and misses."""
-    where = folder()
-    sizes = entries()
+    now = settings()
+    where = None if now.disable_cache else now.cache_dir
     problem = None if where is None else _tally.problems.get(where) or _obstacle(where)
-    path = None if where is None else str(where)
+    path, sizes = None if where is None else str(where), entries()
     with _tally.lock:
         counts = (_tally.hits, _tally.misses, _tally.corrupt)
     return CacheInfo(path, *counts, len(sizes), sum(sizes.values()), problem)
 
 
 def _obstacle(where: Path) -> str | None:
-    """Why a folder cannot be one, or cannot be written, as far as a look tells."""
-    found = next(place for place in (where, *where.parents) if os.path.exists(place))
-    if not found.is_dir():
-        return f"{found} is no folder"
-    return None if os.access(found, os.W_OK) else f"{found} cannot be written"
+    """Why a folder is no cache, or cannot be written, as far as a look tells."""
+    try:
+        return _looked_at(_with_home(where))
+    except OSError as error:
+        return str(error)
+
+
+def _looked_at(where: Path) -> str | None:
+    found = where
+    try:
+        private.check(where)
+    except FileNotFoundError:
+        private.check_way(where)
+        found = next(place for place in where.absolute().parents if os.path.lexists(place))
+    return None if os.access(found, os.W_OK | os.X_OK) else f"{found} cannot be written"
 
 
 def clear() -> int:
-    """Removes everything stored and returns how many kernels there were.
+    """Removes every kernel, and the files that were left unfinished, and returns how many kernels there were.
 
     Raises:
         OSError: one cannot be removed.
     """
     where = folder()
-    if where is None:
-        return 0
-    kernels = list(where.glob(f"*{SUFFIX}"))
-    for place in [*kernels, *where.glob(f"*{SUFFIX_OF_PARTS}")]:
-        place.unlink(missing_ok=True)
-    return len(kernels)
+    every = [] if where is None else list(stock.held(where))
+    for each in every:
+        each.remove()
+    return sum(each.is_kernel for each in every)

@@ -6,6 +6,8 @@ part of the table that fits; the reference page lists it, and a test demands tha
 
 from __future__ import annotations
 
+MIB = 1 << 20
+
 
 class Limit(int):
     """A bound: a whole number that knows its meaning.
@@ -26,10 +28,23 @@ class Limit(int):
         return made
 
 
-# The cache.
+# The cache folder. Entries of the suites have up to 0.4 MB.
+ENTRY_BYTES = Limit(
+    256 * MIB, "bytes", "an entry of the cache", "neither read nor kept: the kernel is compiled"
+)
 LOCK_SECONDS = Limit(
     60, "s", "the wait for another process that compiles the same kernel", "this process compiles too"
 )
+MEASUREMENT_BYTES = Limit(MIB, "bytes", "a kept measurement of this machine", "measured again")
+
+# Files of measured choices and of verdicts: one JSON object a line.
+LINES_BYTES = Limit(64 * MIB, "bytes", "a file of measured choices, or of verdicts", "the file is refused")
+LINE_BYTES = Limit(MIB, "bytes", "a line of such a file", "the line is refused; of an own file: skipped")
+JSON_LEVELS = Limit(32, "levels", "objects and lists inside each other in such a line", "as above")
+
+# Files that a command is given.
+TOML_BYTES = Limit(4 * MIB, "bytes", "a suite, or a list of accepted spills", "refused")
+SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refused")
 
 
 def limits() -> dict[str, Limit]:

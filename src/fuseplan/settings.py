@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ class Settings:
     """What the environment says.
 
     Attributes:
-        cache_dir: folder of the disk cache.
+        cache_dir: folder of the disk cache; it begins with `~` where no such home directory is known.
+        cache_size: bytes that kernels may take there.
         disable_cache: neither read nor write the disk cache.
         threads: threads a launch uses unless told otherwise; None for as many as there are processors.
     """
 
     cache_dir: Path
+    cache_size: int
     disable_cache: bool
     threads: int | None
 
@@ -50,12 +53,34 @@ def _count(text: str) -> int:
 
 
 def _folder(text: str) -> Path:
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # pathlib's raises where there is no home
 
 
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "fuseplan"
+    return (Path(base) if base else _folder("~/.cache")) / "fuseplan"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `48K`, `2M`, `1G` or `512`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)", text, re.ASCII)
+    if not match:
+        raise ValueError(f"not a size: {text!r}")
+    return int(match[1]) * int(1024 ** " KMG".index(match[2] or " "))
+
+
+def _size(text: str) -> int:
+    try:
+        found = parse_size(text)
+    except ValueError:
+        found = 0
+    if not found:
+        raise ValueError("bytes, such as 512M or 2G")
+    return found
 
 
 VARIABLES = (
@@ -65,6 +90,13 @@ VARIABLES = (
         _folder,
         _default_cache_dir,
         "folder of the disk cache; unset: fuseplan in XDG_CACHE_HOME, or else in ~/.cache",
+    ),
+    Variable(
+        "FUSEPLAN_CACHE_SIZE",
+        "cache_size",
+        _size,
+        lambda: parse_size("1G"),
+        "bytes that kernels may take on disk, such as 512M: above it the longest unused go; unset: 1G",
     ),
     Variable(
         "FUSEPLAN_DISABLE_CACHE",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError, counted, did_you_mean
-from fuseplan.settings import settings
+from fuseplan.settings import parse_size, settings
 
 KIB = 1024
 
@@ -268,15 +268,3 @@ def cache_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tupl
         if kind != "Instruction" and level in found:
             found[level] = size
     return found[1], found[2], found[3]
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `48K`, `2M` or `512`.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = re.fullmatch(r"(\d+)([KMG]?)", text)
-    if not match:
-        raise ValueError(f"not a size: {text!r}")
-    return int(match[1]) * int(KIB ** " KMG".index(match[2] or " "))

@@ -11,15 +11,15 @@ import functools
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fuseplan import cache
+from fuseplan import cache, journal, limits
 from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel
+from fuseplan.reading import bytes_of, json_lines, record
 from fuseplan.target import Target
 
 SHIPPED = Path(__file__).parent / "data" / "tuned"
@@ -78,17 +78,17 @@ class Tuned:
         return {**told.pop("key"), **told}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Tuned:
+    def from_json(cls, told: Any) -> Tuned:
         """The choice that `to_json` told.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            ValueError: it did not.
         """
+        if not isinstance(told, dict):
+            raise ValueError("it is no object")
         names = [field.name for field in fields(Key)]
-        key = Key(**{name: str(told[name]) for name in names})
-        rest = {name: value for name, value in told.items() if name not in names}
-        rest["rejected"] = tuple((str(choice), str(why)) for choice, why in rest["rejected"])
-        return cls(key, **rest)
+        key = record(Key, {name: told[name] for name in names if name in told})
+        return record(cls, {"key": key, **{name: told[name] for name in told if name not in names}})
 
 
 def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> Key:
@@ -128,7 +128,7 @@ def own_file() -> Path | None:
 def keep(choice: Tuned) -> None:
     """Appends a choice to the user's file; where there is none it lasts as long as the process."""
     _unsaved[choice.key] = choice
-    cache.append(OWN_FILE, json.dumps(choice.to_json()))
+    journal.append(OWN_FILE, choice.to_json())
 
 
 def merged(files: Iterable[Path]) -> list[Tuned]:
@@ -137,13 +137,17 @@ def merged(files: Iterable[Path]) -> list[Tuned]:
     Raises:
         ArgumentError: a file cannot be read, or holds something else.
     """
-    found: dict[Key, Tuned] = {}
-    for place in files:
-        for choice in read(place):
-            known = found.get(choice.key)
-            if known is None or known.date <= choice.date:
-                found[choice.key] = choice
+    found = _latest(choice for place in files for choice in read(place))
     return sorted(found.values(), key=lambda choice: (choice.key.target, choice.plan, choice.key.accuracy))
+
+
+def _latest(choices: Iterable[Tuned]) -> dict[Key, Tuned]:
+    found: dict[Key, Tuned] = {}
+    for choice in choices:
+        known = found.get(choice.key)
+        if known is None or known.date <= choice.date:
+            found[choice.key] = choice
+    return found
 
 
 def read(place: Path) -> Iterator[Tuned]:
@@ -153,14 +157,14 @@ def read(place: Path) -> Iterator[Tuned]:
         ArgumentError: it cannot be read, or a line is no choice.
     """
     try:
-        lines = place.read_text().splitlines()
-    except OSError as error:
+        data = bytes_of(place, limits.LINES_BYTES)
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"{place} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
+    for number, told in json_lines(data):
         try:
-            yield Tuned.from_json(json.loads(line))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArgumentError(f"{place}, line {number}: not a tuned choice: {error!r}") from error
+            yield Tuned.from_json(told())
+        except ValueError as error:
+            raise ArgumentError(f"{place}, line {number}: not a tuned choice: {error}") from error
 
 
 def write(place: Path, choices: Iterable[Tuned]) -> None:
@@ -192,19 +196,10 @@ def _own() -> dict[Key, Tuned]:
         return _unsaved
     stamp = (found.st_mtime_ns, found.st_size)
     if place not in _known or _known[place][0] != stamp:
-        _known[place] = stamp, _readable(place)
+        _known[place] = stamp, _latest(journal.read(OWN_FILE, Tuned.from_json))
     return _unsaved | _known[place][1]
-
-
-def _readable(place: Path) -> dict[Key, Tuned]:
-    """The user's choices; a file that is broken costs them and one warning, never a compile."""
-    try:
-        return {choice.key: choice for choice in merged([place])}
-    except ArgumentError as error:
-        warnings.warn(f"{error}; the file's choices are not used: remove it", RuntimeWarning, stacklevel=2)
-        return {}
 
 
 @functools.cache
 def _shipped() -> dict[Key, Tuned]:
-    return {choice.key: choice for choice in merged(sorted(SHIPPED.glob("*.jsonl")))}
+    return _latest(choice for place in sorted(SHIPPED.glob("*.jsonl")) for choice in read(place))

@@ -331,7 +331,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "bytes of another version": (
         lambda: load(signed(b'{"plan": 3}')),
         "InvalidValue",
-        ("is not what miopenSaveSolution wrote", "missing"),
+        ("is not what miopenSaveSolution wrote", "plan is 3; want a text"),
+    ),
+    "bytes that are nested too deep": (
+        lambda: load(signed(b"[" * 100_000)),
+        "InvalidValue",
+        ("nested deeper than 32 levels",),
     ),
     "too large a number": (lambda: load(b"fuseplan solution 1" + 5000 * b"0"), "InvalidValue", ("`data`",)),
     "tensors beyond memory": (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fuseplan import limits
 from fuseplan.bench import command, results, suite, table
 from fuseplan.bench.peers import peers_of
 from fuseplan.bench.results import Row
@@ -47,6 +48,12 @@ def test_both_layouts_have_the_same_shapes() -> None:
     ("text", "told"),
     [
         ("title = ", "not a suite"),
+        ("title = \udcff", "line 1: byte 0xff is no UTF-8 text"),
+        ("a = " + "[" * 10_000, "nested too deep"),
+        ("title = 3\ncase = 3", "title is 3; want a text"),
+        ('title = "t"\ncase = 3', "case is 3; want a list"),
+        ('title = "t"\n[[case]]\nname = 3', "case[0].name is 3; want a text"),
+        ('title = "t"\ncase = []\n[[target]]\ngroup = 1', "target[0].group is 1; want a text"),
         ('title = "t"', "'case'"),
         ('title = "t"\n[[case]]\nname = "a"', "plan"),
         ('title = "t"\n[[case]]\nname = "a"\nplan = "f32[2] -> relu"\ngroup = "g"\nmodel = "m"', "axes"),
@@ -54,7 +61,7 @@ def test_both_layouts_have_the_same_shapes() -> None:
 )
 def test_a_file_that_is_no_suite_says_why(text: str, told: str, tmp_path: Path) -> None:
     place = tmp_path / "wrong.toml"
-    place.write_text(text)
+    place.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ArgumentError, match=r"wrong\.toml is not a suite") as raised:
         suite.load(str(place))
     assert told in str(raised.value)
@@ -66,6 +73,15 @@ def test_an_aim_for_no_group_is_refused(tmp_path: Path) -> None:
     place.write_text(f'title = "t"\n{case}[[target]]\ngroup = "h"\nagainst = "all"\ngeomean = 1.0\n')
     with pytest.raises(ArgumentError, match="group 'h'"):
         suite.load(str(place))
+
+
+def test_a_suite_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TOML_BYTES", 10)
+    (tmp_path / "large.toml").write_text('title = "more than ten bytes"')
+    with pytest.raises(ArgumentError, match="it has more than 10 bytes"):
+        suite.load(str(tmp_path / "large.toml"))
+    with pytest.raises(ArgumentError, match="no suite is named"):
+        suite.load("x" * 5000 + ".toml")
 
 
 def test_an_unknown_suite_names_the_nearest() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fuseplan import cache, limits
+from fuseplan import cache, limits, stock
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def only_entry(folder: Path) -> Path:
-    (found,) = folder.glob("*" + cache.SUFFIX)
+    (found,) = folder.glob("*" + stock.SUFFIX)
     return found
 
 
@@ -271,3 +271,128 @@ def test_a_setting_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPat
 def test_the_cache_is_wanted_or_not() -> None:
     with pytest.raises(ArgumentError, match="`cache` is True or False; got 'no'"):
         compile_plan(PLAN, "cpu", cache="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["~nosuch-user/kernels", "~"])
+def test_without_a_home_directory_plans_compile(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda text: text)
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(RuntimeWarning, match=f"no home directory is known for {Path(text).parts[0]}"):
+        assert compiled_result()[0] == "compiled"
+    assert list(tmp_path.iterdir()) == [], "no folder of that name is made"
+    info = cache.cache_info()
+    assert (info.path, info.entries) == (text, 0)
+    assert "no home directory" in str(info.problem)
+    assert cache.clear() == 0
+    monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "1")
+    forget()
+    assert compiled_result()[0] == "compiled"
+
+
+NOT_PRIVATE = pytest.mark.skipif(os.name == "nt", reason="owners and modes are POSIX")
+
+
+@NOT_PRIVATE
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_nothing_is_run_from_a_folder_that_others_may_write(folder: Path, mode: int) -> None:
+    assert compiled_result()[0] == "compiled"
+    folder.chmod(mode)
+    forget()
+    with pytest.warns(RuntimeWarning, match=f"writable by others .mode {mode:o}.* Run `chmod go-w") as met:
+        assert compiled_result()[0] == "compiled"
+    assert len(met) == 1
+    assert "set FUSEPLAN_CACHE_DIR to a folder of your own" in str(met[0].message)
+    assert "writable by others" in str(cache.cache_info().problem)
+    folder.chmod(0o700)
+    forget()
+    assert compiled_result()[0] == "disk"
+
+
+@NOT_PRIVATE
+def test_nothing_is_run_from_another_users_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled_result()[0] == "compiled"
+    forget()
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.warns(RuntimeWarning, match="belongs to .*, and this process runs as") as met:
+        assert compiled_result()[0] == "compiled"
+    assert "writable" not in str(met[0].message), "another user's folder is not the one to repair"
+
+
+@NOT_PRIVATE
+def test_an_entry_that_is_no_plain_file_is_replaced(folder: Path, tmp_path: Path) -> None:
+    _, want = compiled_result()
+    place = only_entry(folder)
+    target = tmp_path / "elsewhere"
+    target.write_bytes(place.read_bytes())
+    for link in (None, Path("/dev/zero"), target):
+        place.unlink()
+        os.mkfifo(place) if link is None else place.symlink_to(link)
+        forget()
+        cache._tally.problems.clear()
+        with pytest.warns(RuntimeWarning, match=f"{place} is (no plain file|a link)"):
+            origin, got = compiled_result()
+        assert origin == "compiled"
+        np.testing.assert_array_equal(got, want)
+        forget()
+        assert compiled_result()[0] == "disk"
+
+
+@NOT_PRIVATE
+def test_an_entry_that_others_may_write_is_replaced(folder: Path) -> None:
+    compiled_result()
+    place = only_entry(folder)
+    place.chmod(0o666)
+    forget()
+    with pytest.warns(RuntimeWarning, match="is not used: .*mode 666.* compiled anew"):
+        assert compiled_result()[0] == "compiled"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+def test_an_entry_that_is_too_large_is_neither_read_nor_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_result()
+    with only_entry(folder).open("r+b") as file:
+        file.truncate(20 << 30)  # a hole: no disk is used
+    forget()
+    with pytest.warns(RuntimeWarning, match=f"at most {limits.ENTRY_BYTES} are read"):
+        assert compiled_result()[0] == "compiled"
+    monkeypatch.setattr(limits, "ENTRY_BYTES", 100)
+    cache.write(KEY, b"x" * 200)
+    monkeypatch.undo()
+    assert cache.read(KEY) is None
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root and Windows search everywhere")
+def test_a_folder_that_cannot_be_searched_is_told_and_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / "below"))
+    folder.chmod(0)
+    try:
+        info = cache.cache_info()
+    finally:
+        folder.chmod(stat.S_IRWXU)
+    assert (info.path, info.entries) == (str(folder / "below"), 0)
+    assert "Permission denied" in str(info.problem)
+
+
+def test_a_folder_whose_files_cannot_be_listed_is_told_and_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    info = cache.cache_info()
+    monkeypatch.undo()
+    assert (info.path, info.entries) == (str(folder), 0)
+    assert "Permission denied" in str(info.problem)

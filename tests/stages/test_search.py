@@ -1,5 +1,7 @@
 """The search for the fastest candidate and the verdict, on a ground whose clock and answers are made up."""
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,5 +197,15 @@ def test_a_broken_line_of_history_is_passed_over(records: Records, own_folder: P
     ground = FakeGround({FUSED: 1e-5, UNFUSED: 3e-5})
     verdict = judge(records, ground, {name: lambda: None for name in ground.seconds}, {})
     with (own_folder / "verdicts.jsonl").open("a") as file:
-        file.write("half a li\n[]\n")
-    assert recorded(verdict.plan, verdict.target, verdict.processor) == verdict
+        file.write("half a li\n[]\n" + json.dumps({**verdict.to_json(), "fused": 0}))
+    where = (verdict.plan, verdict.target, verdict.processor)
+    with pytest.warns(RuntimeWarning, match="3 lines skipped; the first is line 2"):
+        assert recorded(*where) == verdict
+    assert recorded(*where) == verdict, "and says so once"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes are POSIX")
+def test_a_history_that_is_no_file_costs_a_warning(records: Records, own_folder: Path) -> None:
+    os.mkfifo(own_folder / "verdicts.jsonl")
+    with pytest.warns(RuntimeWarning, match=r"verdicts\.jsonl is not used: .* no plain file"):
+        assert recorded("p", "t", "c") is None

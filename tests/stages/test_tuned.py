@@ -1,12 +1,14 @@
 """The store of measured choices: keys, files, which choice wins, and what compile makes of it."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fuseplan
-from fuseplan import tuned
+from fuseplan import cache, limits, tuned
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
 from fuseplan.stages import decide
@@ -19,6 +21,7 @@ PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tuned, "_unsaved", {})
+    monkeypatch.setattr(cache, "_tally", cache._Tally())
     return tmp_path
 
 
@@ -85,11 +88,69 @@ def test_a_line_that_is_no_choice_is_an_error_that_says_where(own_folder: Path) 
         tuned.merged([own_folder / "absent.jsonl"])
 
 
-def test_a_broken_file_costs_a_warning_and_no_compile(own_folder: Path) -> None:
-    (own_folder / tuned.OWN_FILE).write_text("{}\n")
-    with pytest.warns(RuntimeWarning, match="line 1: not a tuned choice"):
-        records = decide(PLAN, "cpu")
-    assert records.choice.tuned is None
+BROKEN = (
+    b"{}",
+    b"\xff",
+    b"[" * 100_000,
+    b'{"kernel": 3}',
+    b"3",
+    b'{"plan',
+)
+
+
+def broken_kinds() -> list[dict[str, object]]:
+    """A choice's members, each of another type once."""
+    told = choice_for(PLAN, 1).to_json()
+    wrongs: tuple[object, ...] = ({"a": []}, True)
+    return [{**told, name: wrong} for name in told for wrong in wrongs]
+
+
+def test_broken_lines_cost_themselves_and_one_warning(own_folder: Path) -> None:
+    good = choice_for(PLAN, 1)
+    lines = [*BROKEN, *(json.dumps(each).encode() for each in broken_kinds())]
+    place = own_folder / tuned.OWN_FILE
+    place.write_bytes(b"\n".join([*lines, json.dumps(good.to_json()).encode(), b'{"kernel": "cut o']))
+    told = f"{len(lines) + 1} lines skipped; the first is line 1: it has no"
+    with pytest.warns(RuntimeWarning, match=told) as met:
+        assert decide(PLAN, "cpu").choice.tuned == good
+    assert len(met) == 1
+    better = choice_for(PLAN, 2, "2026-03-01")
+    tuned.keep(better)
+    tuned._unsaved.clear()
+    assert decide(PLAN, "cpu").choice.tuned == better, "a line behind one that was cut off counts"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and devices are POSIX")
+@pytest.mark.parametrize("make", [os.mkfifo, lambda place: os.symlink("/dev/zero", place), os.mkdir])
+def test_a_file_that_is_none_costs_a_warning_and_no_compile(
+    make: Callable[[Path], None], own_folder: Path
+) -> None:
+    make(own_folder / tuned.OWN_FILE)
+    with pytest.warns(RuntimeWarning, match=r"tuned\.jsonl is not used: .* is (no plain file|a link)"):
+        assert decide(PLAN, "cpu").choice.tuned is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX")
+def test_choices_that_others_may_write_are_not_followed(own_folder: Path) -> None:
+    tuned.keep(choice_for(PLAN, 1))
+    tuned._unsaved.clear()
+    (own_folder / tuned.OWN_FILE).chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="writable by others"):
+        assert decide(PLAN, "cpu").choice.tuned is None
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_line_in_a_file_to_merge_is_refused_by_its_number(line: bytes, own_folder: Path) -> None:
+    place = own_folder / "theirs.jsonl"
+    place.write_bytes(json.dumps(choice_for(PLAN, 1).to_json()).encode() + b"\n\n" + line)
+    with pytest.raises(ArgumentError, match=r"theirs\.jsonl, line 3: not a tuned choice"):
+        tuned.merged([place])
+
+
+def test_a_file_to_merge_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LINES_BYTES", 1 << 20)
+    with pytest.raises(ArgumentError, match="/dev/zero cannot be read: it has more than 1048576 bytes"):
+        tuned.merged([Path("/dev/zero")])
 
 
 def test_without_a_cache_folder_choices_last_as_long_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ No GPU is needed. Spills that are known and accepted stand in a TOML file, each 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,6 +25,7 @@ from fuseplan.backends.triton.pool import SECONDS, compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.worker import Job
+from fuseplan.bench.suite import read_toml
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
@@ -81,6 +81,13 @@ class Allowance:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A list of accepted spills as its file has it."""
+
+    allowed: tuple[Allowance, ...] = ()
+
+
 def allowances(place: Path) -> tuple[Allowance, ...]:
     """The accepted spills in a file.
 
@@ -88,9 +95,8 @@ def allowances(place: Path) -> tuple[Allowance, ...]:
         ArgumentError: there is no such file, or an entry lacks a field or a reason.
     """
     try:
-        entries = tomllib.loads(place.read_text()).get("allowed", [])
-        found = tuple(Allowance(**entry) for entry in entries)
-    except (OSError, TypeError, tomllib.TOMLDecodeError) as error:
+        found = read_toml(place, _Written).allowed
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"{place} is no list of accepted spills: {error}") from error
     silent = [each.template for each in found if not each.reason.strip()]
     if silent:

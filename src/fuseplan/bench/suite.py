@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from fuseplan import limits
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
 from fuseplan.measure.published import published
 from fuseplan.plan import FusionPlan
+from fuseplan.reading import bytes_of, record, text_of
 
 FOLDERS = (Path("benchmarks/suites"), Path(__file__).resolve().parents[3] / "benchmarks" / "suites")
+R = TypeVar("R")
 UNFUSED = "unfused"  # peers that compute one operator at a time
 
 
@@ -71,6 +75,15 @@ class Suite:
     aims: tuple[Aim, ...]
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A suite as its file has it."""
+
+    title: str
+    case: tuple[Case, ...]
+    target: tuple[Aim, ...] = ()
+
+
 def load(name: str) -> Suite:
     """The suite of that name, or in that file.
 
@@ -82,7 +95,7 @@ def load(name: str) -> Suite:
     place = _find(name)
     try:
         return _read(place)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, PlanError) as error:
+    except (OSError, ValueError, PlanError) as error:
         raise ArgumentError(f"{place} is not a suite: {error}") from error
 
 
@@ -109,7 +122,7 @@ def names() -> list[str]:
 def _find(name: str) -> Path:
     candidates = [Path(name), *(folder / f"{name}.toml" for folder in FOLDERS)]
     for place in candidates:
-        if place.suffix == ".toml" and place.is_file():
+        if place.suffix == ".toml" and os.path.isfile(place):  # pathlib's raises for a name that is too long
             return place
     raise ArgumentError(
         f"no suite is named {name!r}. {did_you_mean(name, names())}\n"
@@ -118,20 +131,28 @@ def _find(name: str) -> Path:
 
 
 def _read(place: Path) -> Suite:
-    written = tomllib.loads(place.read_text())
-    cases = tuple(_case(entry) for entry in written["case"])
-    aims = tuple(Aim(**entry) for entry in written.get("target", ()))
-    groups = {case.group for case in cases}
-    for aim in aims:
+    written = read_toml(place, _Written)
+    groups = {case.group for case in written.case}
+    for case in written.case:
+        FusionPlan.parse(case.plan)
+    for aim in written.target:
         if not any(map(aim.covers, groups)):
-            raise KeyError(f"target of group {aim.group!r} against {aim.against!r}")
-    return Suite(place.stem, written["title"], cases, aims)
+            raise ValueError(f"the target of group {aim.group!r} against {aim.against!r} has no case")
+    return Suite(place.stem, written.title, written.case, written.target)
 
 
-def _case(entry: dict[str, Any]) -> Case:
-    case = Case(**entry)
-    FusionPlan.parse(case.plan)
-    return case
+def read_toml(place: Path, kind: type[R]) -> R:
+    """The record in a TOML file that a command was given.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large, no TOML, or a member is missing, unknown or of another type.
+    """
+    text = text_of(bytes_of(place, limits.TOML_BYTES))
+    try:
+        return record(kind, tomllib.loads(text))
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
 
 
 # What the published shapes are measured in, and how many times faster than unfused they should be on average.

@@ -6,9 +6,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuseplan import limits
 from fuseplan.driver.combinations import combinations
 from fuseplan.driver.letters import PROBLEMS
 from fuseplan.errors import ArgumentError
+from fuseplan.reading import bytes_of, text_of
 
 COMMANDS = ("driver", "run")  # whose options may stand before a line's problem
 
@@ -38,8 +40,8 @@ def lines_of(sweep: Path) -> list[Line]:
         ArgumentError: the file cannot be read, or holds none.
     """
     try:
-        text = sweep.read_text("utf-8-sig")  # some editors begin a file with a mark
-    except (OSError, UnicodeDecodeError) as error:
+        text = text_of(bytes_of(sweep, limits.SWEEP_BYTES))
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"--sweep {sweep} cannot be read: {error}; want lines of UTF-8 text") from None
     numbered = enumerate(map(str.strip, text.splitlines()), 1)
     lines = [Line(line, f"{sweep}, line {number}") for number, line in numbered if line and line[0] != "#"]

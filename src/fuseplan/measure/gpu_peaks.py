@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.kernel import Kernel
@@ -140,10 +139,7 @@ def _product_rate(clock: GpuClock, name: str) -> float:
     return rate_of(clock, lambda: torch.mm(left, right, out=dst), 2.0 * side**3)
 
 
-def _read(place: Path) -> GpuPeaks | None:
-    """What is stored; None where it is absent, unreadable, or of another format."""
-    try:
-        found = GpuPeaks(**(read_kept(place) or {}))
-        return found if min(*found.flops.values(), found.bytes_a_second["dram"]) > 0 else None
-    except (TypeError, KeyError, AttributeError):
-        return None
+def _read(place: str) -> GpuPeaks | None:
+    """The stored peaks; None where they are absent, unreadable, or of another format."""
+    found = read_kept(place, GpuPeaks)
+    return found if found and min(*found.flops.values(), found.bytes_a_second.get("dram", 0.0)) > 0 else None

@@ -1,47 +1,49 @@
-"""Small measurements that are kept in the cache directory, a JSON file each."""
+"""Small measurements that are kept in the cache folder, a JSON file each."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fuseplan.cache import report_unusable
-from fuseplan.settings import settings
+from fuseplan import cache, limits, private
+from fuseplan.reading import json_of, record
 
 FORMAT = 1  # of the files; what has another number is measured again
 
-_unkept: dict[Path, dict[str, Any]] = {}  # by their places: what no folder took lasts as long as the process
+R = TypeVar("R")
+# Those that no folder took last as long as the process.
+_unkept: dict[tuple[Path | None, str], Mapping[str, Any]] = {}
 
 
-def place_of(*words: str) -> Path:
-    """The file of a measurement; words that no file name may have are put in its place."""
+def place_of(*words: str) -> str:
+    """The name of a measurement's file; what no file name may have is replaced."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(words)).strip("-").lower()
-    return settings().cache_dir / f"{name}.json"
+    return f"{name}.json"
 
 
-def read_kept(place: Path) -> dict[str, Any] | None:
-    """What is stored; None where it is absent, unreadable, or of another format."""
+def read_kept(place: str, kind: type[R]) -> R | None:
+    """The measurement in a file; None where it is absent, unreadable, or of another format."""
     try:
-        stored = json.loads(place.read_text())
-        return stored if stored.pop("format") == FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return _unkept.get(place)
+        told = _told(cache.folder(), place)
+        return None if told is None else record(kind, told)
+    except (OSError, ValueError):
+        return None
 
 
-def write_kept(place: Path, found: Mapping[str, object]) -> None:
-    """Keeps what was measured; where it cannot, says so once, and this process alone knows it."""
-    beside = place.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"format": FORMAT, **found}, indent=1))
-        beside.replace(place)
-    except OSError as error:
-        _unkept[place] = dict(found)
-        report_unusable(place.parent, error)
-        with contextlib.suppress(OSError):
-            beside.unlink()
+def _told(where: Path | None, place: str) -> Mapping[str, Any] | None:
+    if where is None or (where, place) in _unkept:
+        return _unkept.get((where, place))
+    told = json_of(private.read(where / place, limits.MEASUREMENT_BYTES))
+    return told if isinstance(told, dict) and told.pop("format", None) == FORMAT else None
+
+
+def write_kept(place: str, found: Mapping[str, Any]) -> None:
+    """Keeps a measurement; where that is not possible, says so once, and this process alone knows it."""
+    where = cache.folder()
+    _unkept.pop((where, place), None)
+    data = json.dumps({"format": FORMAT, **found}, indent=1).encode()
+    if where is None or not cache.stored(where / place, data):
+        _unkept[where, place] = found

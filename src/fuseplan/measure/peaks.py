@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -198,15 +197,14 @@ def _aligned(nbytes: int) -> NDArray[np.float32]:
     return raw[offset : offset + nbytes].view(np.float32)
 
 
-def _place(threads: int) -> Path:
+def _place(threads: int) -> str:
     return place_of("peaks", cpu_model(), str(threads))
 
 
-def _read(place: Path) -> Peaks | None:
-    """What is stored; None where it is absent, unreadable, or of another format."""
-    try:
-        found = Peaks(**(read_kept(place) or {}))
-        rates = [rate for level in ("l2", "l3", "dram") for rate in found.bytes_a_second[level].values()]
-        return found if min(found.flops, *rates) > 0 else None
-    except (TypeError, KeyError, AttributeError):
+def _read(place: str) -> Peaks | None:
+    """The stored peaks; None where they are absent, unreadable, or of another format."""
+    found = read_kept(place, Peaks)
+    if found is None or not {"l2", "l3", "dram"} <= found.bytes_a_second.keys():
         return None
+    rates = [rate for level in found.bytes_a_second.values() for rate in level.values()]
+    return found if min(found.flops, *rates) > 0 else None

@@ -37,6 +37,7 @@ from fuseplan.miopen.operators import check_described, without_ones
 from fuseplan.miopen.problems import miopenProblem_t
 from fuseplan.miopen.tensors import miopenTensorDescriptor_t
 from fuseplan.plan import FusionPlan
+from fuseplan.reading import json_of, record
 from fuseplan.stages import decide
 from fuseplan.tune.tuning import tune
 
@@ -339,8 +340,8 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     if _head(FORMAT, body) != head + b"\n":
         raise StatusError(INVALID, "`data` was changed after miopenSaveSolution wrote it")
     try:
-        solution.value = miopenSolution_t(Found(**json.loads(body)))
-    except (TypeError, ValueError) as error:
+        solution.value = miopenSolution_t(record(Found, json_of(body)))
+    except ValueError as error:
         raise StatusError(INVALID, f"`data` is not what miopenSaveSolution wrote: {error}") from None
 
 

@@ -6,17 +6,16 @@ plan, target and processor. Times that were taken beside other programs are no v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from fuseplan import cache
+from fuseplan import journal
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.quiet import undisturbed, unsteady
+from fuseplan.reading import record
 from fuseplan.stages import Records
 from fuseplan.tuned import processor_of
 
@@ -73,6 +72,22 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """The fields and what follows from them, as JSON values."""
         return {**asdict(self), "speedup": self.speedup, "pays": self.pays}
+
+    @classmethod
+    def from_json(cls, told: Any) -> Verdict:
+        """The verdict that `to_json` told.
+
+        Raises:
+            ValueError: it did not.
+        """
+        if not isinstance(told, dict):
+            raise ValueError("it is no object")
+        found = record(cls, {name: told[name] for name in told if name not in ("speedup", "pays")})
+        if min(found.fused, *found.others.values()) <= 0:
+            raise ValueError("a time is not positive")
+        if found.disturbance is not None:
+            raise ValueError("its times are unreliable")
+        return found
 
     def __str__(self) -> str:
         ranked = sorted(self.others.items(), key=lambda pair: pair[1])
@@ -133,41 +148,13 @@ def judge(
         disturbance=disturbance,
     )
     if disturbance is None:
-        cache.append(FILE, json.dumps(verdict.to_json()))
+        journal.append(FILE, verdict.to_json())
     return verdict
 
 
 def recorded(plan: str, target: str, processor: str) -> Verdict | None:
     """The last verdict on a plan on this kind of machine; None where there is none."""
-    folder = cache.folder()
-    if folder is None:
-        return None
-    found = None
-    for told in _lines(folder / FILE):
-        if (told.get("plan"), told.get("target"), told.get("processor")) == (plan, target, processor):
-            found = told
-    return None if found is None else _verdict(found)
-
-
-def _lines(place: Path) -> list[dict[str, Any]]:
-    """The objects in the file; a line that is none is passed over: it is only history."""
-    try:
-        lines = place.read_text().splitlines()
-    except OSError:
-        return []
-    told = []
-    for line in lines:
-        try:
-            told.append(json.loads(line))
-        except ValueError:
-            continue
-    return [each for each in told if isinstance(each, dict)]
-
-
-def _verdict(told: dict[str, Any]) -> Verdict | None:
-    own = {name: value for name, value in told.items() if name not in ("speedup", "pays")}
-    try:
-        found = Verdict(**own)
-    except TypeError:  # of another version
-        return None
-    return found if found.disturbance is None else None
+    for verdict in reversed(journal.read(FILE, Verdict.from_json)):
+        if (verdict.plan, verdict.target, verdict.processor) == (plan, target, processor):
+            return verdict
+    return None
