@@ -52,7 +52,11 @@ def check(where: Path) -> None:
         FileNotFoundError: there is none.
         NotPrivateError: another user could write it, or put another in its place.
     """
-    found = os.stat(where)
+    try:
+        found = os.stat(where)
+    except NotADirectoryError:
+        file = next(place for place in where.parents if os.path.lexists(place))
+        raise NotADirectoryError(f"{file} is no folder") from None
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{where} is no folder")
     if not hasattr(os, "geteuid"):
