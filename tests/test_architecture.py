@@ -28,7 +28,7 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("elsewhere", "errors", "limits", "reasons", "settings", "syntax"),
+    ("elsewhere", "errors", "limits", "reasons", "settings", "syntax", "untraced"),
     ("child", "private", "reading", "stock"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
@@ -37,12 +37,12 @@ LAYERS = (
     ("kernel", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),
-    ("arrays", "arguments", "dlpack"),
+    ("arrays", "arguments", "dlpack", "torch_tensors"),
     ("cache", "journal"),
     ("tuned",),
     ("backends",),
     ("measure",),
-    ("select", "build", "run"),
+    ("select", "build", "runner", "run"),
     ("stages",),
     ("tune",),
     ("compile", "explain"),

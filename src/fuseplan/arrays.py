@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fuseplan.dlpack import view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.tensor import Dense, TensorSpec, dtype_of
+from fuseplan.torch_tensors import TorchForm, describe_torch, is_torch, torch_form, view_torch
 
 Array = NDArray[Any]
 
@@ -26,7 +27,6 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
 }
-TORCH_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 NAMES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16"}
 WORK: Any = 10_000  # candidates NumPy may look at to tell whether two views share an element
 BITS: np.dtype[Any] = np.dtype(np.uint16)  # how bf16 is handled here: as bit patterns
@@ -129,6 +129,12 @@ def view(tensor: Any, what: object) -> Buffer:
         raise ArgumentError(what, " is a masked array, and kernels know no masks: pass tensor.filled(...)")
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, what)
+    if is_torch(tensor):
+        if not tensor.is_cpu:
+            raise ArgumentError(
+                what, f" is on {tensor.device}; this target reads host memory: pass a copy on the CPU"
+            )
+        return Buffer(*view_torch(tensor, what), tensor)
     if hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what), tensor)
     raise ArgumentError(
@@ -142,15 +148,8 @@ def described(tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
     Raises:
         ArgumentError: it is no tensor, or has a dtype that kernels do not take.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-        # Not by DLPack: that makes the device's streams wait for each other.
-        name = NAMES.get(str(tensor.dtype).removeprefix("torch."))
-        if name is None:
-            raise ArgumentError(
-                what, f" has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16"
-            )
-        return Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
+    if is_torch(tensor):
+        return Buffer(*describe_torch(tensor, what), tensor)
     if not isinstance(tensor, np.ndarray) and hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what, devices=None), tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
@@ -238,15 +237,6 @@ def aligned_copy(array: Array) -> Array:
     return copied
 
 
-def empty_like(source: Any, spec: TensorSpec | Dense) -> Any:
-    """A new tensor of the spec, of the source's kind: torch's for torch's, else NumPy's."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(source, torch.Tensor):
-        return empty(spec)
-    dtype = getattr(torch, TORCH_DTYPES[spec.dtype])
-    return torch.empty_strided(spec.shape, spec.element_strides, dtype=dtype)
-
-
 def overlap(first: Buffer, second: Buffer) -> bool:
     """Whether the two share an element; views too tangled to tell count as sharing."""
     (low, end), (other_low, other_end) = first.bounds, second.bounds
@@ -281,25 +271,6 @@ class NumpyForm:
         return address_of(tensor)
 
 
-class TorchForm:
-    """What a torch tensor that was accepted looks like."""
-
-    __slots__ = ("dtype", "kind", "layout", "shape", "strides")
-
-    def __init__(self, tensor: Any) -> None:
-        self.kind, self.dtype, self.layout = type(tensor), tensor.dtype, tensor.layout
-        self.shape, self.strides = tensor.shape, tensor.stride()
-
-    def address(self, tensor: Any, writes: bool = False, /) -> int:
-        """Where the tensor begins; 0 if it looks different, or writing it would escape autograd."""
-        if type(tensor) is not self.kind or tensor.dtype is not self.dtype:
-            return 0
-        if not tensor.is_cpu or tensor.layout is not self.layout or tensor.requires_grad or tensor.is_neg():
-            return 0
-        same = tensor.shape == self.shape and tensor.stride() == self.strides
-        return int(tensor.data_ptr()) if same else 0
-
-
 Form = NumpyForm | TorchForm
 
 
@@ -307,5 +278,4 @@ def form_of(tensor: Any) -> Form | None:
     """The form of an accepted tensor; None for kinds that are checked anew each time."""
     if type(tensor) is np.ndarray:
         return NumpyForm(tensor)
-    torch = sys.modules.get("torch")
-    return TorchForm(tensor) if torch is not None and type(tensor) is torch.Tensor else None
+    return torch_form(tensor) if is_torch(tensor) else None

@@ -12,7 +12,8 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
-from fuseplan.run import NOT_CARRIED, BoundPlan, runner_of
+from fuseplan.run import NOT_CARRIED, BoundPlan
+from fuseplan.runner import runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
@@ -20,6 +21,7 @@ from fuseplan.tensor import TensorSpec
 from fuseplan.tune.judging import verdict_on
 from fuseplan.tune.tuning import tune as tune_plan
 from fuseplan.tune.verdict import Verdict
+from fuseplan.untraced import untraced
 
 Part = TypeVar("Part")
 
@@ -75,6 +77,7 @@ class CompiledPlan:
         """Memory that a launch needs besides its tensors, exactly; kept between launches."""
         return self.program.source.workspace(self.threads)
 
+    @untraced
     def __call__(self, src: Any, out: Any = None, **values: Any) -> Any:
         """Runs the kernel with what the plan's keys name; packs the operands each time.
 
@@ -95,6 +98,7 @@ class CompiledPlan:
         """
         return self._running(self._unbound)(src, out, **values)
 
+    @untraced
     def execute(self, src: Any, arguments: Arguments, out: Any = None) -> Any:
         """Runs the kernel with an arguments object; packs the operands each time.
 
@@ -103,6 +107,7 @@ class CompiledPlan:
         """
         return self._running(self._unbound)(src, out, **self._values(arguments))
 
+    @untraced
     def bind(self, arguments: Arguments | None = None, /, **values: Any) -> BoundPlan:
         """Packs constant operands once.
 
@@ -145,6 +150,7 @@ class CompiledPlan:
             )
         return arguments.values
 
+    @untraced
     def verdict(self, seed: int = 0, *, patience: float = 0.0) -> Verdict:
         """Measures on this machine whether fusing pays, on random tensors, and keeps the answer.
 
@@ -178,6 +184,12 @@ class CompiledPlan:
             "workspace_bytes": self.workspace_bytes,
         }
 
+    def __copy__(self) -> CompiledPlan:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledPlan:
+        return self
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_CARRIED)
 
@@ -185,6 +197,7 @@ class CompiledPlan:
         return f"<compiled for {self.target}: {self.plan}>"
 
 
+@untraced
 def compile(
     plan: FusionPlan | str,
     target: Target | str = "cpu",

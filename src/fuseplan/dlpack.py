@@ -27,7 +27,18 @@ DEVICES = {
 FLOAT, BFLOAT = 2, 4
 DTYPES = {(FLOAT, 64): "f64", (FLOAT, 32): "f32", (FLOAT, 16): "f16", (BFLOAT, 16): "bf16"}
 TYPES = {"<f8": "f64", "<f4": "f32", "<f2": "f16"}  # NumPy's array interface has no name for bf16
-READ_ONLY = 1
+READ_ONLY, COPIED = 1, 2  # flags
+IMMUTABLE = ("jax", "jaxlib", "tensorflow")  # nothing may write their arrays, and no capsule says so
+STAND_INS = {  # classes by package and name, whose objects hold no elements
+    ("jax", "Tracer"): (
+        "a stand-in that holds no numbers: jax.jit, jax.grad and jax.vmap trace a function with it; call the "
+        "plan through jax.pure_callback"
+    ),
+    ("torch", "Proxy"): (
+        "a stand-in that holds no numbers: torch.fx traces a function with it; keep the plan in a module of "
+        "its own, and make that a leaf of the tracer"
+    ),
+}
 
 
 class _Tensor(ctypes.Structure):
@@ -85,14 +96,17 @@ def view_dlpack(
             what, f" is in {name} memory; this target reads host memory: pass a copy on the CPU"
         )
     capsule = _capsule(tensor, what, {} if stream is None else {"stream": stream})
+    is_immutable = type(tensor).__module__.partition(".")[0] in IMMUTABLE
     if _is_valid(capsule, b"dltensor_versioned"):
         held = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
         if held.major != 1:
             raise ArgumentError(what, f" speaks DLPack {held.major}.{held.minor}; want 1.x or 0.x")
-        return _read(held.tensor, bool(held.flags & READ_ONLY), what)
+        if held.flags & COPIED:  # nobody would see what is written, and the copy goes with the capsule
+            raise ArgumentError(what, " comes by DLPack as a copy: pass the tensor that owns the memory")
+        return _read(held.tensor, is_immutable or bool(held.flags & READ_ONLY), what)
     if _is_valid(capsule, b"dltensor"):
         plain = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
-        return _read(plain, False, what)
+        return _read(plain, is_immutable, what)
     raise ArgumentError(what, f": {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
 
 
@@ -100,13 +114,17 @@ def device_of(tensor: Any, what: object) -> tuple[int, int]:
     """The device that a tensor with `__dlpack__` is on: DLPack's type, and which of that type.
 
     Raises:
-        ArgumentError: it is on none: torch's meta tensors have no memory.
+        ArgumentError: it is on none, or stands for a tensor in a trace.
     """
+    for base in type(tensor).__mro__:
+        told = STAND_INS.get((base.__module__.partition(".")[0], base.__name__))
+        if told is not None:
+            raise ArgumentError(what, f" is a {type(tensor).__name__}, {told}")
     try:
         kind, index = tensor.__dlpack_device__()
         return int(kind), int(index)
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(what, f" is on no device that DLPack knows: {error}") from error
+    except Exception as error:
+        raise ArgumentError(what, f" is on no device that DLPack knows: {_said(error)}") from error
 
 
 def _capsule(tensor: Any, what: object, told: dict[str, int]) -> Any:
@@ -115,12 +133,12 @@ def _capsule(tensor: Any, what: object, told: dict[str, int]) -> Any:
             return tensor.__dlpack__(max_version=(1, 0), **told)
         except TypeError:  # a maker of before DLPack 1.0
             return tensor.__dlpack__(**told)
-    except (BufferError, RuntimeError, TypeError) as error:
-        if getattr(tensor, "requires_grad", False):
-            raise ArgumentError(
-                what, " requires a gradient, which a kernel does not record: pass tensor.detach()"
-            ) from error
-        raise ArgumentError(what, f" cannot be exported by DLPack: {error}") from error
+    except Exception as error:
+        raise ArgumentError(what, f" cannot be exported by DLPack: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _read(held: _Tensor, readonly: bool, what: object) -> View:
@@ -129,7 +147,11 @@ def _read(held: _Tensor, readonly: bool, what: object) -> View:
         raise ArgumentError(
             what, f" has a dtype of DLPack code {held.code}, {held.bits} bits; want f64, f32, f16 or bf16"
         )
+    if held.ndim < 0 or (held.ndim and not held.shape):
+        raise ArgumentError(what, f" is exported by DLPack with {held.ndim} axes and without a shape")
     shape = tuple(held.shape[axis] for axis in range(held.ndim))
+    if not held.data and 0 not in shape:
+        raise ArgumentError(what, " has no memory: DLPack exports it with a null pointer")
     address = (held.data or 0) + held.byte_offset
     if address % dtype_of(dtype).itemsize:
         raise ArgumentError(what, " is not aligned to its elements: pass a copy")
@@ -144,20 +166,22 @@ def view_array_interface(tensor: Any, what: object) -> View:
     Raises:
         ArgumentError: it has a dtype that is none of ours, or a mask.
     """
-    told = tensor.__cuda_array_interface__
-    dtype = TYPES.get(told["typestr"])
+    try:
+        told = dict(tensor.__cuda_array_interface__)
+        name, (address, readonly), shape = told["typestr"], told["data"], tuple(map(int, told["shape"]))
+        steps = None if told.get("strides") is None else tuple(map(int, told["strides"]))
+    except Exception as error:
+        raise ArgumentError(what, f" has no __cuda_array_interface__ to read: {_said(error)}") from error
+    dtype = TYPES.get(name)
     if dtype is None:
         raise ArgumentError(
-            what, f" has type {told['typestr']!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
+            what, f" has type {name!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
         )
     if told.get("mask") is not None:
         raise ArgumentError(what, " is masked, and kernels know no masks: fill it first")
-    address, readonly = told["data"]
-    shape, size = tuple(map(int, told["shape"])), dtype_of(dtype).itemsize
-    steps = told.get("strides")
+    size = dtype_of(dtype).itemsize
     if (address or 0) % size or any(step % size for step in steps or ()):
         raise ArgumentError(what, " is not aligned to its elements: pass a copy")
-    strides = (
-        Dense(shape, dtype).element_strides if steps is None else tuple(int(step) // size for step in steps)
-    )
+    dense = Dense(shape, dtype).element_strides
+    strides = dense if steps is None else tuple(step // size for step in steps)
     return int(address or 0), shape, dtype, strides, bool(readonly)

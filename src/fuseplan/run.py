@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections import namedtuple
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
-
-import numpy as np
 
 from fuseplan.arguments import (
     OUT,
     SRC,
     End,
-    Tensor,
     check_apart,
     check_keys,
     dense,
@@ -23,116 +19,21 @@ from fuseplan.arguments import (
     want_text,
 )
 from fuseplan.arrays import Buffer
-from fuseplan.backends import backend_of
-from fuseplan.backends.backend import Addresses, Block, Loaded, Memory, Packed
-from fuseplan.build import Program
-from fuseplan.emit import Source
+from fuseplan.backends.backend import Addresses, Memory, Packed
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.kernel import Kernel
 from fuseplan.plan import FusionPlan
-from fuseplan.template import NUMPY_COMPUTE, Template
+from fuseplan.runner import Given, Runner, Words
 from fuseplan.tensor import TensorSpec
+from fuseplan.torch_tensors import mark_written
+from fuseplan.untraced import skip_frames, untraced
 
-Words = list[tuple[int, int]]  # which slot, and what
 Bounds = list[tuple[int, int]]  # first byte, and the one past the last
-Given = tuple[Any, Buffer]  # a tensor for a result, and how it lies
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
 NOT_CARRIED = (
-    "a compiled plan is code of this process and cannot be pickled or copied: pickle its plan, and compile "
-    "that where it is needed; the cache makes that quick"
+    "a compiled plan is code of this process and cannot be pickled or saved: keep the text of its plan and "
+    "the operands, and compile and bind them where they are loaded; the cache makes that quick"
 )
-_BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
-
-
-class Runner:
-    """A program with what every launch of it needs; blocks are kept, so that launching allocates nothing.
-
-    Any number of threads may launch at once: each takes a block of its own.
-    """
-
-    def __init__(
-        self,
-        plan: FusionPlan,
-        kernel: Kernel,
-        template: Template,
-        source: Source,
-        loaded: Loaded,
-        memory: Memory,
-        threads: int,
-    ) -> None:
-        self.plan, self.kernel, self.template, self.memory = plan, kernel, template, memory
-        self.free: list[Block] = []
-        self.operands = {operand.key: operand for operand in kernel.operands}
-        self.plan_operands = {operand.key: operand for operand in plan.operands}
-        self.results = {result.key: result for result in plan.results}
-        self.outcome = outcome_of(tuple(self.results))
-        self._loaded, self._threads = loaded, threads
-        self._places = {(slot.kind, slot.key): index for index, slot in enumerate(source.slots)}
-
-    def place(self, kind: str, key: str = "") -> int | None:
-        """Which word of the block a slot is; None where the kernel does not read it."""
-        return self._places.get((kind, key))
-
-    def required(self, kind: str, key: str = "") -> int:
-        """The word of a slot that the kernel has in any case: `src`, `dst`, or a result."""
-        return self._places[kind, key]
-
-    def block(self) -> Block:
-        """A new block; it belongs in `free` afterwards."""
-        return self._loaded.block(self._threads)
-
-    def read(self, buffers: Mapping[str, Buffer]) -> list[tuple[Tensor, Buffer]]:
-        """Operands, by key, each with how it lies."""
-        return [(self.plan_operands[key], buffer) for key, buffer in buffers.items()]
-
-    def written(self, given: Mapping[str, Given]) -> list[tuple[Tensor, Buffer]]:
-        """Results, by key, each with how its tensor lies."""
-        return [(self.results[key], buffer) for key, (_, buffer) in given.items()]
-
-    def packed(self, key: str, buffer: Buffer, *, keep: bool) -> Packed:
-        """The operand as the kernel reads it."""
-        return self.memory.packed(self.template, self.kernel, self.operands[key], buffer, keep=keep)
-
-    def parameters(self, given: Mapping[str, float]) -> tuple[Words, list[Packed]]:
-        """The plan's parameters, but for those given, as the kernel reads them: by pointer or by value."""
-        dtype = NUMPY_COMPUTE[self.kernel.compute_dtype]
-        listed = [given.get(each.key, each.parameter.value) for each in self.plan.parameters]
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
-            values = np.array(listed, np.float64).astype(dtype)
-        words: Words = []
-        keep: list[Packed] = []
-        place = self.place("parameters")
-        if place is not None:
-            keep.append(self.memory.kept(values))
-            words.append((place, keep[0].address))
-        bits = values.view(_BITS[self.kernel.compute_dtype])
-        for each, word in zip(self.plan.parameters, bits, strict=True):
-            place = self.place("parameter", each.key)
-            if place is not None:
-                words.append((place, int(word)))
-        return words, keep
-
-
-@functools.cache
-def outcome_of(results: tuple[str, ...]) -> Callable[..., Any]:
-    """The named tuple of `out` and of the results of those keys; it is pickled by them."""
-    fields = namedtuple("Outcome", ("out", *results))  # type: ignore[misc]
-    own = {"__slots__": (), "__reduce__": lambda outcome: (_outcome, (results, tuple(outcome)))}
-    return type("Outcome", (fields,), own)
-
-
-def _outcome(results: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return outcome_of(results)(*values)
-
-
-def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Program) -> Runner | None:
-    """What launches a program; None where it does not run on this machine."""
-    if program.loaded is None:
-        return None
-    target = program.target
-    memory = backend_of(target.backend).memory(target)
-    return Runner(plan, kernel, template, program.source, program.loaded, memory, target.threads)
 
 
 class BoundPlan:
@@ -145,33 +46,39 @@ class BoundPlan:
 
     def __init__(self, runner: Runner, values: Mapping[str, Any]) -> None:
         plan = runner.plan
+        skip_frames()
         check_keys(plan, values)
         self._runner, self._free_blocks, self._memory = runner, runner.free, runner.memory
         self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
         self._numbers: dict[str, float] = {}
-        self._numbers, self._words, self._keep, self._in_place = self._taken(values, keep=True)
+        self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
         self._makers = {key: self._memory.maker(dense(each)) for key, each in runner.results.items()}
-        self._bound = self._given(values)
-        self._results, words = self._placed(self._bound)
-        self._words += words
-        written = runner.written(self._bound)
-        check_apart(written, runner.read(self._in_place))
-        self._written = [buffer.bounds for _, buffer in written]
-        self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
+        self._hold(values, words, in_place)
         needed = (*runner.operands, *(key for key, each in runner.results.items() if each.result.updated))
         self._missing = tuple(key for key in needed if key not in values)
         self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
         self._addresses: Addresses = _both_unknown  # and of such an out
 
+    def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
+        """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
+        self._in_place, self._bound = in_place, self._given(values)
+        self._results, places = self._placed(self._bound)
+        self._words = [*words, *places]
+        written = self._runner.written(self._bound)
+        check_apart(written, self._runner.read(in_place))
+        self._written = [buffer.bounds for _, buffer in written]
+        self._held = [*self._written, *(buffer.bounds for buffer in in_place.values())]
+
     @property
     def missing(self) -> tuple[str, ...]:
         """The operands, and the results that are updated, that each call has to give."""
         return self._missing
 
+    @untraced
     def __call__(self, src: Any, out: Any = None, **free: Any) -> Any:
         """Runs the kernel.
 
@@ -196,15 +103,36 @@ class BoundPlan:
             if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
                 return self._checked(src, out, free)
             out, target = self._make(src)
+            wrote = None
         else:
-            begin, target = self._addresses(src, out)
+            begin, target, wrote = self._addresses(src, out)
             meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
             if meet or not begin or not target or (self._held and self._hits(begin, target)):
                 return self._checked(src, out, free)
         if self._results:
-            return self._launch(src, begin, out, target, self._results, [])
-        self._run(begin, target)
-        return out
+            outcome = self._launch(src, begin, out, target, self._results, [])
+        else:
+            self._run(begin, target)
+            outcome = out
+        if wrote is not None:
+            wrote((out,))
+        return outcome
+
+    def __copy__(self) -> BoundPlan:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundPlan:
+        """Itself; where it holds tensors that calls read or write in place, the same with copies of them."""
+        own = {key: buffer.owner for key, buffer in self._in_place.items()}
+        own |= {key: tensor for key, (tensor, _) in self._bound.items()}
+        if not own:
+            return self
+        own = copy.deepcopy(own, memo)
+        _, words, _, in_place = self._taken(own)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._hold(own, [*self._words, *words], in_place)  # of two words for one place, the later one stands
+        return made
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_CARRIED)
@@ -250,6 +178,8 @@ class BoundPlan:
             words.append((place, address))
             tensors.append(made)
         self._run(begin, target, words)
+        for _, given, _ in results:
+            mark_written(given)
         return self._runner.outcome(out, *tensors)
 
     def _run(self, src: int, dst: int, words: Words | tuple[()] = ()) -> None:
@@ -304,6 +234,8 @@ class BoundPlan:
             outcome = self._launch(src, read.address, result, target.address, results, words + places)
         else:
             self._run(read.address, target.address, words)
+        if out is not None:
+            mark_written(out)
         del keep, in_place  # the packed operands lived until the kernel had read them
         self._remember(src, result)
         return outcome
@@ -354,8 +286,8 @@ def _unknown(_: Any) -> int:
     return 0
 
 
-def _both_unknown(_: Any, __: Any, /) -> tuple[int, int]:
-    return 0, 0
+def _both_unknown(_: Any, __: Any, /) -> tuple[int, int, None]:
+    return 0, 0, None
 
 
 def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,13 +13,13 @@ from fuseplan.arrays import (
     address_of,
     aligned_copy,
     empty,
-    empty_like,
     form_of,
     narrow,
     overlap,
     view,
     widen,
 )
+from fuseplan.dlpack import _Tensor, _Versioned
 from fuseplan.errors import ArgumentError
 from fuseplan.tensor import TensorSpec
 
@@ -69,6 +71,12 @@ class OldExporter:
         return (1, 0)
 
 
+class ArrayImpl(OldExporter):
+    """As JAX's arrays are: their capsules do not say that nothing may write them."""
+
+    __module__ = "jaxlib._jax"
+
+
 class OnDevice(OldExporter):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
@@ -77,6 +85,75 @@ class OnDevice(OldExporter):
 class NoCapsule(OldExporter):
     def __dlpack__(self) -> object:
         return object()
+
+
+class Forged:
+    """A versioned capsule whose fields are the test's; right but for those."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.elements = (ctypes.c_float * 6)(*range(6))
+        shape = (ctypes.c_int64 * 2)(2, 3)
+        told = {"data": ctypes.addressof(self.elements), "ndim": 2, "shape": shape, "flags": 0} | changes
+        tensor = _Tensor(told["data"], 1, 0, told["ndim"], 2, 32, 1, told["shape"], None, 0)
+        self.versioned = _Versioned(1, 0, None, None, told["flags"], tensor)
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(ctypes.addressof(self.versioned), b"dltensor_versioned", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class Tracer:
+    """As JAX's tracers are: it has the methods, and no numbers."""
+
+    __module__ = "jax._src.core"
+
+    def __dlpack__(self) -> object:
+        raise AssertionError("a tracer holds nothing")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise AssertionError("a tracer lies nowhere")
+
+
+class Raising(OldExporter):
+    """Raises what the test wants, from the method that it names."""
+
+    def __init__(self, error: Exception, method: str) -> None:
+        super().__init__(np.zeros(3))
+        self.error, self.method = error, method
+
+    def __dlpack__(self, **_: object) -> object:
+        if self.method == "__dlpack__":
+            raise self.error
+        return super().__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        if self.method == "__dlpack_device__":
+            raise self.error
+        return (1, 0)
+
+
+def test_an_immutable_array_is_read_only() -> None:
+    assert view(ArrayImpl(np.zeros((2, 3))), "x").readonly
+    assert not view(OldExporter(np.zeros((2, 3))), "x").readonly
+
+
+@pytest.mark.parametrize("method", ["__dlpack__", "__dlpack_device__"])
+@pytest.mark.parametrize("kind", [ValueError, BufferError, KeyError, TypeError, AssertionError, OSError])
+def test_an_exporters_own_error_is_the_cause_of_ours(kind: type[Exception], method: str) -> None:
+    error = kind("not today")
+    with pytest.raises(ArgumentError, match=f"{kind.__name__}: .*not today") as refused:
+        view(Raising(error, method), "`src`")
+    assert refused.value.__cause__ is error
+
+
+def test_a_forged_capsule_is_right_but_for_what_a_test_changes() -> None:
+    whole = Forged()
+    np.testing.assert_array_equal(view(whole, "x").numpy(), np.arange(6.0).reshape(2, 3))
+    assert view(Forged(data=None, shape=(ctypes.c_int64 * 2)(0, 3)), "x").shape == (0, 3)
 
 
 def test_an_old_exporter_is_taken() -> None:
@@ -108,10 +185,17 @@ def test_read_only_numpy_through_dlpack_stays_read_only() -> None:
         (np.zeros(3, object), "dtype object"),
         (np.zeros(13, np.uint8)[1:].view(np.float32), "not aligned"),
         (np.zeros(3, np.dtype([("a", "f4"), ("b", "i1")]))["a"], "not aligned"),
-        (torch.zeros(3, dtype=torch.int64), "DLPack code 0, 64 bits"),
+        (torch.zeros(3, dtype=torch.int64), "dtype torch.int64; want float64"),
+        (OldExporter(np.zeros(3, np.int64)), "DLPack code 0, 64 bits"),
         (torch.zeros(3, requires_grad=True), "detach"),
         (OnDevice(np.zeros(3)), "`src` is in CUDA memory"),
         (NoCapsule(np.zeros(3)), "no DLPack capsule"),
+        (Forged(data=None), "DLPack exports it with a null pointer"),
+        (Forged(shape=None), "with 2 axes and without a shape"),
+        (Forged(ndim=-1), "with -1 axes"),
+        (Forged(flags=2), "comes by DLPack as a copy"),
+        (Tracer(), "`src` is a Tracer, a stand-in that holds no numbers: jax.jit"),
+        (torch.fx.Proxy(torch.fx.Node(torch.fx.Graph(), "x", "placeholder", "x", (), {})), "torch.fx"),
         (None, "`src` is a NoneType"),
         (np.ma.MaskedArray(np.zeros(3), [True, False, True]), "kernels know no masks"),
     ],
@@ -149,14 +233,6 @@ def test_a_new_array_is_the_specs_and_aligned(dtype: str, layout: str) -> None:
 def test_a_new_array_may_have_gaps() -> None:
     spec = TensorSpec((2, 3), "f32", strides=(8, 2))
     assert view(empty(spec), "x").matches(spec)
-
-
-def test_a_new_tensor_is_of_its_sources_kind() -> None:
-    spec = TensorSpec((2, 3, 4, 5), "bf16", "nhwc")
-    made = empty_like(torch.zeros(1), spec)
-    assert made.dtype == torch.bfloat16
-    assert made.is_contiguous(memory_format=torch.channels_last)
-    assert isinstance(empty_like(np.zeros(1), spec), np.ndarray)
 
 
 def test_an_aligned_copy_is_aligned() -> None:
@@ -235,16 +311,3 @@ def test_a_form_knows_its_like() -> None:
     misaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(array.shape)
     for unlike in (array.T, array.astype(np.float64), array[:1], misaligned, torch.zeros(2, 3, 4), [1.0]):
         assert not form.address(unlike)
-
-
-def test_a_torch_form_knows_its_like() -> None:
-    tensor = torch.zeros(2, 3, 4)
-    form = form_of(tensor)
-    assert form is not None
-    assert form.address(tensor) == tensor.data_ptr()
-    tensor.set_(torch.ones(2, 3, 4))
-    assert form.address(tensor) == tensor.data_ptr(), "the pointer is read anew"
-    grown = torch.zeros(2, 3, 4, requires_grad=True)
-    for unlike in (tensor.double(), tensor.mT, grown, tensor[:1], np.zeros((2, 3, 4), np.float32)):
-        assert not form.address(unlike)
-    assert form_of([1.0]) is None

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import fuseplan
-from fuseplan import Arguments
-from fuseplan.backends.triton import memory, views
+from fuseplan import Arguments, torch_tensors
+from fuseplan.backends.triton import views
 from fuseplan.backends.triton.memory import GpuMemory
 from fuseplan.errors import ArgumentError
+from fuseplan.torch_tensors import TorchForm
 from pretend_gpu import Machine, machine
 from toy_chain import PLAN, SIZE, Tensors, ToyChain, chain, random_tensors, split, wanted
 
@@ -124,7 +125,7 @@ def test_no_other_tensor_is_read(
     is_quick: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_has_guards", lambda: is_quick)
+    monkeypatch.setattr(torch_tensors, "_has_guards", lambda: is_quick)
     make, says = REFUSED[case]
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
@@ -151,7 +152,7 @@ def test_a_tensor_larger_than_its_storage_is_refused(gpu: Machine, tensors: Tens
 def test_out_must_lie_apart_and_right(
     gpu: Machine, tensors: Tensors, is_warm: bool, is_quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_has_guards", lambda: is_quick)
+    monkeypatch.setattr(torch_tensors, "_has_guards", lambda: is_quick)
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     if is_warm:
@@ -176,7 +177,7 @@ def test_out_must_lie_apart_and_right(
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_this_torch_has_the_quick_check(mode: Callable[[], Any]) -> None:
     with mode():
-        assert memory._has_guards.__wrapped__()
+        assert torch_tensors._has_guards.__wrapped__()
 
 
 def test_tensors_like_those_that_passed_are_not_looked_at_again(
@@ -185,25 +186,25 @@ def test_tensors_like_those_that_passed_are_not_looked_at_again(
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     bound(src)
-    monkeypatch.delattr(memory.GpuForm, "fits")
+    monkeypatch.delattr(TorchForm, "fits")
     monkeypatch.delattr(GpuMemory, "view")
     for out in (None, torch.empty(4, 64)):
         torch.testing.assert_close(bound(src.clone(), out), wanted(tensors))
 
 
 def test_a_torch_whose_quick_check_overlooks_something_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_shapes(*like: torch.Tensor) -> memory.Likeness:
+    def of_shapes(*like: torch.Tensor) -> torch_tensors.Likeness:
         return lambda *given: all(
             isinstance(each, torch.Tensor) and each.shape == wanted.shape
             for each, wanted in zip(given, like, strict=True)
         )
 
-    def missing(*like: torch.Tensor) -> memory.Likeness:
+    def missing(*like: torch.Tensor) -> torch_tensors.Likeness:
         raise ImportError("TensorGuards")
 
     for guards in (of_shapes, missing):
-        monkeypatch.setattr(memory, "_guards", guards)
-        assert not memory._has_guards.__wrapped__()
+        monkeypatch.setattr(torch_tensors, "_guards", guards)
+        assert not torch_tensors._has_guards.__wrapped__()
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
@@ -232,18 +233,18 @@ def test_a_tensor_that_passed_and_was_changed_is_refused(
     assert len(gpu.launches) == 2
 
 
-def test_a_gradient_is_refused_in_every_mode(gpu: Machine, tensors: Tensors) -> None:
+@pytest.mark.parametrize("which", ["src", "src for a new one", "out"])
+def test_a_gradient_is_refused_where_torch_records_them(gpu: Machine, tensors: Tensors, which: str) -> None:
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
-    out = torch.empty(4, 64)
-    needs = src.clone().requires_grad_()
-    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode) * 2:
+    src.requires_grad_(which != "out")
+    out = None if "new" in which else torch.empty(4, 64, requires_grad=which == "out")
+    for mode in (torch.no_grad, torch.inference_mode) * 2:
         with mode():
+            torch.testing.assert_close(bound(src, out).detach(), wanted(tensors))
+        with pytest.raises(ArgumentError, match="no_grad"):
             bound(src, out)
-        for given_src, given_out in ((needs, out), (needs, None), (src, needs)):
-            with mode(), pytest.raises(ArgumentError, match="detach"):
-                bound(given_src, given_out)
-    assert len(gpu.launches) == 6
+    assert len(gpu.launches) == 4
 
 
 def test_out_moved_onto_what_is_read_is_refused(gpu: Machine, tensors: Tensors) -> None:

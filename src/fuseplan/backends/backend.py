@@ -14,8 +14,9 @@ from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.torch_tensors import Wrote
 
-Addresses = Callable[[Any, Any], tuple[int, int]]
+Addresses = Callable[[Any, Any], tuple[int, int, Wrote | None]]
 
 
 class Words(Protocol):
@@ -95,6 +96,7 @@ class Memory(Protocol):
 
         Returns:
             Where others that look the same begin; one is 0 if it looks different, or must not be written.
+            And what tells autograd that `out` was written, where it has a version counter.
         """
 
     def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer, Form, address_of, aligned_copy, empty_like, form_of, view
+from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, view
 from fuseplan.backends.backend import Addresses
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.torch_tensors import is_torch, torch_maker, torch_pair
 
 
 class HostCopy:
@@ -47,18 +47,26 @@ class HostMemory:
 
     def pair_of(self, src: Any, out: Any) -> Addresses | None:
         """The forms of two accepted arrays or torch tensors."""
+        if is_torch(src) and is_torch(out):
+            return torch_pair(src, out)
         forms = form_of(src), form_of(out)
-        if forms[0] is None or forms[1] is None:
+        if forms[0] is None or not isinstance(forms[1], NumpyForm):
             return None
         first, second = forms[0].address, forms[1].address
-        return lambda src, out, /: (first(src), second(out, True))
+        return lambda src, out, /: (first(src), second(out, True), None)
 
     def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:
         """A torch tensor for torch's, else a NumPy array."""
+        make_torch: Callable[[Any], tuple[Any, int]] | None = None
 
         def make(source: Any) -> tuple[Any, int]:
-            made = empty_like(source, spec)
-            return made, address_of(made) if isinstance(made, np.ndarray) else made.data_ptr()
+            nonlocal make_torch
+            if not is_torch(source):
+                array = empty(spec)
+                return array, address_of(array)
+            if make_torch is None:
+                make_torch = torch_maker(spec, "cpu")
+            return make_torch(source)
 
         return make
 

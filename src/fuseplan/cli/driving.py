@@ -13,7 +13,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import Ground, ground_of
 from fuseplan.plan import FusionPlan
-from fuseplan.run import runner_of
+from fuseplan.runner import runner_of
 from fuseplan.tune.judging import verdict_on
 from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import processor_of

@@ -12,7 +12,8 @@ from fuseplan.errors import ArgumentError, FuseplanError
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.run import BoundPlan, Runner
+from fuseplan.run import BoundPlan
+from fuseplan.runner import Runner
 from fuseplan.stages import Records
 from fuseplan.tune.unfused import OneAtATime
 from fuseplan.tune.verdict import FUSED, UNFUSED, Verdict, judge

@@ -15,7 +15,8 @@ from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan, runner_of
+from fuseplan.run import BoundPlan
+from fuseplan.runner import runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, available_threads, parse_target
 from fuseplan.template import Accuracy, Template

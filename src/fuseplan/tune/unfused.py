@@ -10,7 +10,8 @@ from fuseplan.build import build
 from fuseplan.errors import BuildError
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan, Step
-from fuseplan.run import BoundPlan, runner_of
+from fuseplan.run import BoundPlan
+from fuseplan.runner import runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fuseplan.arrays import TORCH_DTYPES, Buffer
+from fuseplan import torch_tensors
+from fuseplan.arrays import Buffer
 from fuseplan.backends.backend import Addresses
 from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
@@ -21,12 +22,11 @@ from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.torch_tensors import TorchForm, is_torch, torch_form, torch_maker, torch_pair, view_torch
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
 UNALIGNED = ALIGNMENT - 1  # bits that no address has
-DTYPES = {name: getattr(torch, known) for name, known in TORCH_DTYPES.items()}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-Likeness = Callable[..., bool]
+DTYPES = {name: getattr(torch, known) for name, known in torch_tensors.DTYPES.items()}
 
 
 class DeviceCopy:
@@ -101,96 +101,6 @@ def queue(device: int) -> Queue:
     return Queue(device)
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
-def _guards(*tensors: torch.Tensor) -> Likeness:
-    """Torch's own check, in one call, that tensors are like these: how its compiled code knows its inputs.
-
-    It compares type, dispatch keys (device, layout, negation), dtype, device, shape, strides, and whether a
-    gradient is required.
-    """
-    from torch._C._dynamo.guards import TensorGuards
-
-    check: Likeness = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return check
-
-
-@functools.cache
-def _has_guards() -> bool:
-    """Whether this torch has that check, and it tells apart what must be: it is no public interface."""
-    make = functools.partial(torch.zeros, device="cpu")
-    try:
-        with torch.inference_mode(False), torch.no_grad():  # where older ones overlook `requires_grad`
-            plain, other = make(2, 3), make(4)
-            unlike = (
-                torch.nn.Parameter(plain, requires_grad=False),
-                plain.double(),
-                make(3, 3),
-                make(3, 2).t(),
-                make(2, 3, requires_grad=True),
-                torch._neg_view(plain),
-                plain.to_sparse(),
-                plain.to("meta"),
-                1.0,
-            )
-            check = _guards(plain, other)
-            passed = [each for each in unlike if check(each, other) or check(plain, each)]
-            return not passed and check(make(2, 3), make(4))
-    except (ImportError, AttributeError, TypeError, RuntimeError, ValueError):
-        return False
-
-
-def likeness(*tensors: torch.Tensor) -> Likeness:
-    """A quick check that others are like these; where torch has none, it is never passed."""
-    return _guards(*tensors) if _has_guards() else _never
-
-
-class GpuForm:
-    """What a torch tensor on a device that was accepted looks like."""
-
-    __slots__ = ("_is_like", "device", "dtype", "layout", "shape", "strides")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.device, self.dtype, self.layout = tensor.get_device(), tensor.dtype, tensor.layout
-        self.shape, self.strides = tensor.shape, tensor.stride()
-        self._is_like = likeness(tensor)
-
-    def address(self, tensor: Any, writes: bool = False, /) -> int:
-        """Where the tensor begins; 0 if it looks different, or is one that `view` refuses."""
-        if not self._is_like(tensor):
-            if not self.fits(tensor):
-                return 0
-            self._is_like = likeness(tensor)  # modes of torch, such as inference, are part of the check
-        address: int = tensor.data_ptr()
-        return 0 if address & UNALIGNED else address
-
-    def fits(self, tensor: Any) -> bool:
-        """Whether the tensor looks the same, attribute by attribute."""
-        if type(tensor) is not torch.Tensor or tensor.dtype is not self.dtype:
-            return False
-        if tensor.get_device() != self.device or tensor.requires_grad or tensor.is_neg():
-            return False
-        return tensor.layout is self.layout and tensor.shape == self.shape and tensor.stride() == self.strides
-
-
-def pair_form(src: torch.Tensor, out: torch.Tensor) -> Addresses:
-    """What `src` and `out` that were accepted look like: a function, whose lookups are done before."""
-    first, second, are_like = GpuForm(src), GpuForm(out), likeness(src, out)
-
-    def addresses(src: Any, out: Any, /) -> tuple[int, int]:
-        nonlocal are_like
-        if not are_like(src, out):
-            if not (first.fits(src) and second.fits(out)):
-                return 0, 0
-            are_like = likeness(src, out)
-        begin, target = src.data_ptr(), out.data_ptr()
-        return (0, 0) if (begin | target) & UNALIGNED else (begin, target)
-
-    return addresses
-
-
 class GpuMemory:
     """One GPU's memory, read by launches on torch's current stream."""
 
@@ -221,54 +131,19 @@ class GpuMemory:
                 f" is on {tensor.device}, and this plan runs on {self._device}: pass "
                 f"tensor.to('{self._device}'), or compile the plan for target '{_target(tensor.device)}'",
             )
-        if tensor.layout is not torch.strided:
-            raise ArgumentError(
-                what, f" has layout {tensor.layout}; want a dense tensor: pass tensor.to_dense()"
-            )
-        name = NAMES.get(tensor.dtype)
-        if name is None:
-            raise ArgumentError(
-                what,
-                f" has dtype {tensor.dtype}; want float64, float32, float16 or bfloat16: convert it "
-                "with .to(...)",
-            )
-        if tensor.requires_grad:
-            raise ArgumentError(
-                what, " requires a gradient, which a kernel does not record: pass tensor.detach()"
-            )
-        if tensor.is_neg():
-            raise ArgumentError(
-                what, " is a view that negates what its storage holds: pass tensor.resolve_neg()"
-            )
-        buffer = Buffer(tensor.data_ptr(), tuple(tensor.shape), name, tensor.stride(), False, tensor)
-        storage = tensor.untyped_storage()
-        low, end = buffer.bounds
-        if low < storage.data_ptr() or end > storage.data_ptr() + storage.nbytes():
-            raise ArgumentError(
-                what, f" reaches beyond its storage of {storage.nbytes()} bytes: was it resized?"
-            )
-        return buffer
+        return Buffer(*view_torch(tensor, what), tensor)
 
-    def form_of(self, tensor: Any) -> GpuForm | None:
+    def form_of(self, tensor: Any) -> TorchForm | None:
         """The form of an accepted torch tensor."""
-        return GpuForm(tensor) if type(tensor) is torch.Tensor else None
+        return torch_form(tensor, UNALIGNED) if is_torch(tensor) else None
 
     def pair_of(self, src: Any, out: Any) -> Addresses | None:
         """The form of two accepted torch tensors."""
-        return pair_form(src, out) if type(src) is type(out) is torch.Tensor else None
+        return torch_pair(src, out, UNALIGNED) if is_torch(src) and is_torch(out) else None
 
     def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[torch.Tensor, int]]:
         """A torch tensor, whatever the source is."""
-        dtype, device = DTYPES[spec.dtype], self._device
-        make = functools.partial(
-            torch.empty_strided, spec.shape, spec.element_strides, dtype=dtype, device=device
-        )
-
-        def made(_: Any) -> tuple[torch.Tensor, int]:
-            tensor = make()
-            return tensor, tensor.data_ptr()
-
-        return made
+        return torch_maker(spec, self._device)
 
     def packed(
         self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
