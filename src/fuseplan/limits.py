@@ -46,6 +46,13 @@ JSON_LEVELS = Limit(32, "levels", "objects and lists inside each other in such a
 TOML_BYTES = Limit(4 * MIB, "bytes", "a suite, or a list of accepted spills", "refused")
 SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refused")
 
+# Programs that are waited for.
+COMPILER_SECONDS = Limit(
+    120, "s", "compiling one kernel for a GPU, unless the caller says", "ended: an error"
+)
+ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas", "ended: an error")
+TOOL_SECONDS = Limit(20, "s", "one answer of nvidia-smi or git", "ended: what it would tell is unknown")
+
 
 def limits() -> dict[str, Limit]:
     """Every bound by its name, in the order of the table."""

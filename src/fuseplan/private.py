@@ -197,7 +197,7 @@ def _check_own(place: Path, found: os.stat_result) -> None:
 
 def _way(where: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """A folder, those above it, and where one is a link, the folders that it leads through."""
-    waiting, seen = [Path.cwd() / where], set[Path]()
+    waiting, seen = [where.absolute()], set[Path]()
     while waiting:
         end = waiting.pop()
         for place in {end, *end.parents} - seen:

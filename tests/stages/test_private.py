@@ -33,8 +33,9 @@ def where(tmp_path: Path) -> Path:
     return made
 
 
-def become_another(monkeypatch: pytest.MonkeyPatch, user: int = NOBODY) -> None:
+def become_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on the process's user is another, as far as the checks know."""
+    user = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: user)
 
 
@@ -255,3 +256,14 @@ def test_a_file_that_is_cleared_while_it_is_written_is_only_not_kept(
     monkeypatch.setattr(os, "replace", cleared)
     private.write(where / "new", b"text")
     assert [each.name for each in where.iterdir()] == ["file"]
+
+
+def test_a_working_directory_that_was_removed_matters_to_no_absolute_folder(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert private.read(where / "file", 4) == b"text"
+    private.write(where / "below" / "new", b"text")

@@ -18,10 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fuseplan import limits
 from fuseplan.backends import backend_of
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.gate import faults
-from fuseplan.backends.triton.pool import SECONDS, compile_many
+from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.worker import Job
@@ -131,7 +132,7 @@ def crossbuild(
     asked: Sequence[Build],
     *,
     workers: int,
-    seconds: float = SECONDS,
+    seconds: float = limits.COMPILER_SECONDS,
     allowed: Sequence[Allowance] = (),
 ) -> Iterator[Built]:
     """The outcome of each build, in order."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from fuseplan import limits
 from fuseplan.bench.suite import Case, Suite
 from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
@@ -90,7 +91,12 @@ def _loading(plan: str) -> dict[str, Any]:
     told = []
     for _ in range(PROCESSES + 1):
         ran = subprocess.run(
-            command, env=python_environment(), capture_output=True, text=True, check=False, timeout=120
+            command,
+            env=python_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limits.COMPILER_SECONDS,
         )
         if ran.returncode:
             return {"plan": plan, "refused": ran.stderr.strip().splitlines()[-1]}

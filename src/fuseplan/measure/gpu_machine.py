@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fuseplan import limits
 from fuseplan.measure.machine import Machine, machine
 from fuseplan.measure.quiet import QUIET
 from fuseplan.measure.versions import versions
@@ -73,7 +74,7 @@ def _asked(*fields: str) -> list[str]:
     """What nvidia-smi tells of each GPU, a line a GPU; nothing where it cannot."""
     asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=limits.TOOL_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return told.stdout.strip().splitlines() if told.returncode == 0 else []

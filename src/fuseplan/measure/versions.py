@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fuseplan import limits
+
 
 def version_of(package: str) -> str | None:
     """The installed version of a package, None where it is not installed."""
@@ -32,7 +34,12 @@ def commit(folder: Path = Path(__file__).parent) -> str:
 
     def git(*words: str) -> str:
         told = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=10
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limits.TOOL_SECONDS,
         )
         return told.stdout.strip() if told.returncode == 0 else ""
 

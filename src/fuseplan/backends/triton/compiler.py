@@ -23,13 +23,14 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
+from fuseplan import limits
 from fuseplan.backends.triton import maps, repairs, resources
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.target import Target
 
-PTXAS_SECONDS = 300
+PTXAS_SECONDS = limits.ASSEMBLER_SECONDS
 # What a source may ask for; Triton passes over what it does not know, which `cooperative` is for launches.
 OPTIONS = frozenset(
     (

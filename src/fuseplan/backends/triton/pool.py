@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
 from typing import IO, Any
 
+from fuseplan import limits
 from fuseplan.backends.triton.worker import Job, received, send
 from fuseplan.child import python, python_environment
 from fuseplan.errors import BuildError
 
-SECONDS = 120.0  # most kernels take one or two
 SHOWN_BYTES = 4000
 
 
 def compile_many(
-    jobs: Iterable[Job], *, workers: int, seconds: float = SECONDS
+    jobs: Iterable[Job], *, workers: int, seconds: float = limits.COMPILER_SECONDS
 ) -> Iterator[bytes | BuildError]:
     """A packed artifact or an error for each job, in the jobs' order, each as soon as all up to it are.
 
