@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from fuseplan.dlpack import view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.tensor import Dense, TensorSpec, dtype_of
-from fuseplan.torch_tensors import TorchForm, describe_torch, is_torch, torch_form, view_torch
+
+if TYPE_CHECKING:
+    from fuseplan.torch_tensors import TorchForm
 
 Array = NDArray[Any]
 
@@ -118,6 +120,12 @@ def _to_bf16(array: NDArray[np.float64]) -> NDArray[np.uint16]:
     return chosen
 
 
+def is_torch(tensor: object) -> bool:
+    """Whether it is a tensor of torch's; its caller has imported torch then, which is not done here."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
 def view(tensor: Any, what: object) -> Buffer:
     """The tensor as a buffer; `what` is what messages call it: a text, or the tensor as the plan has it.
 
@@ -130,6 +138,8 @@ def view(tensor: Any, what: object) -> Buffer:
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, what)
     if is_torch(tensor):
+        from fuseplan.torch_tensors import view_torch
+
         if not tensor.is_cpu:
             raise ArgumentError(
                 what, f" is on {tensor.device}; this target reads host memory: pass a copy on the CPU"
@@ -149,6 +159,8 @@ def described(tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         ArgumentError: it is no tensor, or has a dtype that kernels do not take.
     """
     if is_torch(tensor):
+        from fuseplan.torch_tensors import describe_torch
+
         return Buffer(*describe_torch(tensor, what), tensor)
     if not isinstance(tensor, np.ndarray) and hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what, devices=None), tensor)
@@ -271,11 +283,23 @@ class NumpyForm:
         return address_of(tensor)
 
 
-Form = NumpyForm | TorchForm
+Form = Union[NumpyForm, "TorchForm"]
 
 
 def form_of(tensor: Any) -> Form | None:
     """The form of an accepted tensor; None for kinds that are checked anew each time."""
     if type(tensor) is np.ndarray:
         return NumpyForm(tensor)
-    return torch_form(tensor) if is_torch(tensor) else None
+    if not is_torch(tensor):
+        return None
+    from fuseplan.torch_tensors import torch_form
+
+    return torch_form(tensor)
+
+
+def mark_written(tensor: Any) -> None:
+    """Lets autograd notice that a kernel wrote the tensor, if it is torch's."""
+    if is_torch(tensor):
+        from fuseplan.torch_tensors import count_write
+
+        count_write(tensor)

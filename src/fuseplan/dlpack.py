@@ -6,6 +6,7 @@ Through DLPack's C structures, or `__cuda_array_interface__`, which is a diction
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fuseplan.errors import ArgumentError
@@ -73,6 +74,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 View = tuple[int, tuple[int, ...], str, tuple[int, ...], bool]
+Wrote = Callable[[Iterable[Any]], None]  # tells the owner of tensors that a kernel wrote them
 
 
 def view_dlpack(

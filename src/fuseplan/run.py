@@ -18,13 +18,12 @@ from fuseplan.arguments import (
     result_buffer,
     want_text,
 )
-from fuseplan.arrays import Buffer
+from fuseplan.arrays import Buffer, mark_written
 from fuseplan.backends.backend import Addresses, Memory, Packed
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.plan import FusionPlan
 from fuseplan.runner import Given, Runner, Words
 from fuseplan.tensor import TensorSpec
-from fuseplan.torch_tensors import mark_written
 from fuseplan.untraced import skip_frames, untraced
 
 Bounds = list[tuple[int, int]]  # first byte, and the one past the last

@@ -1,32 +1,28 @@
 """torch's tensors: which of them a kernel may read or write where they lie, and how to tell so quickly.
 
-Functions here import torch when they run: their caller has a tensor of torch's, and so has imported it.
+The module imports torch: `arrays` imports it when it meets the first tensor of torch's.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fuseplan.dlpack import View
+import torch
+from torch.autograd import forward_ad
+
+from fuseplan.dlpack import View, Wrote
 from fuseplan.errors import ArgumentError
 from fuseplan.tensor import Dense, TensorSpec, dtype_of
 from fuseplan.untraced import skip_frames
 
-DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-NAMES = {f"torch.{known}": name for name, known in DTYPES.items()}
+DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CALL_OUTSIDE = "call the plan outside of torch's transforms and traces"
 Likeness = Callable[..., bool]
-Wrote = Callable[[Iterable[Any]], None]  # raises the version counters of tensors that a kernel wrote
-
-
-def is_torch(tensor: object) -> bool:
-    """Whether it is a tensor of torch's."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
 
 
 def describe_torch(tensor: Any, what: object) -> View:
@@ -42,7 +38,7 @@ def describe_torch(tensor: Any, what: object) -> View:
         reason = _oddity(tensor)
         if reason is not None:
             raise ArgumentError(what, reason)
-        return tensor.data_ptr(), tuple(tensor.shape), NAMES[str(tensor.dtype)], tensor.stride(), False
+        return tensor.data_ptr(), tuple(tensor.shape), NAMES[tensor.dtype], tensor.stride(), False
     except (RuntimeError, ValueError) as error:  # torch shows no memory of a transform's tensors
         said = (str(error).splitlines() or [""])[0]
         raise ArgumentError(what, f" shows no memory: {CALL_OUTSIDE}\n  torch says: {said}") from error
@@ -72,8 +68,6 @@ def view_torch(tensor: Any, what: object) -> View:
 
 def _oddity(tensor: Any) -> str | None:
     """Why the elements of a tensor are not in its memory as shape and strides say; None where they are."""
-    import torch
-
     kind = type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return (
@@ -85,7 +79,7 @@ def _oddity(tensor: Any) -> str | None:
         return f" has layout {tensor.layout}; want a dense tensor: pass tensor.to_dense()"
     if tensor.is_quantized:
         return " is quantized: pass tensor.dequantize()"
-    if str(tensor.dtype) not in NAMES:
+    if tensor.dtype not in NAMES:
         wanted = "float64, float32, float16 or bfloat16"
         return f" has dtype {tensor.dtype}; want {wanted}: convert it with .to(...)"
     if tensor.is_neg():
@@ -95,9 +89,6 @@ def _oddity(tensor: Any) -> str | None:
 
 def _obstacle(tensor: Any) -> str | None:
     """Why a kernel must not be given the tensor now: a derivative or a trace would miss the kernel."""
-    import torch
-    from torch.autograd import forward_ad
-
     if tensor.requires_grad and torch.is_grad_enabled():
         return (
             " requires a gradient, which a kernel does not record: call under torch.no_grad() or "
@@ -118,8 +109,6 @@ def _obstacle(tensor: Any) -> str | None:
 
 def _is_tracing() -> bool:
     """Whether torch records what is called into a graph that it replays without Python."""
-    import torch
-
     proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return bool(torch.jit.is_tracing()) or (proxies is not None and proxies.get_proxy_mode() is not None)
 
@@ -129,9 +118,7 @@ def torch_maker(spec: TensorSpec | Dense, device: object) -> Callable[[Any], tup
 
     The function that it gives raises an ArgumentError where torch's modes make tensors without memory.
     """
-    import torch
-
-    dtype = getattr(torch, DTYPES[spec.dtype])
+    dtype = DTYPES[spec.dtype]
     # The device is named: `with torch.device("meta")` decides of tensors that name none.
     make = functools.partial(
         torch.empty_strided, spec.shape, spec.element_strides, dtype=dtype, device=device
@@ -150,12 +137,12 @@ def torch_maker(spec: TensorSpec | Dense, device: object) -> Callable[[Any], tup
     return made
 
 
-def mark_written(tensor: Any) -> None:
+def count_write(tensor: Any) -> None:
     """Raises the version counter of a torch tensor that a kernel wrote, so that autograd notices.
 
-    Other packages' arrays have no such counter. Tensors of inference mode have none either.
+    Tensors of inference mode have none.
     """
-    if is_torch(tensor) and not tensor.is_inference():
+    if not tensor.is_inference():
         _counting()([tensor])
 
 
@@ -165,8 +152,6 @@ def _counting() -> Wrote:
 
     The public one takes 0.4 us.
     """
-    import torch
-
     probe = torch.zeros(1, device="cpu")
     try:
         inner: Wrote = torch._C._increment_version
@@ -187,17 +172,14 @@ def _guards(*tensors: Any) -> Likeness:
     It compares type, dispatch keys (device, layout, negation, transforms and traces), dtype, device, shape,
     strides, and whether a gradient is required. A nested tensor aborts the process there: it is told before.
     """
-    from torch._C._dynamo.guards import TensorGuards
-
-    check: Likeness = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    guards = torch._C._dynamo.guards.TensorGuards
+    check: Likeness = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
 @functools.cache
 def _has_guards() -> bool:
     """Whether this torch has that check, and it tells apart what must be: it is no public interface."""
-    import torch
-
     make = functools.partial(torch.zeros, device="cpu")
     try:
         with torch.inference_mode(False), torch.no_grad():  # where older ones overlook `requires_grad`
@@ -239,9 +221,6 @@ class _Modes(NamedTuple):
 @functools.cache
 def _modes() -> _Modes:
     """Where torch keeps its modes; where it does not say, one is on, and each call is checked anew."""
-    import torch
-    from torch.autograd import forward_ad
-
     skip_frames()
     stacked = getattr(torch._C, "_len_torch_dispatch_stack", None)
     if stacked is None or not hasattr(forward_ad, "_current_level"):
@@ -289,8 +268,6 @@ class TorchForm:
 
 def torch_form(tensor: Any, unaligned: int = 0) -> TorchForm | None:
     """The form of an accepted tensor; None for subclasses, which are checked anew each time."""
-    import torch
-
     return TorchForm(tensor, unaligned) if type(tensor) is torch.Tensor else None
 
 

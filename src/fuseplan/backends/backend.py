@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer
+from fuseplan.dlpack import Wrote
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.torch_tensors import Wrote
 
 Addresses = Callable[[Any, Any], tuple[int, int, Wrote | None]]
 

@@ -7,13 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, view
+from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, is_torch, view
 from fuseplan.backends.backend import Addresses
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.torch_tensors import is_torch, torch_maker, torch_pair
 
 
 class HostCopy:
@@ -48,6 +47,8 @@ class HostMemory:
     def pair_of(self, src: Any, out: Any) -> Addresses | None:
         """The forms of two accepted arrays or torch tensors."""
         if is_torch(src) and is_torch(out):
+            from fuseplan.torch_tensors import torch_pair
+
             return torch_pair(src, out)
         forms = form_of(src), form_of(out)
         if forms[0] is None or not isinstance(forms[1], NumpyForm):
@@ -65,6 +66,8 @@ class HostMemory:
                 array = empty(spec)
                 return array, address_of(array)
             if make_torch is None:
+                from fuseplan.torch_tensors import torch_maker
+
                 make_torch = torch_maker(spec, "cpu")
             return make_torch(source)
 

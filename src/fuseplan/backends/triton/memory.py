@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fuseplan import torch_tensors
-from fuseplan.arrays import Buffer
+from fuseplan.arrays import Buffer, is_torch
 from fuseplan.backends.backend import Addresses
 from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
@@ -22,11 +21,10 @@ from fuseplan.errors import ArgumentError
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.torch_tensors import TorchForm, is_torch, torch_form, torch_maker, torch_pair, view_torch
+from fuseplan.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
 UNALIGNED = ALIGNMENT - 1  # bits that no address has
-DTYPES = {name: getattr(torch, known) for name, known in torch_tensors.DTYPES.items()}
 
 
 class DeviceCopy:
