@@ -8,7 +8,7 @@ import pytest
 
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
-from fuseplan.report import gpu, readme
+from fuseplan.report import gpu, speed
 from fuseplan.report.measured import page
 
 MACHINE = {
@@ -41,10 +41,9 @@ def test_a_suite_is_told_in_microseconds_with_its_losses(tmp_path: Path) -> None
     assert "| f32 nchw | cudnn,torch | 1 | 1.50 | 1.20 | 1.50 |  | yes |" in told
 
 
-def test_the_readme_has_a_table_of_gpus_where_there_are_results(tmp_path: Path) -> None:
-    assert readme.gpu_summary(tmp_path) == ""
+def test_the_page_of_speed_has_a_row_a_group_on_gpus(tmp_path: Path) -> None:
     results.append(made("gpu_conv", "f16 nhwc", {"fuseplan": 2e-5, "cudnn": 3e-5}), "gpu_conv", tmp_path)
-    told = readme.gpu_summary(tmp_path)
+    told = speed.gpu_summary(tmp_path)
     assert "| a GPU |" in told
     assert "| Convolution, bias, relu, f16 nhwc | cudnn | 1.50 (1.50) |" in told
     assert "| shapes slower than the fastest other | all | 0 of 1 |" in told
