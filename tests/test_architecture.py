@@ -28,12 +28,12 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("elsewhere", "errors", "limits", "reasons", "settings", "syntax", "untraced"),
+    ("elsewhere", "errors", "excerpt", "limits", "reasons", "settings", "syntax", "untraced"),
     ("child", "private", "reading", "stock"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
     ("ops",),
-    ("text", "driver", "dot", "plan"),
+    ("text", "driver", "dot", "given", "plan"),
     ("kernel", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import Unsupported, operator_span
+from fuseplan.errors import Unsupported
+from fuseplan.excerpt import operator_span
 from fuseplan.explain import explain
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason

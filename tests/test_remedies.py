@@ -173,6 +173,6 @@ def test_the_command_that_lists_all_refusals_does(target: str) -> None:
 def test_an_array_is_bound_by_its_name() -> None:
     compiled = compile_plan("f32[2x3] -> bias", "reference")
     bias, src = np.ones(3, np.float32), np.zeros((2, 3), np.float32)
-    with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got a ndarray; operands by name"):
+    with pytest.raises(ArgumentError, match=r"want Arguments\(plan\), got an ndarray; operands by name"):
         compiled.bind(bias)  # type: ignore[arg-type]
     assert (compiled.bind(bias=bias)(src) == 1).all()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fuseplan.arrays import Buffer, described, overlap
-from fuseplan.errors import ArgumentError, did_you_mean, operator_span, underlined
+from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.excerpt import operator_span, underlined
+from fuseplan.given import number
 from fuseplan.op import Operand
 from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step, as_plan
 from fuseplan.tensor import Dense
@@ -89,13 +88,12 @@ class Arguments:
         mine = self.plan.steps
         if not (step.index < len(mine) and mine[step.index] == step):
             raise ArgumentError(
-                f"operator {step.index} ({step.op.name}) is a step of another plan; these arguments are for\n"
-                f"  {self.plan}"
+                f"{step.title} is a step of another plan; these arguments are for\n  {self.plan}"
             )
         return step.keys
 
     def _unknown(self, step: Step | None, name: str, keys: Mapping[str, str]) -> str:
-        whose = "the plan" if step is None else f"operator {step.index} ({step.op.name})"
+        whose = "the plan" if step is None else f"{step.title}"
         return (
             f"{whose} has no operand, parameter or result `{name}`. {did_you_mean(name, keys)}\n  {self.plan}"
         )
@@ -214,13 +212,8 @@ def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
     Raises:
         ArgumentError: it is none.
     """
-    is_number = isinstance(value, numbers.Real | np.floating | np.integer)
-    if isinstance(value, bool | np.bool_) or not is_number:
-        step = next(each.step for each in plan.parameters if each.key == key)
-        raise ArgumentError(
-            f"parameter `{key}` of operator {step} ({plan[step].op.name}) is a number; got {value!r}"
-        )
-    return float(value)
+    step = next(each.step for each in plan.parameters if each.key == key)
+    return number(key, plan[step].title, value)
 
 
 def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[Tensor, Buffer]]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.dlpack import view_array_interface, view_dlpack
-from fuseplan.errors import ArgumentError, PlanError
+from fuseplan.errors import ArgumentError, PlanError, a_thing
 from fuseplan.tensor import Dense, TensorSpec, dtype_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def view(tensor: Any, what: object) -> Buffer:
     if hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what), tensor)
     raise ArgumentError(
-        what, f" is a {type(tensor).__name__}; want a NumPy array, or a tensor with DLPack such as torch's"
+        what, f" is {a_thing(tensor)}; want a NumPy array, or a tensor with DLPack such as torch's"
     )
 
 

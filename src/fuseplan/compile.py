@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from fuseplan.arguments import Arguments
 from fuseplan.build import Program, build
 from fuseplan.emit import Source
-from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.errors import ArgumentError, BuildError, a_thing
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
@@ -19,6 +19,7 @@ from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
 from fuseplan.tune.judging import verdict_on
+from fuseplan.tune.tuning import checked_seconds
 from fuseplan.tune.tuning import tune as tune_plan
 from fuseplan.tune.verdict import Verdict
 from fuseplan.untraced import untraced
@@ -141,7 +142,7 @@ class CompiledPlan:
     def _values(self, arguments: Arguments) -> dict[str, Any]:
         if not isinstance(arguments, Arguments):
             raise ArgumentError(
-                f"want Arguments(plan), got a {type(arguments).__name__}; operands by name are given as "
+                f"want Arguments(plan), got {a_thing(arguments)}; operands by name are given as "
                 "compiled(src, weight=w)"
             )
         if arguments.plan != self.plan:
@@ -240,11 +241,12 @@ def compile(
     """
     if not isinstance(cache, bool):
         raise ArgumentError(f"`cache` is True or False; got {cache!r}")
+    budget = None if tune is None else checked_seconds(tune)
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
-    if tune is not None and records.choice.tuned is None:
+    if budget is not None and records.choice.tuned is None:
         if template is not None:
             raise ArgumentError(f"template={template!r} leaves nothing to tune: give one of the two")
-        tune_plan(records.plan, records.target, seconds=tune, accuracy=accuracy)
+        tune_plan(records.plan, records.target, seconds=budget, accuracy=accuracy)
         records = decide(records.plan, records.target, accuracy=accuracy)
     program = build(records.choice, records.kernel, records.target, use_cache=cache)
     return CompiledPlan(records, program)

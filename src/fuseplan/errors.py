@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.elsewhere import Answers, folded
+from fuseplan.excerpt import Span, bounded, operator_span, underlined
 from fuseplan.reasons import Refusal, named
 
-ARROW = "->"
 LIKE = 0.6  # share of letters in common from which on a name may be a typing mistake of another
 MOST_TYPED = 40  # letters of a word; a longer one is no typing mistake, and comparing takes their square
 SHOWN_REFUSALS = 3
 SHOWN_LINES = 12
-
-Span = tuple[int, int]  # where a piece of a text begins and ends
 
 
 class FuseplanError(Exception):
@@ -28,6 +26,9 @@ class FuseplanError(Exception):
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what = what
+
+    def __str__(self) -> str:
+        return "\n".join(map(bounded, self.what.splitlines()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _revived, (type(self), self.args, self.__dict__)
@@ -85,14 +86,14 @@ class PlanError(FuseplanError):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield self.what
+        yield super().__str__()
         details = list(self._details())
         if self.text is not None:
             yield ""
             yield from _indented(underlined(self.text, self._place()))
         elif details:
             yield ""
-        yield from _indented(details)
+        yield from _indented(map(bounded, details))
 
     def _place(self) -> Span | None:
         if self.span is None and self.text is not None and self.operator is not None:
@@ -130,7 +131,7 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield self.what
+        yield super().__str__()
         blamed: int | None = -1  # none yet: the plan is shown before the first refusal
         told = list(self._told().items())
         for refusal, tried in told[:SHOWN_REFUSALS]:
@@ -207,6 +208,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def a_thing(value: object) -> str:
+    """What kind of thing a value is: `a list`, `an ndarray`."""
+    kind = type(value).__name__
+    return f"an {kind}" if kind[0].lower() in "aeio" or kind.startswith("nd") else f"a {kind}"
+
+
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """The known names that `word` may be a typing mistake of, all as like it as the first.
 
@@ -246,49 +253,6 @@ def did_you_mean(word: str, known: Iterable[str], elsewhere: Answers | None = No
     """What to do about an unknown `word`: what `near_miss` says, or else all known names."""
     names = list(known)
     return near_miss(word, names, elsewhere) or f"Known here: {', '.join(names) or 'none'}"
-
-
-def segments(text: str) -> list[Span]:
-    """The pieces of a plan's text between its arrows, without spaces around: the tensor, then the operators.
-
-    An arrow inside quotes does not count.
-    """
-    cuts, quote, position = [0], "", 0
-    while position < len(text):
-        character = text[position]
-        if quote:
-            position += character == "\\"
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif text.startswith(ARROW, position):
-            cuts += [position, position + len(ARROW)]
-        position += 1
-    cuts.append(len(text))
-    return [_stripped(text, begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True)]
-
-
-def _stripped(text: str, begin: int, end: int) -> Span:
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return begin, end
-
-
-def operator_span(text: str, operator: int) -> Span | None:
-    """Where the operator of that index stands in a plan's text; None if it does not."""
-    found = segments(text)
-    return found[operator + 1] if 0 <= operator < len(found) - 1 else None
-
-
-def underlined(text: str, span: Span | None) -> list[str]:
-    """`text`, and a line of carets under its piece `span`; an empty piece gets one caret."""
-    flat = text.translate({ord(control): " " for control in "\t\n\r\v\f"})
-    if span is None:
-        return [flat]
-    begin, end = span
-    return [flat, " " * begin + "^" * max(1, end - begin)]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.errors import Unsupported, counted, operator_span, underlined
+from fuseplan.errors import Unsupported, counted
+from fuseplan.excerpt import operator_span, underlined
 from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks

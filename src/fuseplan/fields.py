@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from fuseplan.elsewhere import FIELDS
 from fuseplan.errors import PlanError, counted, did_you_mean, near_miss
+from fuseplan.excerpt import shown
 from fuseplan.tensor import is_integer
 
 
@@ -20,20 +22,33 @@ def refused(operator: str, field: str, problem: str, **details: Any) -> PlanErro
     return PlanError(f"{operator}: {field} {problem}", field=field, **details)
 
 
+def as_float(value: object) -> float:
+    """A number as a float; NaN and infinities are numbers.
+
+    Raises:
+        ValueError: it is no number, or too large for a float; the message ends a sentence about it.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating | np.integer):
+        raise ValueError("is a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("is a number that fits in a float, at most 1.8e308") from None
+
+
 def real(operator: str, field: str, value: object) -> float:
     """The value of an operator's field as a float.
 
     Raises:
         PlanError: it is no number, or NaN, or too large for a float.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise refused(operator, field, "is a number", got=repr(value))
     try:
-        number = float(value) + 0.0  # negative zero prints as zero, so it is zero
-    except OverflowError:
-        raise refused(operator, field, "is a number that fits in a float", want="at most 1.8e308") from None
+        number = as_float(value) + 0.0  # negative zero prints as zero, so it is zero
+    except ValueError as error:
+        raise refused(operator, field, str(error), got=shown(value)) from None
     if math.isnan(number):
-        raise refused(operator, field, "is a number", got="nan", want="a number or an infinity")
+        remedy = "A plan is compared by value, and NaN equals nothing: a call may give it"
+        raise refused(operator, field, "is a number", got="nan", remedy=remedy)
     return number
 
 
@@ -46,7 +61,7 @@ def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> No
     names = list(known)
     if value not in names:
         near = near_miss(str(value), names)
-        raise refused(operator, field, f"is not {value!r}", want=" or ".join(names), remedy=near)
+        raise refused(operator, field, f"is not {shown(value)}", want=" or ".join(names), remedy=near)
 
 
 def positive(operator: str, field: str, value: Any) -> int:
@@ -56,8 +71,10 @@ def positive(operator: str, field: str, value: Any) -> int:
         PlanError: it is no integer from 1 to 2^31 - 1.
     """
     if not is_integer(value) or not 1 <= value < 2**31:
+        is_large = is_integer(value) and value >= 2**31
+        problem = "is at most 2^31 - 1" if is_large else "is a positive integer"
         want = "a whole number from 1 to 2^31 - 1"
-        raise refused(operator, field, "is a positive integer", got=repr(value), want=want)
+        raise refused(operator, field, problem, got=shown(value), want=want)
     return int(value)
 
 
@@ -68,7 +85,7 @@ def true_or_false(operator: str, field: str, value: object) -> None:
         PlanError: it is not.
     """
     if not isinstance(value, bool):
-        raise refused(operator, field, "is True or False", got=repr(value))
+        raise refused(operator, field, "is True or False", got=shown(value))
 
 
 def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
@@ -83,7 +100,7 @@ def no_field(kind: type[Any], name: str) -> PlanError:
     """The error about a field that an operator of the class does not have."""
     names, _, _ = fields_of(kind)
     remedy = did_you_mean(name, names, FIELDS) if names else near_miss(name, names, FIELDS)
-    return PlanError(f"{kind.name} has no field {name!r}", remedy=remedy)
+    return PlanError(f"{kind.name} has no field {shown(name)}", remedy=remedy)
 
 
 def explained(made: Callable[..., None]) -> Callable[..., None]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.excerpt import shown
 from fuseplan.scalar import DERIVED, FUNCTIONS, SPLIT, Scalar, call, const, leaf, neg, where
-from fuseplan.syntax import python_expression, span_of
+from fuseplan.syntax import number, python_expression, span_of
 
 # Functions that do more than build their node.
 MEANINGS: dict[str, Callable[..., Scalar]] = {"where": where, "neg": neg, **DERIVED}
@@ -59,7 +60,7 @@ class _Reader:
     def meaning(self, node: ast.expr) -> Scalar:
         match node:
             case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-                return const(_finite(value))
+                return const(number(value))
             case ast.Name(id=name):
                 return self.named(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -83,13 +84,13 @@ class _Reader:
             return const(math.inf)
         if self.known is None or name in self.known:
             return leaf(name)
-        raise PlanError(f"there is no {name!r} here", remedy=did_you_mean(name, self.known))
+        raise PlanError(f"there is no {shown(name)} here", remedy=did_you_mean(name, self.known))
 
     def called(self, name: str, args: list[ast.expr], node: ast.expr) -> Scalar:
         if name not in FUNCTIONS and name not in DERIVED:
             span = span_of(self.source, node)
             raise PlanError(
-                f"there is no function {name!r}",
+                f"there is no function {shown(name)}",
                 remedy=did_you_mean(name, [*FUNCTIONS, *DERIVED]),
                 text=self.source,
                 span=(span[0], span[0] + len(name)),
@@ -99,10 +100,3 @@ class _Reader:
             raise PlanError(f"`{name}` takes another number of arguments", got=len(args), want=wanted)
         values = [self.read(arg) for arg in args]
         return MEANINGS[name](*values) if name in MEANINGS else call(name, *values)
-
-
-def _finite(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise PlanError("the number is too large", want="at most 1.8e308") from None

@@ -53,6 +53,23 @@ COMPILER_SECONDS = Limit(
 ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas", "ended: an error")
 TOOL_SECONDS = Limit(20, "s", "one answer of nvidia-smi or git", "ended: what it would tell is unknown")
 
+# Plans and their texts.
+TEXT_CHARACTERS = Limit(100_000, "characters", "a plan's text", "a PlanError")
+JSON_CHARACTERS = Limit(1_000_000, "characters", "a plan's JSON", "a PlanError")
+OPERATOR_CHARACTERS = Limit(10_000, "characters", "the text of one operator or formula", "a PlanError")
+OPERATORS = Limit(1_000, "operators", "a plan", "a PlanError")
+EXPRESSION_NODES = Limit(
+    10_000, "functions", "a formula, a shared part counted each time it is written", "a PlanError"
+)
+EXPRESSION_DEPTH = Limit(200, "levels", "a formula", "a PlanError")
+SIZE_DIGITS = Limit(40, "digits", "an extent or stride in a text", "a PlanError")
+
+# Messages.
+SHOWN_CHARACTERS = Limit(1_000, "characters", "a line of a message", "its middle is left out")
+SHOWN_VALUE_CHARACTERS = Limit(
+    100, "characters", "a value of the caller's in a message", "its middle is left out"
+)
+
 
 def limits() -> dict[str, Limit]:
     """Every bound by its name, in the order of the table."""

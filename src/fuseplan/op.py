@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError
+from fuseplan.excerpt import shown
 from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
 from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
@@ -168,7 +169,7 @@ class Op(ABC):
     def _check_inner(self, name: str) -> None:
         """Checks that the value of the field is an activation whose parameters have names of their own."""
         value: Any = getattr(self, name)
-        got = repr(value)
+        got = shown(value)
         if isinstance(value, Op):
             listed = [key for key, made in value.operand_fields.items() if made.when(value)]
             got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name

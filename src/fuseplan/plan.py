@@ -5,21 +5,22 @@ A plan is a value: it prints, parses, compares, and has a meaning in float64.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fuseplan.dot import dot_text
 from fuseplan.driver.command import command_text
-from fuseplan.errors import ARROW, ArgumentError, PlanError, Unsupported, counted, did_you_mean, near_miss
+from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, near_miss
+from fuseplan.excerpt import ARROW, shown
+from fuseplan.given import check_keys, number, wide
 from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
 from fuseplan.scalar import Scalar
 from fuseplan.tensor import TensorSpec
-from fuseplan.text import parse_json, parse_plan, plan_json, plan_text
+from fuseplan.text import check_count, parse_json, parse_plan, plan_json, plan_text
 
 DIRECTIONS = ("vertical", "horizontal")
 
@@ -84,6 +85,11 @@ class Step:
     statistics: tuple[tuple[str, str], ...] = ()
 
     @property
+    def title(self) -> str:
+        """The step as messages speak of it: `operator 2 (relu)`."""
+        return f"operator {self.index} ({self.op.name})"
+
+    @property
     def keys(self) -> dict[str, str]:
         """What the plan calls each operand, parameter and result, by the operator's own name of it."""
         named = {each.operand.name: each.key for each in self.operands}
@@ -129,6 +135,7 @@ class FusionPlan:
         self._src = _input(src)
         _check_direction(direction, str(self._src))
         self._steps: list[Step] = []
+        self._taken = {"x"}  # keys of the steps
         self._is_frozen = False
         for op in ops:
             self.add(op)
@@ -146,13 +153,13 @@ class FusionPlan:
                 remedy="Make a new one: FusionPlan(plan.src, *plan.ops, Relu())",
             )
         if not isinstance(op, Op):
-            raise PlanError("this is not an operator", got=repr(op), text=str(self), remedy=_remedy(op))
+            raise PlanError("this is not an operator", got=shown(op), text=str(self), remedy=_remedy(op))
+        check_count(len(self) + 1)
         src, index = self.output, len(self)
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
         except PlanError as error:
             raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
-        taken = {"x"} | {key for step in self._steps for key in step.leaves.values()}
         statistics = op.reduced_names(src) if isinstance(op, Normalization) else ()
         self._steps.append(
             Step(
@@ -160,10 +167,10 @@ class FusionPlan:
                 op,
                 src,
                 dst,
-                tuple(PlanOperand(_key(each.name, taken), index, each) for each in operands),
-                tuple(PlanParameter(_key(each.name, taken), index, each) for each in op.parameters()),
-                tuple(PlanResult(_key(each.name, taken), index, each) for each in results),
-                tuple((name, _key(name, taken)) for name in statistics),
+                tuple(PlanOperand(_key(each.name, self._taken), index, each) for each in operands),
+                tuple(PlanParameter(_key(each.name, self._taken), index, each) for each in op.parameters()),
+                tuple(PlanResult(_key(each.name, self._taken), index, each) for each in results),
+                tuple((name, _key(name, self._taken)) for name in statistics),
             )
         )
         return self._steps[-1]
@@ -311,15 +318,16 @@ class FusionPlan:
         given = parameters or {}
         shapes = {each.key: each.operand.shape for each in self.operands}
         shapes |= {each.key: each.result.shape for each in self.results if each.result.updated}
-        _check_keys("operand", operands, shapes, required=True)
-        _check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
-        arrays = {key: _wide(key, operands[key], shape) for key, shape in shapes.items()}
-        out = _wide("src", src, self._src.shape)
+        check_keys("operand", operands, shapes, required=True)
+        check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
+        arrays = {key: wide(key, operands[key], shape) for key, shape in shapes.items()}
+        out = wide("src", src, self._src.shape)
         results: dict[str, Array] = {}
         for step in self._steps:
             mine = {name: arrays[key] for name, key in step.keys.items() if key in arrays}
             numbers = {
-                each.parameter.name: given.get(each.key, each.parameter.value) for each in step.parameters
+                each.parameter.name: number(each.key, step.title, given.get(each.key, each.parameter.value))
+                for each in step.parameters
             }
             out, made = step.op.evaluate(out, mine, numbers, slip)
             results |= {step.keys[name]: array for name, array in made.items()}
@@ -336,7 +344,7 @@ def as_plan(plan: FusionPlan | str) -> FusionPlan:
     if isinstance(plan, FusionPlan):
         return plan
     if not isinstance(plan, str):
-        raise ArgumentError(f"want a FusionPlan or its text, got {type(plan).__name__}")
+        raise ArgumentError(f"want a FusionPlan or its text, got {a_thing(plan)}")
     return FusionPlan.parse(plan)
 
 
@@ -345,7 +353,7 @@ def _input(src: object) -> TensorSpec:
     if isinstance(src, TensorSpec):
         return src
     if not isinstance(src, str):
-        raise PlanError("a plan begins with a TensorSpec or its text", got=repr(src))
+        raise PlanError("a plan begins with a TensorSpec or its text", got=shown(src))
     if ARROW in src:
         raise PlanError("this is a whole plan, not its input", text=src, remedy="Use FusionPlan.parse(text)")
     return TensorSpec.parse(src)
@@ -363,7 +371,7 @@ def _remedy(value: object) -> str | None:
 def _check_direction(direction: str, text: str) -> None:
     if direction not in DIRECTIONS:
         raise PlanError(
-            f"there is no direction {direction!r}",
+            f"there is no direction {shown(direction)}",
             want=" or ".join(DIRECTIONS),
             remedy=near_miss(str(direction), DIRECTIONS),
         )
@@ -380,20 +388,3 @@ def _key(name: str, taken: set[str]) -> str:
         key = f"{name}_{count}"
     taken.add(key)
     return key
-
-
-def _check_keys(what: str, given: Collection[str], known: Collection[str], *, required: bool) -> None:
-    for key in given:
-        if key not in known:
-            raise ArgumentError(f"the plan has no {what} {key!r}. {did_you_mean(str(key), known)}")
-    missing = [key for key in known if key not in given]
-    if required and missing:
-        raise ArgumentError(f"the plan's {what}s {', '.join(missing)} are missing")
-
-
-def _wide(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """The array in float64."""
-    array = np.asarray(value)
-    if array.shape != shape:
-        raise ArgumentError(f"{name} has shape {array.shape}; want {shape}")
-    return array.astype(np.float64)

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fuseplan import limits
 from fuseplan.errors import PlanError
+from fuseplan.excerpt import shown
 
 T = TypeVar("T")
 
@@ -27,7 +29,6 @@ FUNCTIONS = {
 }  # fmt: skip
 COMPARISONS = ("gt", "ge")
 SPLIT = "Give it as several operators"
-DEEPEST, LARGEST = 200, 10_000  # nodes of one expression, a shared part counted each time it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,11 @@ def scalar(value: Scalar | float) -> Scalar:
     if isinstance(value, Scalar):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise PlanError("an expression is made of numbers and expressions", got=repr(value))
-    return const(float(value))
+        raise PlanError("an expression is made of numbers and expressions", got=shown(value))
+    try:
+        return const(float(value))
+    except OverflowError:
+        raise PlanError("a number of an expression fits in a float", want="at most 1.8e308") from None
 
 
 def call(fn: str, *values: Scalar | float) -> Scalar:
@@ -155,7 +159,7 @@ def call(fn: str, *values: Scalar | float) -> Scalar:
 
     Raises:
         PlanError: a value is no number and no expression; a comparison stands where a number belongs; or
-            the whole is larger than DEEPEST and LARGEST allow.
+            the whole is larger than the limits allow.
     """
     args = tuple(map(scalar, values))
     if any(arg.is_condition for arg in (args[1:] if fn == "where" else args)):
@@ -165,11 +169,11 @@ def call(fn: str, *values: Scalar | float) -> Scalar:
             want="a comparison as the first argument of `where`",
         )
     node = Scalar(fn, args)
-    if node.depth > DEEPEST or node.size > LARGEST:
+    if node.depth > limits.EXPRESSION_DEPTH or node.size > limits.EXPRESSION_NODES:
         raise PlanError(
             "the expression is too large for one element",
             got=f"{node.size} functions, {node.depth} deep",
-            want=f"at most {LARGEST}, {DEEPEST} deep",
+            want=f"at most {limits.EXPRESSION_NODES}, {limits.EXPRESSION_DEPTH} deep",
             remedy=SPLIT,
         )
     return node
@@ -234,7 +238,7 @@ def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
 
 
 def _shown(value: object) -> str:
-    return text(value) if isinstance(value, Scalar) else repr(value)
+    return text(value) if isinstance(value, Scalar) else shown(value)
 
 
 def relu(x: Scalar | float) -> Scalar:

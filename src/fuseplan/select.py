@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.backend import Backend
 from fuseplan.errors import ArgumentError, Unsupported, did_you_mean
+from fuseplan.excerpt import shown
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.target import Target, any_of
@@ -90,6 +91,8 @@ def select(
         Unsupported: no template of the target's backend computes the kernel; it carries each one's refusal.
         ArgumentError: the backend has no such template, or that template no such candidate for the kernel.
     """
+    if not isinstance(template, str | None):
+        raise ArgumentError(f"template={shown(template)}; want a template's name, or a candidate's text")
     wanted, _, knobs = (template or "").partition("(")
     choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
     if knobs:
@@ -111,7 +114,7 @@ def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:
     named = tuple(each for each in every if each.name == wanted)
     if wanted and not named:
         hint = did_you_mean(wanted, [each.name for each in every])
-        raise ArgumentError(f"{target} has no template {wanted!r}. {hint}")
+        raise ArgumentError(f"{target} has no template {shown(wanted)}. {hint}")
     return named or every
 
 
@@ -122,7 +125,7 @@ def _exactly(choice: Choice, text: str) -> Choice:
             rest = choice.considered[:place] + choice.considered[place + 1 :]
             return Choice(candidate, (considered, *rest), choice.candidates)
     listed = "\n  ".join(each.text for each in choice.candidates)
-    raise ArgumentError(f"no candidate prints as {text!r}; for this plan there are\n  {listed}")
+    raise ArgumentError(f"no candidate prints as {shown(text)}; for this plan there are\n  {listed}")
 
 
 def _best(

@@ -8,6 +8,8 @@ from functools import cached_property
 
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
+from fuseplan.excerpt import shown
+from fuseplan.fields import as_float
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import Match, match
@@ -74,7 +76,7 @@ def with_threads(target: Target, threads: int) -> Target:
     """
     if target.processors:
         raise ArgumentError(
-            f"threads={threads!r} is for CPUs; {target} is a GPU, used as a whole: leave it out"
+            f"threads={shown(threads)} is for CPUs; {target} is a GPU, used as a whole: leave it out"
         )
     return replace(target, threads=checked_threads(threads))
 
@@ -87,7 +89,7 @@ def checked_threads(threads: int) -> int:
     """
     is_count = isinstance(threads, numbers.Integral) and not isinstance(threads, bool)
     if not is_count or not 1 <= threads <= MOST_THREADS:
-        raise ArgumentError(f"threads={threads!r}; want a whole number from 1 to {MOST_THREADS}")
+        raise ArgumentError(f"threads={shown(threads)}; want a whole number from 1 to {MOST_THREADS}")
     return int(threads)
 
 
@@ -97,12 +99,15 @@ def checked_accuracy(accuracy: Accuracy) -> Accuracy:
     Raises:
         ArgumentError: it is no word that is known and no positive number.
     """
-    if isinstance(accuracy, str):
-        if accuracy in WORDS:
-            return accuracy
-    elif isinstance(accuracy, numbers.Real) and not isinstance(accuracy, bool) and accuracy > 0:
-        return float(accuracy)
+    if isinstance(accuracy, str) and accuracy in WORDS:
+        return accuracy
+    try:
+        bound = as_float(accuracy)
+    except ValueError:
+        bound = 0.0
+    if bound > 0:
+        return bound
     raise ArgumentError(
-        f"accuracy={accuracy!r}; want 'default', 'strict' (no Winograd but F(2x2, 3x3)), or the "
+        f"accuracy={shown(accuracy)}; want 'default', 'strict' (no Winograd but F(2x2, 3x3)), or the "
         "largest error bound allowed, a positive number"
     )

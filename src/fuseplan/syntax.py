@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import ast
+import math
+import re
 
-from fuseplan.errors import PlanError, Span
+from fuseplan import limits
+from fuseplan.errors import PlanError
+from fuseplan.excerpt import ARROW, Span, bounded, shown, stripped
+from fuseplan.limits import Limit
 
-LONGEST = 10_000  # characters; what a person writes is far shorter, and the grammar's stack is not endless
+QUOTED = re.compile(r"""("|')(?:\\.|(?!\1).)*\1""")
+NUMBER = re.compile(r"(?<!\w)\.?[0-9][\w.]*")  # what begins as a number does
+PLAIN_NUMBER = re.compile(r"0[xX][0-9a-fA-F_]+|[0-9_]*\.?[0-9_]*(?:[eE][0-9]*)?[jJ]?")
+ESCAPE = re.compile(r"\\.?")
+# An arrow as it is not written: the last four are a word processor's dashes and arrows.
+SIGN = re.compile(r"\s*([-=~>|+&,;:/\u2013\u2014\u2192\u21d2]*)\s*")
+GOES_ON = re.compile(SIGN.pattern + r"[A-Za-z_]")
+HEAD = re.compile(r"""[A-Za-z_]\w*\s*(?:\((?:[^()"']|"[^"]*"|'[^']*'|\((?:[^()]|\([^()]*\))*\))*\))?""")
+PLAIN_ESCAPE = re.compile(r"\\[\\'\"bfnrtux]")
 
 
 def python_expression(text: str, what: str, want: str) -> ast.expr:
@@ -15,9 +28,9 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
     Raises:
         PlanError: `text` is none: it says that this is not `what`, and shows `want` as an example.
     """
-    if len(text) > LONGEST:
-        raise PlanError(f"{what} has at most {LONGEST} characters", got=f"{len(text)} characters")
+    check_length(text, f"the text of {what}", limits.OPERATOR_CHARACTERS)
     flat = text.translate({ord(control): " " for control in "\t\n\r\v\f"})
+    _check_tokens(flat)
     body = flat.strip()
     try:
         # Without the line's end, what is missing at the end would be blamed on the beginning.
@@ -31,6 +44,65 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
         raise PlanError(problem, want=want, text=text, span=(begin, max(begin, end))) from None
     except (ValueError, MemoryError, RecursionError) as error:
         raise PlanError(f"this is not {what}: {error}", want=want, text=text, span=(0, len(text))) from None
+
+
+def check_length(text: str, what: str, most: Limit) -> None:
+    """Refuses a text that is longer than its kind may be.
+
+    Raises:
+        PlanError: it is.
+    """
+    if len(text) > most:
+        raise PlanError(f"{what} has at most {most} {most.unit}", got=len(text), text=text)
+
+
+def check_joined(text: str) -> None:
+    """Refuses an operator's text that goes on behind the operator without an arrow, or with another sign.
+
+    Raises:
+        PlanError: it does; carets stand under the sign or, without one, under what goes on.
+    """
+    head = HEAD.match(text)
+    if head is not None and GOES_ON.match(text, head.end()):
+        raise no_arrow(text, head.end())
+
+
+def no_arrow(text: str, place: int) -> PlanError:
+    """The error about a plan's text that goes on at `place` without an arrow, or with another sign."""
+    sign = SIGN.match(text, place)
+    assert sign is not None  # an empty one matches
+    written = f" {ARROW} ".join(filter(None, (text[:place].strip(), text[sign.end() :].strip())))
+    problem, span = f"{ARROW} is missing in front of this", stripped(text, place, len(text))
+    if sign[1]:
+        problem, span = f"an operator follows {ARROW}, not {shown(sign[1])}", sign.span(1)
+    return PlanError(problem, want=bounded(written), text=text, span=span)
+
+
+def _check_tokens(text: str) -> None:
+    """Refuses numbers and escapes that Python's grammar would take with a warning of its own."""
+    outside = QUOTED.sub(lambda found: " " * len(found[0]), text)
+    for kind, plain, where, what in (
+        (NUMBER, PLAIN_NUMBER, outside, "a number"),
+        (ESCAPE, PLAIN_ESCAPE, text, "an escape: write \\\\ for a backslash"),
+    ):
+        for found in kind.finditer(where):
+            if not plain.fullmatch(found[0]):
+                raise PlanError(f"{shown(found[0])} is not {what}", text=text, span=found.span())
+
+
+def number(value: float) -> float:
+    """A number of a text as a float.
+
+    Raises:
+        PlanError: it is larger than any float.
+    """
+    try:
+        made = float(value)
+    except OverflowError:
+        made = math.inf
+    if math.isinf(made):
+        raise PlanError("the number is too large for a float", want="at most 1.8e308, or the word inf")
+    return made
 
 
 def span_of(text: str, node: ast.AST) -> Span:

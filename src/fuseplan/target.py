@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError, counted, did_you_mean
+from fuseplan.excerpt import shown
 from fuseplan.settings import parse_size, settings
 
 KIB = 1024
@@ -130,7 +131,7 @@ def parse_target(text: str | Target) -> Target:
         kind = KINDS[text]
         return kind if kind.processors else replace(kind, threads=available_threads())
     hint = "Did you mean `cuda`?" if text == "gpu" else did_you_mean(str(text), ("cpu", "cuda", *KINDS))
-    raise ArgumentError(f"no target is named {text!r}. {hint}")
+    raise ArgumentError(f"no target is named {shown(text)}. {hint}")
 
 
 def any_of(backend: str) -> Target:

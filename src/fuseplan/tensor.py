@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fuseplan import limits
 from fuseplan.elsewhere import DTYPES as NAMED_ELSEWHERE
 from fuseplan.elsewhere import LAYOUTS as LAYOUT_PLACES
-from fuseplan.errors import PlanError, Span, counted, near_miss
+from fuseplan.errors import PlanError, counted, near_miss
+from fuseplan.excerpt import Span, bounded, shown, stripped
+from fuseplan.syntax import check_length, no_arrow
 
 MAX_BYTES = 2**63 - 1
 T = TypeVar("T")
@@ -51,7 +54,7 @@ def dtype_of(name: str) -> DType:
     """
     if not isinstance(name, str) or name not in DTYPES:
         remedy = near_miss(str(name), DTYPES, NAMED_ELSEWHERE)
-        raise PlanError(f"there is no dtype {name!r}", want=" ".join(DTYPES), remedy=remedy)
+        raise PlanError(f"there is no dtype {shown(name)}", want=" ".join(DTYPES), remedy=remedy)
     return DTYPES[name]
 
 
@@ -228,8 +231,7 @@ def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
     places = {name: names[place] for name, place in LAYOUT_PLACES.items()}
     near = near_miss(str(layout), names, places)
     raise PlanError(
-        f"no layout of {len(shape)} axes is named {layout!r}",
-        got=layout,
+        f"no layout of {len(shape)} axes is named {shown(layout)}",
         want=" or ".join(names),
         remedy=near or "Other orders of the axes are given as strides",
     )
@@ -309,28 +311,55 @@ def _layout_with(strides: tuple[int, ...], shape: tuple[int, ...]) -> str | None
     return None
 
 
-_TENSOR = re.compile(r"\s*(\w+)\s*\[\s*([^\],]*?)\s*(?:,\s*([^\]]*?)\s*)?\]\s*")
+_TENSOR = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
 
 
 def _parse(text: str) -> TensorSpec:
     if not isinstance(text, str):
-        raise PlanError("a tensor is read from its text", got=repr(text))
+        raise PlanError("a tensor is read from its text", got=shown(text))
+    check_length(text, "the text of a tensor", limits.OPERATOR_CHARACTERS)
     match = _TENSOR.fullmatch(text)
     if match is None:
+        raise _no_tensor(text)
+    dtype, (begin, end) = match[1], match.span(2)
+    _blamed(text, match.span(1), dtype_of, dtype)
+    comma = text.find(",", begin, end)
+    sizes = stripped(text, begin, end if comma < 0 else comma)
+    shape = _numbers(text, sizes, "x")
+    if comma < 0:
+        return _blamed(text, sizes, TensorSpec, shape, dtype)
+    place = stripped(text, comma + 1, end)
+    order = text[slice(*place)]
+    if re.match("[0-9]", order):
+        joined = re.sub(r"\s*,\s*(?=[0-9])", "x", text[begin:end])
         raise PlanError(
-            "this is not a tensor", want="such as f16[64x256x55x55, nhwc]", text=text, span=(0, len(text))
+            "extents stand with x between them",
+            want=f"{dtype}[{joined}]",
+            text=text,
+            span=stripped(text, begin, end),
         )
-    _blamed(text, match.span(1), dtype_of, match[1])
-    shape = _numbers(text, match.span(2), "x")
-    plain = _blamed(text, match.span(2), TensorSpec, shape, match[1])
-    order = match[3]
-    if order is None:
-        return plain
+    _blamed(text, sizes, TensorSpec, shape, dtype)
     strides = re.match(r"strides\s*=", order)
     if strides is None:
-        return _blamed(text, match.span(3), TensorSpec, shape, match[1], order)
-    steps = _numbers(text, (match.start(3) + strides.end(), match.end(3)), ":")
-    return _blamed(text, match.span(3), TensorSpec, shape, match[1], None, steps)
+        return _blamed(text, place, TensorSpec, shape, dtype, order)
+    steps = _numbers(text, (place[0] + strides.end(), place[1]), ":")
+    return _blamed(text, place, TensorSpec, shape, dtype, None, steps)
+
+
+def _no_tensor(text: str) -> PlanError:
+    """The error about a text that is no tensor: what it is instead, as far as that can be told."""
+    begin, end = whole = stripped(text, 0, len(text))
+    words = bounded(text[begin:end])
+    tensor = _TENSOR.match(text)
+    if tensor is not None:
+        return no_arrow(text, tensor.end())
+    if re.fullmatch(r"[\w./\\~-]*[/.][\w.-]*[A-Za-z]\w*", words):
+        remedy = f"Give the text that the file holds: pathlib.Path({words!r}).read_text()"
+        return PlanError("this is the name of a file, not a plan", text=text, span=whole, remedy=remedy)
+    if re.match(r"[A-Za-z_]\w*\s*(\(|$)", words):
+        want = f"such as f32[1x16] -> {words}"
+        return PlanError("a plan begins with its input, a tensor", want=want, text=text, span=whole)
+    return PlanError("this is not a tensor", want="such as f16[64x256x55x55, nhwc]", text=text, span=whole)
 
 
 def _blamed(text: str, span: Span, make: Callable[..., T], *fields: Any) -> T:
@@ -345,9 +374,9 @@ def _numbers(text: str, span: Span, separator: str) -> list[int]:
     begin, end = span
     found = []
     for piece in text[begin:end].split(separator):
-        if not re.fullmatch(r"\s*[0-9]{1,40}\s*", piece):
+        if not re.fullmatch(rf"\s*[0-9]{{1,{limits.SIZE_DIGITS}}}\s*", piece):
             raise PlanError(
-                f"{piece.strip()!r} is not a size",
+                f"{shown(piece.strip())} is not a size",
                 want=f"positive integers with {separator!r} between them",
                 text=text,
                 span=(begin, begin + len(piece)),

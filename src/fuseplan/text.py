@@ -13,12 +13,14 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from fuseplan.errors import PlanError, Span, counted, did_you_mean, segments
+from fuseplan import limits
+from fuseplan.errors import PlanError, counted, did_you_mean
+from fuseplan.excerpt import Span, bounded, segments, shown
 from fuseplan.fields import fields_of, no_field
 from fuseplan.op import Op
 from fuseplan.ops import BY_NAME, no_operator
-from fuseplan.scalar import number
-from fuseplan.syntax import python_expression, span_of
+from fuseplan.scalar import number as number_text
+from fuseplan.syntax import check_joined, check_length, number, python_expression, span_of
 from fuseplan.tensor import TensorSpec
 
 CALL = "such as conv2d(64, kernel=3, padding=same), or bias"
@@ -52,7 +54,7 @@ def value_text(value: object, *, parameters: bool = True) -> str:
         return value if is_word else json.dumps(value, ensure_ascii=False)
     if isinstance(value, tuple):
         return f"({', '.join(map(value_text, value))}{',' * (len(value) == 1)})"
-    return number(value) if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
@@ -62,10 +64,22 @@ def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
         PlanError: a piece cannot be read; carets stand under it.
     """
     if not isinstance(text, str):
-        raise PlanError("a plan is read from its text", got=repr(text))
+        raise PlanError("a plan is read from its text", got=shown(text))
+    check_length(text, "the text of a plan", limits.TEXT_CHARACTERS)
     pieces = segments(text)
+    check_count(len(pieces) - 1)
     src = _read(TensorSpec.parse, text, pieces[0], None)
     return src, [_read(parse_operator, text, piece, index) for index, piece in enumerate(pieces[1:])]
+
+
+def check_count(operators: int) -> None:
+    """Refuses a plan of more operators than one may have.
+
+    Raises:
+        PlanError: there are more.
+    """
+    if operators > limits.OPERATORS:
+        raise PlanError(f"a plan has at most {limits.OPERATORS} operators", got=operators)
 
 
 def _read(parse: Any, text: str, piece: Span, operator: int | None) -> Any:
@@ -86,7 +100,11 @@ def parse_operator(text: str) -> Op:
     """
     if not text:
         raise PlanError("an operator is missing here", want=CALL, text=text, span=(0, 0))
-    return _operator(text, python_expression(text, "an operator", CALL))
+    check_joined(text)
+    try:
+        return _operator(text, python_expression(text, "an operator", CALL))
+    except RecursionError:
+        raise PlanError("this is not an operator", want=CALL, text=text, span=(0, len(text))) from None
 
 
 def _operator(text: str, tree: ast.expr) -> Op:
@@ -146,8 +164,10 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
 def _value(text: str, node: ast.expr) -> Any:
     """A number, a truth value, a word or a quoted string, or a tuple of them."""
     match node:
-        case ast.Constant(value=bool() | int() | float() | str() as value):
+        case ast.Constant(value=bool() | int() | str() as value):
             return value
+        case ast.Constant(value=float() as value):
+            return _number_at(text, node, value)
         case ast.Name(id=word):
             return math.inf if word == "inf" else word
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
@@ -162,6 +182,13 @@ def _value(text: str, node: ast.expr) -> Any:
         text=text,
         span=span_of(text, node),
     )
+
+
+def _number_at(text: str, node: ast.expr, value: float) -> float:
+    try:
+        return number(value)
+    except PlanError as error:
+        raise error.located(text, span=span_of(text, node)) from None
 
 
 def _blamed(text: str, call: ast.expr, nodes: dict[str, ast.expr], error: PlanError) -> Span:
@@ -192,7 +219,7 @@ def _written_value(value: object) -> object:
     """A field's value; JSON has no infinities, so they are words there."""
     if isinstance(value, Op):
         return _written(value)
-    return number(value) if isinstance(value, float) and math.isinf(value) else value
+    return number_text(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def parse_json(text: str) -> tuple[TensorSpec, list[Op]]:
@@ -203,14 +230,18 @@ def parse_json(text: str) -> tuple[TensorSpec, list[Op]]:
     """
     whole = _loaded(text)
     _check_members("the plan", whole, {"src": dict, "operators": list}, ())
+    check_count(len(whole["operators"]))
     return _json_tensor(whole["src"]), [
         _json_operator(f"operators[{index}]", each) for index, each in enumerate(whole["operators"])
     ]
 
 
 def _loaded(text: str) -> Any:
+    if not isinstance(text, str):
+        raise PlanError("this is not a plan's JSON: it is read from its text", got=shown(text))
+    check_length(text, "the JSON of a plan", limits.JSON_CHARACTERS)
     try:
-        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant, parse_float=_number)
     except json.JSONDecodeError as error:
         line = error.doc.splitlines()[error.lineno - 1] if error.doc.strip() else ""
         column = error.colno - 1
@@ -229,6 +260,10 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _number(digits: str) -> float:
+    return number(float(digits))
+
+
 def _no_constant(word: str) -> float:
     raise ValueError(f'{word} is no number in JSON; write the word "inf" for an infinity')
 
@@ -236,20 +271,22 @@ def _no_constant(word: str) -> float:
 def _check_members(where: str, value: Any, needed: dict[str, type], optional: Collection[str]) -> None:
     """Checks that a JSON value is an object with these members."""
     if not isinstance(value, dict):
-        raise PlanError(f"{where} is an object in a plan's JSON", got=_shown(value))
+        raise PlanError(
+            f"{where} is an object in a plan's JSON",
+            got=bounded(json.dumps(value), limits.SHOWN_VALUE_CHARACTERS),
+        )
     for name in value:
         if name not in needed and name not in optional:
             remedy = did_you_mean(name, [*needed, *optional])
-            raise PlanError(f"{where} has no member {name!r} in a plan's JSON", remedy=remedy)
+            raise PlanError(f"{where} has no member {shown(name)} in a plan's JSON", remedy=remedy)
     for name, kind in needed.items():
         if not isinstance(value.get(name), kind):
             got = _shown(value[name]) if name in value else "nothing"
-            raise PlanError(f"{where} needs {name!r} in a plan's JSON", got=got, want=JSON_KINDS[kind])
+            raise PlanError(f"{where} needs {shown(name)} in a plan's JSON", got=got, want=JSON_KINDS[kind])
 
 
 def _shown(value: Any) -> str:
-    printed = json.dumps(value)
-    return printed if len(printed) <= 60 else f"{printed[:57]}..."
+    return bounded(json.dumps(value), limits.SHOWN_VALUE_CHARACTERS)
 
 
 def _json_tensor(member: dict[str, Any]) -> TensorSpec:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan import cache, journal, limits
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, counted
 from fuseplan.kernel import Kernel
 from fuseplan.reading import bytes_of, json_lines, record
 from fuseplan.target import Target
@@ -99,7 +99,9 @@ def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> 
 
 def processor_of(target: Target) -> str:
     """What measurements are kept by: the GPU's name, or the CPU's with the number of threads."""
-    return target.cpu if target.processors else f"{target.cpu or target.backend}, {target.threads} threads"
+    if target.processors:
+        return target.cpu
+    return f"{target.cpu or target.backend}, {counted(target.threads, 'thread')}"
 
 
 def lookup(

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import pickle
+import time
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fuseplan import limits
 from fuseplan.arguments import OUT, SRC
+from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import (
     ArgumentError,
     BuildError,
@@ -14,10 +19,10 @@ from fuseplan.errors import (
     Unsupported,
     did_you_mean,
     nearest,
-    operator_span,
-    segments,
-    underlined,
 )
+from fuseplan.excerpt import bounded, operator_span, segments, shown, underlined, visible
+from fuseplan.ops.activation import Relu
+from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, Refusal
 from fuseplan.tensor import TensorSpec
 
@@ -181,3 +186,109 @@ def test_the_nearest_name_is_named() -> None:
     with pytest.raises(PlanError) as caught:
         TensorSpec((2, 3), "i8")
     assert str(caught.value) == "there is no dtype 'i8'\n\n  want f64 f32 f16 bf16", "each name once"
+
+
+# ---- bounded, and without what a terminal takes for a command
+
+
+def test_control_characters_are_not_echoed() -> None:
+    assert visible("a\tb\nc\x1b[31m\u202e\u200b") == "a b c?[31m??"
+    hidden = "f32[2x3] -> \x1b[2Jrelu\u202e(\x07)"
+    for make in (
+        lambda: FusionPlan.parse(hidden),
+        lambda: TensorSpec((2, 3), "\x1b[2J"),
+        lambda: TensorSpec((2, 3), "f32", "\x1b[2J"),
+        lambda: FusionPlan.from_json('{"\\u001b": 1, "src": {}, "operators": []}'),
+        lambda: compile_plan("f32[2x3] -> relu", "\x1b[2J"),
+        lambda: compile_plan("f32[2x3] -> relu", "reference", template="\x1b[2J"),
+    ):
+        with pytest.raises(FuseplanError) as caught:
+            make()
+        assert all(line.isprintable() for line in str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[2x3] -> " + "r" * 90_000,
+        "f32[2x3] -> relu(" + "x=1," * 2_000 + ")",
+        "q" * 90_000,
+        "f32[" + "2x" * 4_000 + "3]",
+        "f32[2x3, " + "c" * 9_000 + "]",
+        "f32[2x3]" + " -> relu" * 9_000,
+        "f32[2x3] -> relu" * 60_000,
+        "f32[2x3] -> " + "elu(" * 2_000,
+        "f32[2x3] -> elu(" + "-" * 5_000 + "1)",
+        "f32[2x3] -> elu(" + "(" * 150 + ")" * 150 + ")",
+        "f32[2x3] -> elu(" + "9" * 4_000 + ")",
+        "f32[" + " " * 9_000 + "2x",
+        "f32[2x3] -> elementwise('" + "x+" * 4_000 + "')",
+    ],
+    ids=range(13),
+)
+def test_a_message_about_a_long_text_is_short_and_soon_there(text: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(PlanError) as caught:
+        FusionPlan.parse(text)
+    printed = str(caught.value)
+    assert len(printed) < 5_000
+    assert max(map(len, printed.splitlines())) <= limits.SHOWN_CHARACTERS + 2
+    assert time.perf_counter() - begin < 2, "a text takes time by its length, not by its square"
+
+
+def test_carets_stand_under_the_piece_of_a_long_text() -> None:
+    text = "f32[2x3]" + " -> relu" * 300 + " -> rellu" + " -> relu" * 300
+    with pytest.raises(PlanError) as caught:
+        FusionPlan.parse(text)
+    shown_text, carets = str(caught.value).splitlines()[2:4]
+    assert shown_text.startswith("  ...")
+    assert shown_text.endswith("...")
+    assert shown_text[carets.index("^") : len(carets)] == "rellu"
+
+
+def test_a_value_of_the_callers_is_shown_on_one_short_line() -> None:
+    assert shown([1, 2]) == "[1, 2]"
+    assert shown("a\x1bb") == r"'a\x1bb'"
+    assert len(shown("x" * 10**6)) == 100
+    assert bounded("ab" * 3000).startswith("abab")
+    with pytest.raises(PlanError) as caught:
+        FusionPlan(np.zeros((40, 40)))  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
+
+
+def test_a_plan_has_a_thousand_operators_at_most() -> None:
+    plan = FusionPlan.parse("f32[2x3]" + " -> bias" * limits.OPERATORS)
+    assert plan.operands[-1].key == f"bias_{limits.OPERATORS}"
+    for make in (
+        lambda: plan.add(Relu()),
+        lambda: FusionPlan.parse(f"{plan} -> relu"),
+        lambda: FusionPlan.from_json(plan.to_json().replace("]}", ', {"name": "relu", "fields": {}}]}')),
+    ):
+        with pytest.raises(PlanError, match=f"a plan has at most {limits.OPERATORS} operators"):
+            make()
+    with pytest.raises(PlanError, match="the text of a plan has at most"):
+        FusionPlan.parse("f32[2x3]" + " " * limits.TEXT_CHARACTERS + "-> relu")
+    with pytest.raises(PlanError, match="the JSON of a plan has at most"):
+        FusionPlan.from_json(" " * (limits.JSON_CHARACTERS + 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "leaky_relu(1if 1else 2)", "leaky_relu(1.5if 1else 2)", "elu(0x1for)", r'elementwise("x + \d")',
+        "elu(1_)", "elu(1and 2)", "elu(.5in x)", 'elementwise("x + 1if x else 2")',
+    ],
+)  # fmt: skip
+def test_python_warns_of_no_text(text: str) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(PlanError):
+            FusionPlan.parse(f"f32[2x3] -> {text}")
+    assert warned == []
+
+
+@pytest.mark.parametrize(
+    "text", ["elu(0x10)", "elu(1_000)", "elu(1e-5)", "elu(.5)", "elu(5.)", 'gelu("tanh")']
+)
+def test_numbers_are_taken_as_python_writes_them(text: str) -> None:
+    assert FusionPlan.parse(f"f32[2x3] -> {text}")

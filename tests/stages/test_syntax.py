@@ -5,7 +5,8 @@ import ast
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.syntax import LONGEST, python_expression, span_of
+from fuseplan.limits import OPERATOR_CHARACTERS
+from fuseplan.syntax import python_expression, span_of
 
 
 def test_a_node_knows_where_it_stands_among_wide_characters() -> None:
@@ -35,5 +36,5 @@ def test_what_is_no_expression_is_refused_with_its_text(text: str) -> None:
 
 
 def test_texts_that_nobody_writes_are_refused_unread() -> None:
-    with pytest.raises(PlanError, match=f"at most {LONGEST} characters"):
-        python_expression("x" * (LONGEST + 1), "it", "x")
+    with pytest.raises(PlanError, match=f"at most {OPERATOR_CHARACTERS} characters"):
+        python_expression("x" * (OPERATOR_CHARACTERS + 1), "it", "x")

@@ -96,7 +96,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         ("f32[2x3] -> relu ->", "", "an operator is missing"),
         ("f32[2x3] -> -> relu", "-", "an operator is missing"),
         ("-> relu", "-", "this is not a tensor"),
-        ("f32[2x3] -> relu relu", "relu", "this is not an operator"),
+        ("f32[2x3] -> relu relu", "relu", "-> is missing in front of this"),
         ("f32[2x3] -> elu(", "(", "was never closed"),
         ("f32[2x3] -> elu(1 -> relu", "(", "was never closed"),
         ("f32[2x3] -> 3", "3", "this is not an operator"),

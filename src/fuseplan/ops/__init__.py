@@ -8,6 +8,7 @@ from __future__ import annotations
 from fuseplan.elsewhere import LACKING, folded
 from fuseplan.elsewhere import OPERATORS as NAMED_ELSEWHERE
 from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.excerpt import shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
@@ -28,4 +29,4 @@ def no_operator(word: str) -> PlanError:
     if instead:
         return PlanError(f"{word} is not in fuseplan", remedy=instead)
     remedy = did_you_mean(word, BY_NAME, _THEIRS | dict(NAMED_ELSEWHERE))
-    return PlanError(f"there is no operator {word!r}", remedy=remedy)
+    return PlanError(f"there is no operator {shown(word)}", remedy=remedy)

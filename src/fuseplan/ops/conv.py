@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fuseplan.errors import PlanError, near_miss
+from fuseplan.excerpt import shown
 from fuseplan.fields import one_of, positive, refused
 from fuseplan.op import Array, Op, Shape, operand, operator
 from fuseplan.tensor import TensorSpec, is_integer
@@ -104,7 +105,7 @@ class Conv(Op):
                 self.name,
                 name,
                 f"is one number, or one for each of {self.axes} spatial axes",
-                got=repr(value),
+                got=shown(value),
             )
         return tuple(value)
 
@@ -115,7 +116,7 @@ class Conv(Op):
             raise refused(
                 self.name,
                 "padding",
-                f"is not {self.padding!r}",
+                f"is not {shown(self.padding)}",
                 want="same, valid, a number, or a number or (low, high) pair for each axis",
                 remedy=near_miss(self.padding, ("same", "valid")),
             )
@@ -130,7 +131,7 @@ class Conv(Op):
                 self.name,
                 "padding",
                 "is 0 to 2^31 - 1 at the low and the high end of each axis",
-                got=repr(self.padding),
+                got=shown(self.padding),
                 want=f"such as 1, {(1,) * self.axes} or {((0, 1),) * self.axes}",
             )
         return int(pair[0]), int(pair[1])

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from fuseplan.errors import PlanError
+from fuseplan.excerpt import shown
 from fuseplan.fields import real, refused
 from fuseplan.formula import parse_expression
 from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, Parameter, operator
@@ -43,7 +44,7 @@ class Expression(Elementwise):
         source = _traced(expression, tuple(values)) if callable(expression) else expression
         if not isinstance(source, str):
             raise refused(
-                self.name, "expression", "is a formula", got=repr(source), want="a text or a function"
+                self.name, "expression", "is a formula", got=shown(source), want="a text or a function"
             )
         try:
             _check_formula(parse_expression(source, ("x", *values)), source, tuple(values))
@@ -82,7 +83,7 @@ class Expression(Elementwise):
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name) or name in TAKEN:
         raise PlanError(
-            f"no parameter of elementwise can be named {name!r}",
+            f"no parameter of elementwise can be named {shown(name)}",
             want="letters, digits and _, and no word that has a meaning already",
             field=name,
         )
@@ -99,7 +100,7 @@ def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> No
     if made.is_condition:
         raise PlanError(
             "the formula of elementwise is a comparison, not a number",
-            got=repr(source),
+            got=shown(source),
             want=f"such as where({source}, 1, 0)",
         )
 

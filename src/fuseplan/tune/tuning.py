@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +14,8 @@ from fuseplan.backends import backend_of
 from fuseplan.build import compile_all, load
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
+from fuseplan.excerpt import shown
+from fuseplan.fields import as_float
 from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
@@ -80,7 +83,7 @@ def tune(
         MemoryError: the plan's tensors, or what float64 needs besides, do not fit.
     """
     records = undecided(plan, target, accuracy, threads)
-    found = measured(records, Search(_checked(seconds), progress=progress))
+    found = measured(records, Search(checked_seconds(seconds), progress=progress))
     tuned.keep(found)
     return found
 
@@ -140,10 +143,19 @@ def shortlist(candidates: Sequence[Template], most: int | None) -> tuple[Templat
     return tuple(each for each in candidates if each.text in chosen)
 
 
-def _checked(seconds: float) -> float:
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds >= 0:
-        raise ArgumentError(f"a budget of {seconds!r}; want seconds, a number that is not negative")
-    return float(seconds)
+def checked_seconds(seconds: float) -> float:
+    """A budget in seconds.
+
+    Raises:
+        ArgumentError: it is no finite number of 0 or more.
+    """
+    try:
+        made = as_float(seconds)
+    except ValueError:
+        made = math.nan
+    if not 0 <= made < math.inf:
+        raise ArgumentError(f"a budget of {shown(seconds)}; want seconds, a number that is not negative")
+    return made
 
 
 def _prepared(

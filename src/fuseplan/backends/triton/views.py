@@ -9,7 +9,7 @@ import torch
 
 from fuseplan.arrays import Buffer
 from fuseplan.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, a_thing
 
 LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
 
@@ -29,7 +29,7 @@ def exported(
         if kind not in (CUDA, MANAGED):
             raise ArgumentError(
                 what,
-                f" is a {type(tensor).__name__} in the host's memory, and this plan runs on {device}: "
+                f" is {a_thing(tensor)} in the host's memory, and this plan runs on {device}: "
                 f"pass torch.from_dlpack(tensor).to('{device}')",
             )
         _check_index(own, index, what)
@@ -42,7 +42,7 @@ def exported(
         return buffer
     raise ArgumentError(
         what,
-        f" is a {type(tensor).__name__}; want a tensor on {device}: torch's, or one with DLPack or "
+        f" is {a_thing(tensor)}; want a tensor on {device}: torch's, or one with DLPack or "
         "__cuda_array_interface__",
     )
 
