@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from fuseplan.arrays import Buffer, described, overlap
-from fuseplan.errors import ArgumentError, did_you_mean
-from fuseplan.excerpt import operator_span, underlined
+from fuseplan.errors import ArgumentError, counted, did_you_mean
+from fuseplan.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.given import number
-from fuseplan.op import Operand
+from fuseplan.op import Op, Operand, Shape
+from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step, as_plan
 from fuseplan.tensor import Dense
+from fuseplan.text import operator_text
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class End:
 
 
 SRC, OUT = End("src"), End("out")
+# Words that some libraries take where a plan takes its keys.
+NO_KEYS = {
+    "fold": """\
+Batch normalization is not folded into a weight. By hand, with k = scale / sqrt(variance + epsilon):
+  multiply each feature's weight by k, give (bias - mean) * k + shift as bias, and write `-> bias` for both"""
+}
 Tensor = End | PlanOperand | PlanResult
 
 
@@ -74,7 +83,7 @@ class Arguments:
         checked = {}
         for name, value in values.items():
             if name not in keys:
-                raise ArgumentError(self._unknown(step, name, keys))
+                raise _unknown(self.plan, step.title if step else "the plan", name, keys)
             check_value(self.plan, keys[name], value)
             checked[keys[name]] = value
         self._values |= checked
@@ -84,19 +93,13 @@ class Arguments:
         if step is None:
             return {key: key for key in keys_of(self.plan)}
         if not isinstance(step, Step):
-            raise ArgumentError(f"{step!r} is no step of a plan; want what plan.add(...) or plan[i] gives")
+            raise ArgumentError(f"{shown(step)} is no step; want what plan.add(...) or plan[i] gives")
         mine = self.plan.steps
         if not (step.index < len(mine) and mine[step.index] == step):
             raise ArgumentError(
                 f"{step.title} is a step of another plan; these arguments are for\n  {self.plan}"
             )
         return step.keys
-
-    def _unknown(self, step: Step | None, name: str, keys: Mapping[str, str]) -> str:
-        whose = "the plan" if step is None else f"{step.title}"
-        return (
-            f"{whose} has no operand, parameter or result `{name}`. {did_you_mean(name, keys)}\n  {self.plan}"
-        )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -122,10 +125,19 @@ def check_keys(plan: FusionPlan, given: Mapping[str, Any]) -> None:
     known = keys_of(plan)
     for name in given:
         if name not in known:
-            raise ArgumentError(
-                f"the plan has no operand, parameter or result `{name}`. {did_you_mean(name, known)}\n"
-                f"  {plan}"
-            )
+            raise _unknown(plan, "the plan", name, known)
+
+
+def _unknown(plan: FusionPlan, whose: str, name: str, known: Iterable[str]) -> ArgumentError:
+    what = f"{whose} has no operand, parameter or result `{bounded(name)}`"
+    return ArgumentError(f"{what}. {did_you_mean(name, known, NO_KEYS)}\n  {plan}")
+
+
+def bare_values(plan: FusionPlan, count: int) -> ArgumentError:
+    """The error about `count` tensors behind src and out that were given without names."""
+    named = ", ".join(f"{each.key}=..." for each in plan.operands)
+    what = f"{counted(count, 'tensor')} behind `src` and `out` {'has' if count == 1 else 'have'} no name"
+    return ArgumentError(f"{what}: operands are given by theirs, as in compiled(src, {named})\n  {plan}")
 
 
 def check_value(plan: FusionPlan, key: str, value: Any) -> None:
@@ -157,13 +169,27 @@ def operand_buffer(
     buffer = view(value, operand, in_place=wanted.per == "element")
     src, place = plan[operand.step].src, plan[operand.step].dst
     if buffer.shape != wanted.shape:
-        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted))
+        remedy = _reshaped(plan[operand.step].op, buffer.shape, wanted.shape)
+        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted), remedy)
     if buffer.dtype not in dtypes_taken(wanted, src.dtype):
         raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
     if wanted.per == "element" and not place.same_layout(buffer.strides):
         remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
         raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer
+
+
+def _reshaped(op: Op, got: Shape, want: Shape) -> str | None:
+    """How a tensor of another shape may become the operand, if its elements may be the right ones."""
+    if got[:-2] == want[:-2] and got[-2:] == want[-2:][::-1]:
+        other = replace(op, transposed=not op.transposed) if isinstance(op, Matmul) else None
+        hint = f", or write {operator_text(other)} in the plan" if other else ""
+        return f"Its last two axes are swapped: pass it transposed{hint}"
+    if sorted(got) == sorted(want):
+        return "Its axes stand in another order: transpose it"
+    if prod(got) == prod(want):
+        return f"It has as many elements: reshape it to {want}"
+    return None
 
 
 def dense(result: PlanResult) -> Dense:

@@ -79,13 +79,14 @@ class CompiledPlan:
         return self.program.source.workspace(self.threads)
 
     @untraced
-    def __call__(self, src: Any, out: Any = None, **values: Any) -> Any:
+    def __call__(self, src: Any, out: Any = None, *bare: Any, **values: Any) -> Any:
         """Runs the kernel with what the plan's keys name; packs the operands each time.
 
         Args:
             src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
                 a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
+            *bare: refused: operands are given by name.
             **values: all operands; parameters where they differ from the plan's; the tensors of results that
                 are updated, and of others to have them written there.
 
@@ -97,7 +98,7 @@ class CompiledPlan:
             ArgumentError: a tensor is missing, unknown, not what the plan takes, or overlaps one that is
                 written.
         """
-        return self._running(self._unbound)(src, out, **values)
+        return self._running(self._unbound)(src, out, *bare, **values)
 
     @untraced
     def execute(self, src: Any, arguments: Arguments, out: Any = None) -> Any:

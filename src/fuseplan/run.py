@@ -10,6 +10,7 @@ from fuseplan.arguments import (
     OUT,
     SRC,
     End,
+    bare_values,
     check_apart,
     check_keys,
     dense,
@@ -78,13 +79,14 @@ class BoundPlan:
         return self._missing
 
     @untraced
-    def __call__(self, src: Any, out: Any = None, **free: Any) -> Any:
+    def __call__(self, src: Any, out: Any = None, *bare: Any, **free: Any) -> Any:
         """Runs the kernel.
 
         Args:
             src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
                 a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
             out: where to write; a new tensor of src's kind unless given.
+            *bare: refused: operands are given by name.
             **free: operands that were not bound, and operands or parameters to take instead of bound ones;
                 tensors for results, which are new ones unless given or bound.
 
@@ -95,8 +97,8 @@ class BoundPlan:
         Raises:
             ArgumentError: a tensor is missing, is not what the plan takes, or overlaps one that is written.
         """
-        if free:
-            return self._checked(src, out, free)
+        if free or bare:
+            return self._checked(src, out, free, len(bare))
         if out is None:
             begin = self._address(src)
             if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
@@ -202,9 +204,11 @@ class BoundPlan:
         finally:
             self._free_blocks.append(block)
 
-    def _checked(self, src: Any, out: Any, free: Mapping[str, Any]) -> Any:
+    def _checked(self, src: Any, out: Any, free: Mapping[str, Any], bare: int = 0) -> Any:
         """The call with every check, from scratch; how the tensors that passed look is remembered."""
         plan = self._runner.plan
+        if bare:
+            raise bare_values(plan, bare)
         check_keys(plan, free)
         read = fitting(self._memory, src, SRC, plan.src)
         missing = [key for key in self._missing if key not in free]
@@ -298,7 +302,7 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
     buffer = memory.view(tensor, end)
     if buffer.matches(spec):
         return buffer
-    own, remedy = "plan.output", "leave it out, and a new one is made"
+    own, remedy = "plan.output", "leave it out, and a new one is made; operands are given by their names"
     if end is SRC:
         own, remedy = "plan.src", "compile a plan for it"
     if buffer.shape == spec.shape and buffer.dtype == spec.dtype:

@@ -109,5 +109,5 @@ def checked_accuracy(accuracy: Accuracy) -> Accuracy:
         return bound
     raise ArgumentError(
         f"accuracy={shown(accuracy)}; want 'default', 'strict' (no Winograd but F(2x2, 3x3)), or the "
-        "largest error bound allowed, a positive number"
+        "largest error bound allowed, a positive float"
     )

@@ -23,7 +23,8 @@ class Target:
 
     Attributes:
         backend: the name of the backend whose templates run there.
-        name: the kind: `avx2`, `avx512`, `neon`, `baseline`; empty where a backend has one kind.
+        name: the kind: `avx2`, `avx512`, `neon` or a GPU's generation; empty where a backend has one kind. On
+            a machine with none of these vectors it is `baseline`, a kind for which no other machine compiles.
         vector_bytes: width of one vector register; of one thread's widest load on a GPU.
         vector_registers: how many of them; of a GPU's thread, of 4 bytes.
         threads: the most threads one launch may use; 1 on a GPU, where that is not the caller's to say.
