@@ -108,11 +108,11 @@ def test_a_template_that_a_remedy_names_takes_the_plan(row: dict[str, Any]) -> N
     [
         "f16[2x16x6x6] -> relu",
         "f16[2x16x6x6] -> batch_norm_training",
-        "f16[2x16x6x6] -> matmul(16)",
+        "f16[2x16x6x6, nchw] -> matmul(16)",
         "f64[2x16x6x6] -> relu -> conv2d(16, kernel=3, stride=2)",
         "f32[2x16x6x6, nhwc] -> conv2d(16, kernel=1)",
         "f16[2x64] -> bias -> matmul(64)",
-        "f16[2x8x64] -> matmul(64, batched=True)",
+        "f16[2x8x64, ncw] -> matmul(64, batched=True)",
     ],
 )
 def test_every_template_that_refuses_says_what_takes_the_plan_here(plan: str, target: str) -> None:

@@ -20,7 +20,7 @@ from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
 from fuseplan.scalar import Scalar
 from fuseplan.tensor import TensorSpec
-from fuseplan.text import check_count, parse_json, parse_plan, plan_json, plan_text
+from fuseplan.text import check_count, check_layout, parse_json, parse_plan, plan_json, plan_text
 
 DIRECTIONS = ("vertical", "horizontal")
 
@@ -137,6 +137,7 @@ class FusionPlan:
         self._steps: list[Step] = []
         self._taken = {"x"}  # keys of the steps
         self._is_frozen = False
+        check_layout(self._src, [op for op in ops if isinstance(op, Op)])
         for op in ops:
             self.add(op)
 
@@ -156,6 +157,8 @@ class FusionPlan:
             raise PlanError("this is not an operator", got=shown(op), text=str(self), remedy=_remedy(op))
         check_count(len(self) + 1)
         src, index = self.output, len(self)
+        if op.kind == "contraction":
+            check_layout(self._src, [*self.ops, op])
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
         except PlanError as error:

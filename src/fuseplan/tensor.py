@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
@@ -66,6 +66,8 @@ class TensorSpec:
         shape: extents in logical order.
         dtype: `f64`, `f32`, `f16` or `bf16`.
         layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` say it.
+        is_layout_said: a layout or strides were given, so the default one was not merely assumed. Equal
+            tensors may differ in it.
         strides: distance between neighbours along each axis, in elements and logical order; None where
             `layout` says it. Strides that a named layout has become that layout.
 
@@ -78,6 +80,7 @@ class TensorSpec:
     dtype: str
     layout: str | None
     strides: tuple[int, ...] | None
+    is_layout_said: bool = field(compare=False, repr=False)
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class TensorSpec:
                 got=f"{len(extents)} ax{'i' if len(extents) == 1 else 'e'}s",
                 want="nxc, nxcxw, nxcxhxw or nxcxdxhxw",
             )
+        is_layout_said = layout is not None or strides is not None
         if strides is not None and layout is not None:
             raise PlanError("a tensor has a layout or strides, not both", got=f"{layout} and {strides}")
         if strides is None:
@@ -102,8 +106,9 @@ class TensorSpec:
             steps = _checked_strides(strides, extents)
             layout = _layout_with(steps, extents)
             steps = steps if layout is None else None
-        for field, value in (("shape", extents), ("dtype", dtype), ("layout", layout), ("strides", steps)):
-            object.__setattr__(self, field, value)
+        fields = {"shape": extents, "dtype": dtype, "layout": layout, "strides": steps}
+        for name, value in {**fields, "is_layout_said": is_layout_said}.items():
+            object.__setattr__(self, name, value)
         if self.span * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 "the tensor is larger than memory can be",
@@ -191,10 +196,14 @@ class TensorSpec:
         return len(strides) == self.rank and _same_strides(self.shape, self.element_strides, strides)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, names_layout: bool = False) -> str:
+        """The text that `parse` reads; the default layout is written if `names_layout`."""
         parts = ["x".join(map(str, self.shape))]
         if self.strides is not None:
             parts.append("strides=" + ":".join(map(str, self.strides)))
-        elif self.layout != LAYOUTS[self.rank][0]:
+        elif names_layout or self.layout != LAYOUTS[self.rank][0]:
             parts.append(str(self.layout))
         return f"{self.dtype}[{', '.join(parts)}]"
 

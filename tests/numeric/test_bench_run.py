@@ -33,7 +33,7 @@ PLANS = (
     UNEVEN,
     "f32[9x8] -> matmul(6) -> bias -> gelu(tanh)",
     "f32[2x8x5, nwc] -> matmul(6, transposed=True) -> bias -> gelu",
-    "f32[2x8x3x3] -> matmul(6, transposed=True, batched=True) -> bias -> relu",
+    "f32[2x8x3x3, nchw] -> matmul(6, transposed=True, batched=True) -> bias -> relu",
     "f32[3x8] -> matmul(6, batched=True)",
 )
 

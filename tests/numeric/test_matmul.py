@@ -41,11 +41,11 @@ MATRICES = (
 )
 IMAGES = (
     ("3x17x21, nwc", 35),
-    ("3x17x21", 35),
+    ("3x17x21, ncw", 35),
     ("2x4x5x7, nhwc", 50),
-    ("2x4x5x7", 50),
+    ("2x4x5x7, nchw", 50),
     ("2x6x3x5x4, ndhwc", 7),
-    ("2x6x3x5x4", 7),
+    ("2x6x3x5x4, ncdhw", 7),
     ("2x5x3x9, strides=900:180:60:5", 6),
     ("4x8x1, nwc", 24),
 )
@@ -169,7 +169,7 @@ def test_templates_of_channels_alone_refuse_what_they_cannot_index(kind: Any) ->
     flat = refusal_of("f32[8x1] -> matmul(1)", kind, narrowed(32))
     assert flat is not None
     assert flat.reason is Reason.NOT_DEPTHWISE
-    own = refusal_of("f32[8x1x6] -> matmul(1, batched=True)", kind, narrowed(32))
+    own = refusal_of("f32[8x1x6, ncw] -> matmul(1, batched=True)", kind, narrowed(32))
     assert own is not None
     assert own.reason is Reason.WEIGHT_PER_BATCH
     assert own.operator == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from fuseplan.errors import PlanError
 from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.match import match, unfuse
+from fuseplan.ops.activation import Relu
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan
@@ -186,3 +188,84 @@ def test_nan_and_infinity_reach_their_row() -> None:
     src[2, 1] = math.nan
     made = Matmul(1).reference(src, {"weight": np.ones((2, 1))}, {})
     np.testing.assert_array_equal(made, [[2], [math.inf], [math.nan]])
+
+
+# ---- which axis is summed over is said
+
+
+@pytest.mark.parametrize(
+    ("text", "second", "third"),
+    [
+        ("f32[2x64x48] -> matmul(32)", "f32[2x64x48, ncw] -> matmul(32)", "f32[2x48x64, nwc] -> matmul(32)"),
+        (
+            "f32[2x5x4x3] -> relu -> matmul(7, batched=True) -> bias",
+            "f32[2x5x4x3, nchw] -> relu -> matmul(7, batched=True) -> bias",
+            "f32[2x3x5x4, nhwc] -> relu -> matmul(7, batched=True) -> bias",
+        ),
+    ],
+)
+def test_a_product_whose_axis_is_not_said_is_refused_with_both_readings(
+    text: str, second: str, third: str
+) -> None:
+    with pytest.raises(PlanError, match="it says which axis is summed over") as caught:
+        FusionPlan.parse(text)
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert lines[2] == text
+    assert set(lines[3]) == {"^"}
+    assert [str(FusionPlan.parse(line)) for line in lines if line in (second, third)] == [second, third]
+    for plan in (FusionPlan.parse(second), FusionPlan.parse(third)):
+        assert FusionPlan.parse(str(plan)) == FusionPlan.from_json(plan.to_json()) == plan
+
+
+def test_both_readings_mean_what_they_say() -> None:
+    rows, weight = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    last = FusionPlan.parse("f64[2x3x4, nwc] -> matmul(5)")
+    made = last.reference(rows.numpy().transpose(0, 2, 1), {"weight": weight.numpy()})
+    np.testing.assert_allclose(made.transpose(0, 2, 1), (rows @ weight).numpy(), rtol=1e-12)
+    square = torch.randn(4, 5, dtype=torch.float64)
+    first = FusionPlan.parse("f64[2x4x3, ncw] -> matmul(5)")
+    made = first.reference(rows.numpy(), {"weight": square.numpy()})
+    np.testing.assert_allclose(made, torch.einsum("nkw,kf->nfw", rows, square).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda: FusionPlan("f32[2x64x48]", Relu(), Matmul(32)),
+        lambda: FusionPlan(TensorSpec((2, 64, 48)), Matmul(32)),
+        lambda: FusionPlan("f32[2x64x48]").add(Matmul(32)),
+        lambda: FusionPlan("f32[2x64x48]", Relu()).add(Matmul(32)),
+        lambda: FusionPlan.from_json(
+            '{"src": {"shape": [2, 64, 48], "dtype": "f32"}, '
+            '"operators": [{"name": "matmul", "fields": {"features": 32}}]}'
+        ),
+    ],
+)
+def test_however_a_plan_is_made_the_axis_has_to_be_said(plan: Any) -> None:
+    with pytest.raises(PlanError, match=r"layout of f32\[2x64x48\] is not given"):
+        plan()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[2x64x48, ncw] -> matmul(32)",
+        "f32[2x64x48, ncw] -> gelu -> matmul(32)",
+        "f32[2x64x48, strides=4000:60:1] -> matmul(32)",
+        "f32[2x3x8x8] -> conv2d(4, kernel=3) -> relu -> matmul(4)",
+        "f32[2x64] -> matmul(32)",
+    ],
+)
+def test_a_layout_that_is_given_or_follows_is_enough(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    assert str(plan) == text
+    for one in unfuse(plan):
+        assert FusionPlan.parse(str(one)) == one
+    assert str(FusionPlan(TensorSpec(plan.src.shape), Relu())).count(",") == 0, "as short as may be elsewhere"
+
+
+def test_equal_tensors_may_differ_in_what_was_said() -> None:
+    said, assumed = TensorSpec((2, 3, 4), layout="ncw"), TensorSpec((2, 3, 4))
+    assert (said, hash(said), str(said)) == (assumed, hash(assumed), str(assumed))
+    assert FusionPlan(said, Matmul(4)) == FusionPlan.parse("f32[2x3x4, strides=12:4:1] -> matmul(4)")
+    assert pickle.loads(pickle.dumps(said)).is_layout_said

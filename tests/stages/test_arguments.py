@@ -44,7 +44,7 @@ def test_a_plan_may_be_given_by_its_text() -> None:
     assert [len(each) for each in unfuse("f32[2x3] -> bias -> relu")] == [1, 1]
     wrong: Any = None
     for takes_a_plan in (Arguments, unfuse):
-        with pytest.raises(ArgumentError, match="want a FusionPlan or its text, got NoneType"):
+        with pytest.raises(ArgumentError, match="want a FusionPlan or its text, got a NoneType"):
             takes_a_plan(wrong)
 
 

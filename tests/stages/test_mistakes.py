@@ -18,6 +18,8 @@ from fuseplan.tuned import processor_of
 LAYER = FusionPlan.parse("f32[2x8] -> matmul(4) -> bias")
 X, W, B = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones(4, np.float32)
 LARGE = 10**400
+KINDS: tuple[object, ...] = ([], X, 1, "a")
+KINDS: tuple[object, ...] = ([], X, 1, "a")
 
 
 def said(call: Callable[[], object]) -> str:
@@ -132,7 +134,12 @@ def test_nan_in_a_plan_is_refused_with_the_way_to_give_it() -> None:
 
 
 def test_counts_and_articles_agree_with_their_nouns(layer: Any) -> None:
-    assert [a_thing(value) for value in list[object](([], X, 1, "a"))] == ["a list", "an ndarray", "an int", "a str"]
+    assert [a_thing(value) for value in KINDS] == [
+        "a list",
+        "an ndarray",
+        "an int",
+        "a str",
+    ]
     assert "`src` is an int; want" in said(lambda: layer(1, weight=W, bias=B))
     one = fuseplan.explain("f32[2x3] -> relu", "cpu:avx2", threads=1)
     assert "1 thread," in str(one)

@@ -275,7 +275,7 @@ def test_the_arguments_of_compile_are_checked() -> None:
     for accuracy in ("exact", 0, -1.0, float("nan"), None, True):
         with pytest.raises(ArgumentError, match="want 'default', 'strict'"):
             fuseplan.compile("f32[1x8] -> relu", accuracy=accuracy)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="want a FusionPlan or its text, got int"):
+    with pytest.raises(ArgumentError, match="want a FusionPlan or its text, got an int"):
         fuseplan.compile(3)  # type: ignore[arg-type]
 
 

@@ -24,8 +24,9 @@ class Matmul(Op):
     src: (n, c, ..), any rank; dst: (n, features, ..). weight: (c, features); `transposed`: (features, c), as
     torch.nn.Linear stores it; `batched`: one for each image, (n, c, features) or (n, features, c).
 
-    What is contracted is src's channel axis, so rows of a matrix [M, K] are f32[MxK], and torch's batch of
-    matrices [B, M, K] is f32[BxKxM, nwc]: the same bytes in memory, named in the logical order n, c, w.
+    The sum is over src's channels, axis 1: rows of a matrix [M, K] are f32[MxK]. A src of three axes or more
+    says its layout: PyTorch's batch of matrices [B, M, K] is f32[BxKxM, nwc], the same bytes in memory, named
+    in the logical order n, c, w. f32[BxKxM, ncw] has the channels outside the places.
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
 
@@ -66,9 +67,9 @@ class Matmul(Op):
         yield "f32[7x5]", cls(9)
         yield "f32[3x5]", cls(4, transposed=True)
         yield "f32[2x5x7, nwc]", cls(3, batched=True)
-        yield "f32[3x4x5]", cls(6, transposed=True, batched=True)
+        yield "f32[3x4x5, ncw]", cls(6, transposed=True, batched=True)
         yield "f32[2x5x3x7, nhwc]", cls(11)
-        yield "f32[1x3x3x2x5]", cls(2)
+        yield "f32[1x3x3x2x5, ncdhw]", cls(2)
 
 
 def product(src: Array, weight: Array) -> Array:
