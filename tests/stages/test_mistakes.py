@@ -19,7 +19,6 @@ LAYER = FusionPlan.parse("f32[2x8] -> matmul(4) -> bias")
 X, W, B = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones(4, np.float32)
 LARGE = 10**400
 KINDS: tuple[object, ...] = ([], X, 1, "a")
-KINDS: tuple[object, ...] = ([], X, 1, "a")
 
 
 def said(call: Callable[[], object]) -> str:

@@ -120,7 +120,7 @@ def _value(value: object) -> str:
 
 
 def _sample(src: TensorSpec, op: Op) -> list[str]:
-    cells = [f"`{src} -> {operator_text(op)}`", _tensors(op.operands(src)), f"`{op.output(src)}`"]
+    cells = [f"`{FusionPlan(src, op)}`", _tensors(op.operands(src)), f"`{op.output(src)}`"]
     return [*cells, _tensors(op.results(src))] if type(op).result_fields else cells
 
 
