@@ -35,6 +35,7 @@ class Program:
         load_seconds: time from the choice to the loaded code.
         origin: `memory`, `disk` or `compiled`.
         key: the cache's key, in hexadecimal; empty where nothing is cached.
+        toolchain: the versions that made the code; empty where they cannot be told.
     """
 
     source: Source
@@ -45,6 +46,7 @@ class Program:
     load_seconds: float
     origin: str
     key: str
+    toolchain: str
 
     @property
     def cached(self) -> bool:
@@ -62,6 +64,7 @@ class Program:
             "load_seconds": self.load_seconds,
             "origin": self.origin,
             "key": self.key,
+            "toolchain": self.toolchain,
             "code_bytes": len(self.code),
             "resources": dict(self.resources),
             "refusal": self.refusal,
@@ -210,7 +213,8 @@ class _Making:
         backend, target = self.backend, self.target
         loaded = None if self.refusal else backend.load(self.kernel, source, code, target)
         seconds, key = time.perf_counter() - self.begin, self.key.hex() if self.key else ""
-        return Program(source, code, target, loaded, self.refusal, seconds, origin, key)
+        toolchain = backend.fingerprint() or ""
+        return Program(source, code, target, loaded, self.refusal, seconds, origin, key, toolchain)
 
 
 def _packed(source: Source, code: bytes) -> bytes:

@@ -50,8 +50,10 @@ SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refuse
 COMPILER_SECONDS = Limit(
     120, "s", "compiling one kernel for a GPU, unless the caller says", "ended: an error"
 )
-ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas", "ended: an error")
-TOOL_SECONDS = Limit(20, "s", "one answer of nvidia-smi or git", "ended: what it would tell is unknown")
+ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas or nvdisasm", "ended: an error")
+TOOL_SECONDS = Limit(
+    20, "s", "one answer of nvidia-smi, git or `ptxas --version`", "ended: what it would tell is unknown"
+)
 
 # Plans and their texts.
 TEXT_CHARACTERS = Limit(100_000, "characters", "a plan's text", "a PlanError")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fuseplan.errors import ArgumentError
 
+PTXAS = "FUSEPLAN_PTXAS"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,12 +22,14 @@ class Settings:
         cache_size: bytes that kernels may take there.
         disable_cache: neither read nor write the disk cache.
         threads: threads a launch uses unless told otherwise; None for as many as there are processors.
+        ptxas: NVIDIA's assembler, for kernels of its GPUs; None to look for one.
     """
 
     cache_dir: Path
     cache_size: int
     disable_cache: bool
     threads: int | None
+    ptxas: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _folder(text: str) -> Path:
+def _place(text: str) -> Path:
     return Path(os.path.expanduser(text))  # pathlib's raises where there is no home
 
 
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else _folder("~/.cache")) / "fuseplan"
+    return (Path(base) if base else _place("~/.cache")) / "fuseplan"
 
 
 def parse_size(text: str) -> int:
@@ -87,7 +91,7 @@ VARIABLES = (
     Variable(
         "FUSEPLAN_CACHE_DIR",
         "cache_dir",
-        _folder,
+        _place,
         _default_cache_dir,
         "folder of the disk cache; unset: fuseplan in XDG_CACHE_HOME, or else in ~/.cache",
     ),
@@ -111,6 +115,14 @@ VARIABLES = (
         _count,
         lambda: None,
         "threads a launch uses unless told otherwise; unset: one a processor",
+    ),
+    Variable(
+        PTXAS,
+        "ptxas",
+        _place,
+        lambda: None,
+        "path of the assembler ptxas for NVIDIA's GPUs; unset: one of CUDA 13.3 or later in the package "
+        "triton or nvidia-cuda-nvcc, or else Triton's own",
     ),
 )
 

@@ -1,5 +1,6 @@
 """Text to machine code for GPUs: what is recorded, what is refused, and what a dying compiler does."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,7 +112,7 @@ def test_what_the_copy_engine_cannot_do_is_refused(changes: dict[str, tuple[int,
 def test_a_fingerprint_without_triton_imported() -> None:
     found = toolchain.fingerprint()
     assert found is not None
-    assert found.startswith(f"triton {toolchain.WANTED}, ptxas of ")
+    assert re.fullmatch(rf"triton {toolchain.WANTED}, ptxas \d+\.\d+\.\d+ of \d+ bytes", found)
 
 
 def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +164,8 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
 def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
-    from fuseplan.backends.triton.compiler import ptx_version
     from fuseplan.target import parse_target
 
-    assert ptx_version() == 87  # of CUDA 12.8, which triton 3.6.0 brings
     monkeypatch.setattr(knobs.nvidia, "mock_ptx_version", "13.0")
     monkeypatch.setattr(type(knobs.nvidia.ptxas), "version", property(lambda _: "13.0"), raising=False)
     records = decide("f16[5x64] -> relu", "triton:sm_90")

@@ -1,11 +1,11 @@
-"""What Triton and ptxas get wrong is put right: no product is dropped, and no factor overwritten."""
+"""Errors of Triton and ptxas are repaired: no product is dropped, no factor overwritten, no fence missing."""
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
-import sass
-from fuseplan.backends.triton import compiler, repairs
+from fuseplan.backends.triton import assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
@@ -70,11 +70,11 @@ def test_products_that_nothing_uses_may_be_dropped() -> None:
 
 def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "lacks_products", lambda cubin: True)
-    with pytest.raises(BuildError, match="ptxas drops matrix instructions"):
+    with pytest.raises(BuildError, match=r"ptxas .* wrong results: ptxas drops matrix instructions"):
         compiled_sizes()
 
 
-PROLOGUES = [
+PROLOGUES: list[tuple[type[GpuTemplate], str]] = [
     (Product, "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"),
     (GpuConvolution, "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"),
     (Product, "bf16[1000x256] -> relu -> matmul(1536) -> bias"),
@@ -83,25 +83,75 @@ PROLOGUES = [
 ]
 
 
-def codes(kind: type[GpuTemplate], plan: str) -> list[bytes]:
-    """Machine code of the first candidates for a plan whose first factor is made in registers."""
+def made(kind: type[GpuTemplate], plan: str, most: int) -> list[Artifact]:
+    """The first candidates for a plan whose first factor is made in registers."""
     kernel = lower(match(FusionPlan.parse(plan)))
-    made = []
-    for template in islice(kind.candidates(kernel, SM_90, "default"), 6):
+    found = []
+    for template in islice(kind.candidates(kernel, SM_90, "default"), most):
         assert isinstance(template, kind)
         source = template.emit(kernel, SM_90)
-        made.append(compiler.compile_source(source, types_of(source, kernel, template), SM_90).binary)
-    return made
+        types = types_of(source, kernel, template)
+        found.append(compiler.compile_source(source, types, SM_90, assembly=True))
+    return found
+
+
+def overwritten(kind: type[GpuTemplate], plan: str) -> list[bool]:
+    """Whether the code of each of the first candidates overwrites factors; of one at least it could."""
+    codes = [sass.disassembled(each.binary, compiler.PACKAGE) for each in made(kind, plan, 4)]
+    assert any(sass.from_registers(each) for each in codes)
+    return [bool(sass.overwritten(each)) for each in codes]
 
 
 @pytest.mark.parametrize(("kind", "plan"), PROLOGUES)
 def test_no_factor_is_overwritten_before_it_is_read(kind: type[GpuTemplate], plan: str) -> None:
-    codes_of = [sass.disassembled(each) for each in codes(kind, plan)]
-    assert any(sass.from_registers(lines) for lines, _ in codes_of)
-    assert [sass.overwritten(*each) for each in codes_of] == [set()] * len(codes_of)
+    assert not any(overwritten(kind, plan))
 
 
 def test_what_triton_makes_overwrites_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "settled", lambda ptx: ptx)
-    found = [sass.overwritten(*sass.disassembled(each)) for each in codes(GpuConvolution, PROLOGUES[1][1])]
-    assert any(found), "where this version of Triton does not, `settled` has nothing to do"
+    monkeypatch.setattr(repairs, "overwrites_factors", lambda *_: False)
+    assert any(overwritten(*PROLOGUES[1])), (
+        "where this version of Triton does not, `settled` has nothing to do"
+    )
+
+
+def test_a_kernel_that_no_repair_helps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "overwrites_factors", lambda *_: True)
+    with pytest.raises(BuildError, match=r"wrong results: registers are overwritten .* FUSEPLAN_PTXAS"):
+        made(*PROLOGUES[1], 1)
+
+
+def test_code_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = assembler.own_assembler(compiler.PACKAGE)
+    monkeypatch.setattr(compiler, "PACKAGE", tmp_path)
+    for name in ("own_assembler", "assembler"):
+        monkeypatch.setattr(compiler, name, lambda package: own)
+    with pytest.raises(BuildError, match="nvdisasm cannot read the kernel's code"):
+        made(*PROLOGUES[1], 4)
+
+
+def test_copies_are_fenced_from_the_products_that_read_them() -> None:
+    (artifact,) = made(*PROLOGUES[0], 1)
+    assert artifact.resources["async_copies"] > 0
+    between = artifact.assembly.split("cp.async.wait_group", 1)[1].split("wgmma.fence", 1)[0]
+    assert repairs.FENCE in between, "the first product reads copies"
+    assert repairs.fenced(artifact.assembly) == artifact.assembly, "once is enough"
+
+
+STEP = "wgmma.fence.sync.aligned;\nwgmma.mma_async.sync x;\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"cp.async.wait_group 0;\nbar.sync 0;\n{STEP}ret;", True),
+        (f"cp.async.wait_all;\nbar.sync 0;\n{STEP}ret;", True),
+        (f"$top:\n{STEP}cp.async.wait_group 3;\n@%p1 bra $top;\nret;", True),
+        (f"cp.async.wait_group 3;\n$top:\n{STEP}@%p1 bra $top;\nret;", True),
+        (f"cp.async.wait_group 0;\nbar.sync 0;\n{repairs.FENCE}\n{STEP}ret;", False),
+        (f"{STEP}cp.async.wait_group 0;\nbar.sync 0;\nret;", False),
+        ("cp.async.wait_group 0;\nbar.sync 0;\n$top:\nmma.sync x;\n@%p1 bra $top;\nret;", False),
+    ],
+    ids=["straight", "all", "loop's end", "before a loop", "fenced", "no product", "no such product"],
+)
+def test_where_a_fence_is_needed(before: str, after: bool) -> None:
+    assert (repairs.fenced(before).count(repairs.FENCE) > before.count(repairs.FENCE)) == after

@@ -26,7 +26,9 @@ def test_each_variable_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "Yes")
     monkeypatch.setenv("FUSEPLAN_THREADS", "3")
     monkeypatch.setenv("FUSEPLAN_CACHE_SIZE", "3M")
-    assert settings() == Settings(Path("~/here").expanduser(), 3 << 20, disable_cache=True, threads=3)
+    monkeypatch.setenv("FUSEPLAN_PTXAS", "/opt/ptxas")
+    here, ptxas = Path("~/here").expanduser(), Path("/opt/ptxas")
+    assert settings() == Settings(here, 3 << 20, disable_cache=True, threads=3, ptxas=ptxas)
     monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "0")
     assert settings().disable_cache is False
 

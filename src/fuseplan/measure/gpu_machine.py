@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuseplan import limits
+from fuseplan.backends.triton import toolchain
 from fuseplan.measure.machine import Machine, machine
 from fuseplan.measure.quiet import QUIET
 from fuseplan.measure.versions import versions
@@ -114,11 +115,12 @@ def gpu_share(uuid: str) -> float | None:
 
 
 def gpu_versions() -> dict[str, str]:
-    """Versions of Python, numpy, fuseplan, torch, triton, and of the CUDA and cuDNN that torch uses."""
+    """Versions of Python, numpy, fuseplan, torch and the toolchain, and of torch's CUDA and cuDNN."""
     import torch
 
     found = versions("torch", "triton")
     cudnn = torch.backends.cudnn.version()
     told = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
     told["cudnn"] = None if cudnn is None else str(cudnn)
+    told["toolchain"] = toolchain.fingerprint()
     return found | {name: version for name, version in told.items() if version}

@@ -5,12 +5,8 @@ Triton's own cache of kernels is not used, and no file is left behind; `fuseplan
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import linecache
-import re
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,14 +19,15 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from fuseplan import limits
 from fuseplan.backends.triton import maps, repairs, resources
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
+from fuseplan.backends.triton.assembler import assembler, own_assembler
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
+from fuseplan.settings import PTXAS
 from fuseplan.target import Target
 
-PTXAS_SECONDS = limits.ASSEMBLER_SECONDS
+PACKAGE = Path(triton.__file__).parent
 # What a source may ask for; Triton passes over what it does not know, which `cooperative` is for launches.
 OPTIONS = frozenset(
     (
@@ -135,7 +132,10 @@ class _Making:
             raise BuildError(f"the kernel asks for {min(unknown)}, which is no option", source=source.text)
         self.compiler = make_backend(gpu)
         # torch.compile points Triton at an assembler of its own, whose language ours may not know.
-        ours = {"ptx_version": ptx_version()} if gpu.backend == "cuda" else {}
+        ours: dict[str, Any] = {}
+        if gpu.backend == "cuda":
+            self.assembler = assembler(PACKAGE)
+            ours["ptx_version"] = min(self.assembler.ptx, own_assembler(PACKAGE).ptx)
         self.options = self.compiler.parse_options({**dict(source.options), **ours})
         self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
         self.texts: dict[str, str] = {}
@@ -158,15 +158,25 @@ class _Making:
         )
 
     def _assembled(self, ptx: str) -> tuple[str, bytes, str]:
-        """PTX with its cubin and what ptxas said; in other words where one of the two gets it wrong."""
-        settled = repairs.settled(ptx)
-        for text in (settled, repairs.with_signs(settled)):
-            cubin, log = assembled(text, self.gpu.arch, self.source.text)
-            if not (repairs.lacks_products(cubin) and repairs.uses_products(text)):
+        """PTX with its cubin and the assembler's log; repaired and assembled again while the code is wrong.
+
+        Raises:
+            BuildError: no repair helps.
+        """
+        text, repaired, fault = "", repairs.fenced(ptx), ""
+        while text != repaired:
+            text = repaired
+            cubin, log = self.assembler.assembled(text, self.gpu.arch, self.source.text)
+            if repairs.lacks_products(cubin) and repairs.uses_products(text):
+                fault, repaired = "ptxas drops matrix instructions", repairs.with_signs(text)
+            elif repairs.overwrites_factors(text, cubin, PACKAGE):
+                fault = "registers are overwritten before matrix instructions have read them"
+                repaired = repairs.settled(text)
+            else:
                 return text, cubin, log
         raise BuildError(
-            f"ptxas drops matrix instructions of the kernel for {self.target}: its results would be wrong. "
-            "Compile the plan with another template, and report it",
+            f"{self.assembler} makes code for {self.target} that computes wrong results: {fault}. "
+            f"Compile the plan with another template, or name an assembler of CUDA 13.3 or later in {PTXAS}",
             source=self.source.text,
         )
 
@@ -265,61 +275,3 @@ def _with_layout(kind: str) -> str:
     dtypes = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32, "fp64": gl.float64}
     layout = gl.NVMMASharedLayout.get_default_for(extents, dtypes[element])
     return f"tensordesc<{element}{extents},{layout!r}>"
-
-
-def ptxas_path() -> Path:
-    """The assembler in Triton's package: always that one, so that the versions tell what compiled."""
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-
-
-@functools.cache
-def ptx_version() -> int:
-    """The newest PTX that `ptxas_path` assembles: 87 is 8.7.
-
-    CUDA 11.8 came with PTX 7.8, 12.0 to 12.5 with 8.0 to 8.5 and 12.6 on with one less than its own number;
-    13.0 with 9.0: NVIDIA's PTX ISA, release notes.
-
-    Raises:
-        BuildError: the assembler does not run.
-    """
-    try:
-        said = subprocess.run(
-            [str(ptxas_path()), "--version"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PTXAS_SECONDS,
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"Triton's ptxas does not run: {error}") from error
-    release = re.search(r"release (\d+)\.(\d+)", said)
-    if release is None:
-        raise BuildError(f"Triton's ptxas does not tell its version: {said}")
-    major, minor = int(release[1]), int(release[2])
-    if major >= 13:
-        return 90 + 10 * (major - 13) + minor
-    return 80 + minor - (minor >= 6) if major == 12 else 70 + minor
-
-
-def assembled(ptx: str, capability: int, text: str = "") -> tuple[bytes, str]:
-    """A cubin of PTX, and what ptxas said of its resources.
-
-    Raises:
-        BuildError: ptxas refuses the PTX, crashes, or takes longer than PTXAS_SECONDS.
-    """
-    name = f"sm_{capability}{'a' if capability >= 90 else ''}"
-    with tempfile.TemporaryDirectory(prefix="fuseplan-") as folder:
-        given, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
-        given.write_text(ptx)
-        command = [str(ptxas_path()), "-v", f"--gpu-name={name}", str(given), "-o", str(made)]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=PTXAS_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"ptxas cannot assemble the kernel for {name}: {error}", source=text) from error
-        if ran.returncode:
-            raise BuildError(
-                f"ptxas ended with status {ran.returncode} on the kernel for {name}",
-                source=text,
-                output=ran.stderr + ran.stdout,
-            )
-        return made.read_bytes(), ran.stderr + ran.stdout

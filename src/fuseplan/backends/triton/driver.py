@@ -166,6 +166,17 @@ class CudaDriver:
 
 
 @functools.cache
+def driver_release() -> tuple[int, int] | None:
+    """CUDA's release that this machine's driver came with, (13, 0); None where there is no driver."""
+    told = ctypes.c_int()
+    try:
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(told))
+    except (OSError, AttributeError):
+        return None
+    return None if status else (told.value // 1000, told.value % 1000 // 10)
+
+
+@functools.cache
 def driver() -> Driver:
     """This machine's driver, initialized once.
 

@@ -1,11 +1,14 @@
-"""What Triton 3.6 and ptxas 12.8 get wrong in kernels for sm_90, found in PTX or cubin and put right there.
+"""Errors of Triton and of ptxas in kernels for sm_90: each is found in PTX or cubin, and repaired in PTX.
 
-Each repair names how the error was seen; a kernel that no repair helps is refused by `compiler`.
+Each repair names the case that showed the error. `compiler` refuses a kernel that no repair helps.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+from fuseplan.backends.triton import sass
 
 # What ptxas leaves in the place of matrix instructions that it drops, HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ:
 # twelve of the 16 bytes, behind which the scheduling is.
@@ -21,19 +24,59 @@ SIGNS = (
 FROM_REGISTERS = re.compile(r"wgmma\.mma_async[^{]*\{[^}]*\}, *\{")
 WAIT = re.compile(r"(wgmma\.wait_group\.sync\.aligned) \d+")
 BLOCK_END = re.compile(r"(@!?%\w+\s+)?bra\b|\$\w+:")
+COPIED = re.compile(r"cp\.async\.wait_(group|all)\b")
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+def fenced(ptx: str) -> str:
+    """PTX with a fence between the copies by `cp.async` and the products that read them.
+
+    Products read shared memory through the asynchronous proxy, `cp.async` writes it through the generic one,
+    and PTX asks for a fence between the two (PTX ISA, wgmma.mma_async). Triton 3.6 puts none; later versions
+    put it in front of the products. Here each thread has the fence behind the wait for its own copies, unless
+    no product follows, or there is a fence already.
+    """
+    if "wgmma.mma_async" not in ptx:
+        return ptx
+    lines = ptx.split("\n")
+    waits = [place for place, line in enumerate(lines) if COPIED.search(line)]
+    for place in reversed(waits):
+        if _lacks_fence(lines, place):
+            lines.insert(place + 1, f"\t{FENCE}")
+    return "\n".join(lines)
+
+
+def _lacks_fence(lines: list[str], wait: int) -> bool:
+    """Whether a product can follow a wait for copies without a fence in between."""
+    for line in map(str.strip, lines[wait + 1 :]):
+        if line.startswith(("wgmma.mma_async", "wgmma.fence")) or BLOCK_END.match(line):
+            return True
+        if line.startswith(("fence.proxy.async", "ret;")) or COPIED.search(line):
+            return False
+    return False
+
+
+def overwrites_factors(ptx: str, cubin: bytes, package: Path) -> bool:
+    """Whether code can overwrite registers that a product has not read yet.
+
+    Only a product whose first factor is in registers can show it; reading such code takes 0.3 s.
+
+    Raises:
+        BuildError: the disassembler in Triton's package cannot read the code.
+    """
+    return bool(FROM_REGISTERS.search(ptx) and sass.overwritten(sass.disassembled(cubin, package)))
 
 
 def settled(ptx: str) -> str:
     """PTX that, where a block of instructions ends, waits for products whose factors are in registers.
 
-    Triton 3.6 splits a product whose first factor is made in registers, a prologue's result in f16 or bf16,
-    in parts, and at the end of a step waits for the first part alone: the next step writes registers that the
+    A prologue's result in f16 or bf16 is a first factor in registers. Triton 3.6 and 3.7 split its product in
+    parts and, at the end of a step, wait for the first part alone: the next step writes registers that the
     others may not have read (triton-lang/triton#9433). Of 19,208 overlapping launches of
-    `bf16[4096x4096] -> gelu -> matmul(4096) -> bias` on an H100 34 were wrong. So the last wait of a block
-    waits for all; then none was wrong, and such kernels take 2 to 11 % longer.
+    `bf16[4096x4096] -> gelu -> matmul(4096) -> bias` on an H100 34 were wrong. Later versions copy the
+    registers, and ptxas before 13.3 removes the copies (triton-lang/triton#11781). So the last wait of a
+    block waits for all; then no launch was wrong, and such kernels take 2 to 11 % longer.
     """
-    if not FROM_REGISTERS.search(ptx):
-        return ptx
     lines = ptx.split("\n")
     last = None  # wait with no product behind it in its block
     for place, line in enumerate(lines):
