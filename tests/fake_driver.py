@@ -61,6 +61,8 @@ class FakeDriver:
         encodings: tensor maps made so far.
         statuses: what the next calls of `launch` return instead of launching, first to last.
         contexts: devices whose context is current, innermost last.
+        dropped: functions that will not be launched again.
+        unloaded: those whose modules were freed.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -68,12 +70,22 @@ class FakeDriver:
     statuses: list[int] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
     refuses_maps: bool = False
+    dropped: list[int] = field(default_factory=list)
+    unloaded: list[int] = field(default_factory=list)
     _loaded: list[tuple[Artifact, int]] = field(default_factory=list)
 
     def load(self, artifact: Artifact, device: int) -> int:
         assert artifact.binary[:4] == b"\x7fELF"
         self._loaded.append((artifact, device))
         return len(self._loaded)
+
+    def drop(self, function: int, device: int) -> None:
+        assert self._loaded[function - 1][1] == device
+        self.dropped.append(function)
+
+    def unload(self, device: int) -> None:
+        self.unloaded += self.dropped
+        self.dropped.clear()
 
     def encode(self, storage: int, encoding: Encoding, address: int) -> int:
         assert self.contexts, "a tensor map is made in the device's context"
@@ -114,6 +126,7 @@ class FakeDriver:
             status = self.statuses.pop(0)
             if status:
                 return status
+        assert function.value not in self.unloaded
         artifact, device = self._loaded[function.value - 1]
         found = config._obj
         assert isinstance(found, LaunchConfig)

@@ -28,7 +28,7 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("elsewhere", "errors", "excerpt", "limits", "reasons", "settings", "syntax", "untraced"),
+    ("elsewhere", "errors", "excerpt", "limits", "locks", "reasons", "settings", "syntax", "untraced"),
     ("child", "private", "reading", "stock"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
@@ -198,6 +198,20 @@ def test_only_settings_reads_the_environment(name: str) -> None:
             assert node.attr not in ("environ", "getenv", "environb", "putenv"), f"{name}:{node.lineno}"
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"fuseplan.locks"}))
+def test_only_locks_makes_locks(name: str) -> None:
+    """A forked child would wait for ever for one that another thread of its parent held."""
+    for node in ast.walk(ast.parse(NAMES[name].read_text())):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "threading"
+        ):
+            assert node.attr not in ("Lock", "RLock", "Condition"), f"{name}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "functools"):
+            assert not {alias.name for alias in node.names} & {"Lock", "RLock", "cached_property"}, name
 
 
 def test_every_limit_is_some_readers() -> None:

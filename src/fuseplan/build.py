@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan import cache
+from fuseplan import cache, limits
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Backend, Loaded
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
+from fuseplan.locks import Lock
 from fuseplan.select import Choice
 from fuseplan.target import Target
 from fuseplan.template import Template
@@ -72,8 +72,9 @@ class Program:
         }
 
 
-_programs: dict[tuple[bytes, int | None], Program] = {}
-_guard = threading.Lock()
+_Place = tuple[bytes, int | None]  # a key, and the device that the program was loaded onto
+_programs: dict[_Place, Program] = {}  # the one used last at the end
+_guard = Lock()
 
 
 def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = True) -> Program:
@@ -101,16 +102,37 @@ def build(choice: Choice, kernel: Kernel, target: Target, *, use_cache: bool = T
     making = _Making(backend, choice.template, kernel, placed, refusal, begin, key)
     if key is None:
         return making.compiled()
-    with _guard:
-        known = _programs.get((key, placed.device))
+    place = key, placed.device
+    known = _known(place)
     if known is not None and known.refusal == refusal:
         return replace(known, load_seconds=time.perf_counter() - begin, origin="memory")
     program = making.stored()
     if program is None:
         with cache.lock(key):
             program = making.stored(again=True) or making.compiled()
+    return _keep(place, program)
+
+
+def _known(place: _Place) -> Program | None:
+    """The program that is kept; it is the one used last then."""
     with _guard:
-        return _programs.setdefault((key, placed.device), program)
+        program = _programs.pop(place, None)
+        if program is not None:
+            _programs[place] = program
+        return program
+
+
+def _keep(place: _Place, program: Program) -> Program:
+    """Keeps a program, unless another thread kept one before, and gives the one that is kept.
+
+    Those used longest ago go, and are freed where no compiled plan holds them.
+    """
+    with _guard:
+        kept = _programs.setdefault(place, program)
+        oldest = list(_programs)[: max(0, len(_programs) - limits.KERNELS_KEPT)]
+        gone = [_programs.pop(each) for each in oldest]
+    del gone  # not under the lock: to free code takes a while
+    return kept
 
 
 def compile_all(

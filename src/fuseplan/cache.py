@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import struct
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fuseplan import limits, private, stock
+from fuseplan.locks import Lock, in_child
 from fuseplan.settings import VARIABLES, settings
 
 if os.name == "nt":
@@ -65,7 +65,7 @@ class _Tally:
     """Counts of this process, and the folders and files that it has warned of."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.hits = self.misses = self.corrupt = 0
         self.problems: dict[Path, str] = {}
 
@@ -264,8 +264,8 @@ def lock(key: bytes) -> Iterator[None]:
             descriptor = _locked(where, where / f".lock-{key[0] % LOCKS:02d}")
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)  # which releases it, as the process's death does
+        if descriptor is not None and descriptor in _held:  # a forked child has let go of it
+            _unlock(descriptor)
 
 
 def _locked(where: Path, place: Path) -> int | None:
@@ -275,10 +275,11 @@ def _locked(where: Path, place: Path) -> int | None:
     except OSError as error:
         report_unusable(where, error)
         return None
+    _held.add(descriptor)
     deadline = time.monotonic() + limits.LOCK_SECONDS
     while not _try_lock(descriptor):
         if time.monotonic() > deadline:
-            os.close(descriptor)
+            _unlock(descriptor)
             return None
         time.sleep(POLL_SECONDS)
     return descriptor
@@ -294,6 +295,27 @@ def _try_lock(descriptor: int) -> bool:
         # Where the file system has no locks there is nothing to wait for.
         return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    """Lets go of a lock file, and says so: closed alone, it stays locked by a forked child's copy."""
+    _held.discard(descriptor)
+    if os.name != "nt":
+        with contextlib.suppress(OSError):  # as above
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+_held: set[int] = set()  # descriptors of lock files
+
+
+def _let_go() -> None:
+    """In a forked child: if its parent dies, the child's copies must not keep the files locked."""
+    while _held:
+        os.close(_held.pop())
+
+
+in_child(_let_go)
 
 
 def report_unusable(where: Path, error: OSError) -> None:

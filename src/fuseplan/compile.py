@@ -239,6 +239,7 @@ def compile(
         BuildError: the target is not this machine, or the toolchain failed.
         ArgumentError: the target, the threads, the accuracy, the template or the cache cannot be; or there is
             something to tune and the target is another machine.
+        MemoryError: this process holds so many kernels that it has few memory maps left.
     """
     if not isinstance(cache, bool):
         raise ArgumentError(f"`cache` is True or False; got {cache!r}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
 from numpy.typing import NDArray
 
+from fuseplan.locks import cached_property
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import Scalar, fold, leaves_of, text
 from fuseplan.tensor import Dense, TensorSpec, dtype_of

@@ -72,6 +72,15 @@ SHOWN_VALUE_CHARACTERS = Limit(
     100, "characters", "a value of the caller's in a message", "its middle is left out"
 )
 
+# A process.
+THREADS = Limit(1024, "threads", "threads of a launch, by `threads=` or `FUSEPLAN_THREADS`", "refused")
+KERNELS_KEPT = Limit(
+    128, "kernels", "compiled kernels in memory that no compiled plan holds", "the one used longest ago goes"
+)
+SPARE_MAPS = Limit(
+    1024, "maps", "memory maps of the process that loading kernels leaves free", "no further kernel is loaded"
+)
+
 
 def limits() -> dict[str, Limit]:
     """Every bound by its name, in the order of the table."""

@@ -190,10 +190,11 @@ class BoundPlan:
             block = self._runner.block()
         try:
             listed = block.words
-            if block.bound is not self:
-                for index, word in self._words:
+            constants = self._words
+            if block.bound is not constants:
+                for index, word in constants:
                     listed[index] = word
-                block.bound = self
+                block.bound = constants  # not the plan: that has the block, and would not be freed
             if words:
                 block.bound = None  # the words of one call are nobody's constants
                 for index, word in words:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuseplan import limits
 from fuseplan.errors import ArgumentError
 
 PTXAS = "FUSEPLAN_PTXAS"
@@ -50,10 +51,11 @@ def _flag(text: str) -> bool:
     return known[text.lower()]
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("a positive whole number")
-    return int(text)
+def _threads(text: str) -> int:
+    count = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= count <= limits.THREADS:
+        raise ValueError(f"a whole number from 1 to {limits.THREADS}")
+    return count
 
 
 def _place(text: str) -> Path:
@@ -112,7 +114,7 @@ VARIABLES = (
     Variable(
         "FUSEPLAN_THREADS",
         "threads",
-        _count,
+        _threads,
         lambda: None,
         "threads a launch uses unless told otherwise; unset: one a processor",
     ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass, replace
-from functools import cached_property
 
+from fuseplan import limits
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError
 from fuseplan.excerpt import shown
 from fuseplan.fields import as_float
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property
 from fuseplan.lower import lower
 from fuseplan.match import Match, match
 from fuseplan.plan import FusionPlan, as_plan
@@ -18,7 +19,6 @@ from fuseplan.select import Choice, select
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy
 
-MOST_THREADS = 1024
 WORDS = ("default", "strict")
 
 
@@ -60,7 +60,8 @@ def decide(
     plan = as_plan(plan)
     plan.freeze()
     known = parse_target(target)
-    known = known if threads is None else with_threads(known, threads)
+    if threads is not None or not known.processors:
+        known = with_threads(known, known.threads if threads is None else threads)
     accuracy = checked_accuracy(accuracy)
     matched = match(plan)
     kernel = lower(matched)
@@ -88,8 +89,8 @@ def checked_threads(threads: int) -> int:
         ArgumentError: it is none that a launch can have.
     """
     is_count = isinstance(threads, numbers.Integral) and not isinstance(threads, bool)
-    if not is_count or not 1 <= threads <= MOST_THREADS:
-        raise ArgumentError(f"threads={shown(threads)}; want a whole number from 1 to {MOST_THREADS}")
+    if not is_count or not 1 <= threads <= limits.THREADS:
+        raise ArgumentError(f"threads={shown(threads)}; want a whole number from 1 to {limits.THREADS}")
     return int(threads)
 
 

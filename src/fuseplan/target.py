@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fuseplan import limits
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.excerpt import shown
+from fuseplan.locks import loading
 from fuseplan.settings import parse_size, settings
 
 KIB = 1024
@@ -142,7 +144,7 @@ def any_of(backend: str) -> Target:
 
 def available_threads() -> int:
     """The `threads` setting, or the processors this process may run on."""
-    return settings().threads or len(available_processors())
+    return settings().threads or min(len(available_processors()), limits.THREADS)
 
 
 def available_processors() -> list[int]:
@@ -156,7 +158,8 @@ def available_processors() -> list[int]:
 def _host_processor() -> tuple[str, str]:
     """LLVM's name and features of this processor."""
     try:
-        from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 40 ms
+        with loading:
+            from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 40 ms
     except ImportError as error:
         raise ArgumentError(
             "target 'cpu' is this machine, and telling its processor needs llvmlite: "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from fuseplan.elsewhere import DTYPES as NAMED_ELSEWHERE
 from fuseplan.elsewhere import LAYOUTS as LAYOUT_PLACES
 from fuseplan.errors import PlanError, counted, near_miss
 from fuseplan.excerpt import Span, bounded, shown, stripped
+from fuseplan.locks import cached_property
 from fuseplan.syntax import check_length, no_arrow
 
 MAX_BYTES = 2**63 - 1

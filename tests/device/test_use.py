@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from device.guarded import inputs, output, wanted, worst
+from fuseplan import limits
+from fuseplan.backends.triton import driver as drivers
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
@@ -193,3 +195,38 @@ def test_tensors_of_more_than_2_to_the_31_elements(text: str) -> None:
     assert not any(bool(chunk.isnan().any()) for chunk in out.split(rows))
     del src, out
     torch.cuda.empty_cache()
+
+
+def test_a_module_is_unloaded_after_its_plan_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KERNELS_KEPT", 0)
+    monkeypatch.setattr("fuseplan.build._programs", {})
+    counts = []
+    for columns in range(64, 70):
+        made = Prepared(f"f32[512x{8 * columns}] -> bias -> relu")
+        for _ in range(20):  # the last ones are under way when the plan goes
+            got = made.bound(made.src)
+        assert made.is_right(got)
+        del made
+        counts.append(len(getattr(drivers.driver(), "_modules")))  # noqa: B009 - a protocol has no such field
+    assert counts[-1] == counts[1]
+
+
+def test_a_graph_replays_a_kernel_that_no_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KERNELS_KEPT", 0)
+    monkeypatch.setattr("fuseplan.build._programs", {})
+    src = torch.randn(512, 1024, device="cuda")
+    out = torch.empty_like(src)
+    layer = compile_plan("f32[512x1024] -> relu -> tanh", "cuda").bind()
+    layer(src, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(src, out)
+    del layer
+    for columns in (72, 80):
+        made = Prepared(f"f32[512x{8 * columns}] -> bias -> relu")
+        assert made.is_right(made.bound(made.src))
+        del made
+    src.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(out, src.relu().tanh(), atol=1e-5)

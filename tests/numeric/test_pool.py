@@ -12,6 +12,7 @@ from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.ir import I64, PTR, Builder, Module
 from fuseplan.backends.cpu.phases import COUNTERS, PHASES
 from fuseplan.backends.cpu.runtime import Pool, pool
+from fuseplan.target import available_processors
 
 TASKS = 1000
 
@@ -42,12 +43,9 @@ def kernel() -> int:
 
 @pytest.fixture(params=["native", "portable"])
 def workers(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    if request.param == "native":
-        if sys.platform != "linux":
-            pytest.skip("workers sleep natively on Linux alone")
-        yield pool()
-        return
-    made = Pool(native=False)
+    if request.param == "native" and sys.platform != "linux":
+        pytest.skip("workers sleep natively on Linux alone")
+    made = Pool(native=request.param == "native", most=8)
     yield made
     made.stop()
 
@@ -98,9 +96,25 @@ def test_a_forked_child_gets_workers_of_its_own(kernel: int) -> None:
 
 
 def test_workers_leave_when_the_pool_stops(kernel: int) -> None:
-    made = Pool()
+    made = Pool(most=4)
     assert launch_often(made, kernel, 4, 20) == [20] * TASKS
     assert made.workers == 3
     before = threading.active_count()
     made.stop()
     assert threading.active_count() == before - 3
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("most", [1, 2])
+def test_no_more_threads_than_processors_share_a_launch(kernel: int, native: bool, most: int) -> None:
+    if native and sys.platform != "linux":
+        pytest.skip("workers sleep natively on Linux alone")
+    made = Pool(native, most)
+    assert launch_often(made, kernel, 32, 20) == [20] * TASKS
+    assert made.workers == most - 1
+    made.stop()
+
+
+def test_the_processs_pool_has_a_thread_a_processor_at_most(kernel: int) -> None:
+    assert launch_often(pool(), kernel, 64, 5) == [5] * TASKS
+    assert pool().workers < len(available_processors())

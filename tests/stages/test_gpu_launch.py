@@ -42,10 +42,14 @@ class Queue:
 
     device: int = 0
     now: int = 7
+    recording: bool = False
     rooms: dict[int, Room] = field(default_factory=dict)
 
     def stream(self) -> int:
         return self.now
+
+    def is_capturing(self) -> bool:
+        return self.recording
 
     def workspace(self, stream: int, nbytes: int) -> Room:
         assert nbytes == 96
@@ -205,6 +209,41 @@ def test_a_cooperative_launch(driver: FakeDriver) -> None:
     assert (launch.cooperative, launch.block, launch.grid) == (True, (256, 1, 1), (3, 2, 1))
 
 
+def launched_and_dropped(queue: Queue) -> None:
+    block, _, _ = block_of(ToySteps(), STRIDED, queue)
+    block.words[0], block.words[1] = 1 << 20, 2 << 20
+    block.launch()
+
+
+def test_a_module_goes_when_the_next_is_loaded(driver: FakeDriver) -> None:
+    queue = Queue(now=0)
+    launched_and_dropped(queue)
+    assert (driver.dropped, driver.unloaded) == ([1], []), "a finalizer calls nothing of the driver's"
+    kept, _, _ = block_of(ToySteps(), STRIDED, queue)
+    assert driver.unloaded == [1]
+    kept.words[0], kept.words[1] = 1 << 20, 2 << 20
+    launch = kept.launch
+    del kept
+    block_of(ToySteps(), STRIDED, queue)
+    assert driver.unloaded == [1], "whoever can launch a kernel holds it"
+    launch()
+
+
+def test_a_graph_may_hold_what_was_launched_on_another_stream(driver: FakeDriver) -> None:
+    launched_and_dropped(Queue(now=7))
+    block_of(ToySteps(), STRIDED, Queue(now=0))
+    assert driver.unloaded == []
+
+
+def test_nothing_is_unloaded_while_a_stream_records(driver: FakeDriver) -> None:
+    launched_and_dropped(Queue(now=0))
+    queue = Queue(now=0, recording=True)
+    block_of(ToySteps(), STRIDED, queue)
+    assert driver.unloaded == []
+    block_of(ToySteps(), STRIDED, Queue(now=0))
+    assert driver.unloaded == [1, 2]
+
+
 @pytest.mark.parametrize("status", drivers.WRONG_CONTEXT)
 def test_a_thread_without_the_context_launches_in_it(driver: FakeDriver, status: int) -> None:
     block, _, _ = block_of(ToySteps(), STRIDED)
@@ -265,7 +304,7 @@ def test_what_was_compiled_before_loads_without_triton(tmp_path: Path) -> None:
         "from fuseplan.emit import Source\n"
         "driver.driver = FakeDriver\n"
         f"source = Source.from_frame(json.loads({json.dumps(json.dumps(source.frame))}))\n"
-        "queue = type('Queue', (), {'device': 0, 'stream': int, 'workspace': None})\n"
+        "queue = type('Queue', (), {'device': 0, 'stream': int, 'workspace': None, 'is_capturing': bool})\n"
         f"block = launch.load(source, pathlib.Path({str(place)!r}).read_bytes(), queue).block(1)\n"
         "block.words[0], block.words[1] = 1 << 20, 2 << 20\n"
         "block.launch()\n"

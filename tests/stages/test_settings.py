@@ -48,6 +48,7 @@ def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> N
         ("FUSEPLAN_THREADS", "2.5"),
         ("FUSEPLAN_THREADS", "²"),
         ("FUSEPLAN_THREADS", "9" * 5000),
+        ("FUSEPLAN_THREADS", "1025"),
         ("FUSEPLAN_DISABLE_CACHE", "maybe"),
         ("FUSEPLAN_CACHE_SIZE", "0"),
         ("FUSEPLAN_CACHE_SIZE", "-1M"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,8 @@ def test_the_arguments_of_compile_are_checked() -> None:
     for threads in (0, -1, 1.5, True, "2", 10**9):
         with pytest.raises(ArgumentError, match="want a whole number"):
             fuseplan.compile("f32[1x8] -> relu", threads=threads)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="threads=20000; want a whole number from 1 to 1024"):
+        fuseplan.explain("f32[1x8] -> relu", replace(fuseplan.parse_target("cpu:avx2"), threads=20000))
     for accuracy in ("exact", 0, -1.0, float("nan"), None, True):
         with pytest.raises(ArgumentError, match="want 'default', 'strict'"):
             fuseplan.compile("f32[1x8] -> relu", accuracy=accuracy)  # type: ignore[arg-type]

@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
+from fuseplan import limits
 from fuseplan.bench import command as benchmarks
 from fuseplan.bench.gpu_command import GpuOptions
 from fuseplan.cli.options import AS_JSON, DURATION
 from fuseplan.errors import ArgumentError
-from fuseplan.stages import MOST_THREADS
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
     with contextlib.suppress(ValueError):
         counts = tuple(int(word) for word in value.split(","))
-        if all(0 < count <= MOST_THREADS for count in counts):
+        if all(0 < count <= limits.THREADS for count in counts):
             return counts
-    raise click.BadParameter(f"want whole numbers from 1 to {MOST_THREADS}, with commas between them")
+    raise click.BadParameter(f"want whole numbers from 1 to {limits.THREADS}, with commas between them")
 
 
 @click.command("bench")

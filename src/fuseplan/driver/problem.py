@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from fuseplan.driver import letters
 from fuseplan.driver.letters import Letter
 from fuseplan.errors import PlanError, near_miss
+from fuseplan.locks import cached_property
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS

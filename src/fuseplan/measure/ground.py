@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from fuseplan.arguments import dense
 from fuseplan.arrays import empty
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as HostProtocol
 from fuseplan.measure.clock import interleave

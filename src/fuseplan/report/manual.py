@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
 from fuseplan.explain import Explanation, explain
+from fuseplan.locks import cached_property
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan, Step
 from fuseplan.report.docstrings import markdown, parse, prose, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from fuseplan.arrays import address_of, aligned_bytes
 from fuseplan.backends.backend import one_by_one
@@ -12,6 +12,7 @@ from fuseplan.backends.host import HostMemory
 from fuseplan.emit import FIRST_SLOT, Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property, loading
 from fuseplan.target import Target, host_target
 from fuseplan.template import Template
 
@@ -44,7 +45,8 @@ class FunctionBlock:
     __slots__ = ("_storage", "_workspace", "bound", "launch", "words")
 
     def __init__(self, function: Function, threads: int) -> None:
-        from fuseplan.backends.cpu import runtime
+        with loading:
+            from fuseplan.backends.cpu import runtime
 
         slots = function.source.slots
         self._storage = (ctypes.c_int64 * (FIRST_SLOT + len(slots)))()
@@ -68,14 +70,16 @@ class CpuBackend:
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
-        from fuseplan.backends.cpu.templates import TEMPLATES
+        """Its templates; whoever asks first loads their modules."""
+        with loading:
+            from fuseplan.backends.cpu.templates import TEMPLATES
 
         return TEMPLATES
 
     def fingerprint(self) -> str | None:
         """Versions of llvmlite and LLVM."""
-        from fuseplan.backends.cpu import toolchain
+        with loading:
+            from fuseplan.backends.cpu import toolchain
 
         return toolchain.fingerprint()
 
@@ -90,7 +94,8 @@ class CpuBackend:
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """Object code for this processor."""
-        from fuseplan.backends.cpu import toolchain
+        with loading:
+            from fuseplan.backends.cpu import toolchain
 
         return toolchain.compile_object(source.text)
 
@@ -114,7 +119,8 @@ class CpuBackend:
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Function:
         """The kernel's entry."""
-        from fuseplan.backends.cpu import toolchain
+        with loading:
+            from fuseplan.backends.cpu import toolchain
 
         return Function(toolchain.load_object(code, [source.entry])[source.entry], source)
 

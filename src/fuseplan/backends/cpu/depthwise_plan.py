@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -12,6 +11,7 @@ from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.packing import packing
 from fuseplan.backends.cpu.windows import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
+from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import lanes

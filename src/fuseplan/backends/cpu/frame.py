@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
-from fuseplan.backends.cpu.phases import PHASES, relax
+from fuseplan.backends.cpu.phases import PATIENCE, PHASES, YIELD, YIELD_DECLARATION, relax
 from fuseplan.backends.cpu.storage import COMPUTED
 from fuseplan.emit import FIRST_SLOT, Slot, Source
 from fuseplan.kernel import Kernel
@@ -86,18 +86,30 @@ class Frame:
         b.label(f"{tag}.end")
 
     def wait(self, count: Index) -> None:
-        """Waits until the phase begun last has finished its `count` tasks and its writes are seen here."""
+        """Waits until the phase begun last has finished its `count` tasks and its writes are seen here.
+
+        The thread with the last task may not be running, where there are more threads than processors.
+        """
         b, phase = self.body, self._phases - 1
         tag, finished = b.fresh(f"wait{phase}"), b.at(self.args, PHASES + phase, I64)
         pause, declaration = relax(_MACHINE.get(self.target.name, platform.machine()))
-        self.module.declarations.add(declaration)
+        self.module.declarations |= {declaration, YIELD_DECLARATION}
+        b.line(f"br label %{tag}.begin")
+        b.label(f"{tag}.begin")
         b.line(f"br label %{tag}.look")
         b.label(f"{tag}.look")
+        starts = f"[ 0, %{tag}.begin ], [ 0, %{tag}.yield ]"
+        b.line(f"%{tag}.pauses = phi i64 {starts}, [ %{tag}.more, %{tag}.pause ]")
         done = b.op(I64, f"load atomic i64, ptr {finished.name} acquire, align 8")
         ready = b.compare("sge", done, b.const(count, I64))
         b.line(f"br i1 {ready.name}, label %{tag}.end, label %{tag}.pause")
         b.label(f"{tag}.pause")
         b.line(pause)
+        b.line(f"%{tag}.more = add i64 %{tag}.pauses, 1")
+        b.line(f"%{tag}.on = icmp slt i64 %{tag}.more, {PATIENCE}")
+        b.line(f"br i1 %{tag}.on, label %{tag}.look, label %{tag}.yield")
+        b.label(f"{tag}.yield")
+        b.line(YIELD)
         b.line(f"br label %{tag}.look")
         b.label(f"{tag}.end")
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 COUNTERS = 16  # words at the head of a kernel's argument block
 PHASES = 8
+PATIENCE = 1000  # pauses, some 25 us, after which a thread that waits gives its processor to another
+YIELD = "call i32 @SwitchToThread()" if sys.platform == "win32" else "call i32 @sched_yield()"
+YIELD_DECLARATION = YIELD.replace("call", "declare")
 
 
 def relax(machine: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from fuseplan.backends.cpu import storage
@@ -19,6 +18,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import BITS, I64, Index, Value
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernel import Convolution, Kernel
+from fuseplan.locks import cached_property
 
 _ALIGN = 16  # elements: 64 bytes of float
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from fuseplan import limits
 from fuseplan.errors import BuildError
+from fuseplan.locks import held_across_forks
 
-_lock = threading.Lock()
-_engines: list[object] = []  # code in use is never unloaded: a worker may be inside it
+# llvmlite holds this lock, which has no public name, in each of its calls of LLVM. A fork waits for it.
+held_across_forks(llvm.ffi.lib._lock)
+
+
+class Address(int):
+    """Where a function of loaded code begins; its code is freed with the last of its addresses."""
+
+    _engine: llvm.ExecutionEngine  # llvmlite's, which frees what it loaded
 
 
 @functools.cache
@@ -48,7 +56,7 @@ def _host_machine() -> llvm.TargetMachine:
 
 def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, llvm.create_context())  # LLVM's own would keep every constant
         module.verify()
     except RuntimeError as error:
         raise BuildError("LLVM refused the generated kernel", source=text, output=str(error)) from error
@@ -57,8 +65,12 @@ def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     options.loop_unrolling = False
     options.loop_vectorization = False
     options.slp_vectorization = False
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    if type(passes)._dispose is llvm.ffi.ObjectRef._dispose:
+        # llvmlite 0.50 inherits the one that does nothing: 200 kB of each compile would stay.
+        llvm.ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
     return module
 
 
@@ -68,39 +80,71 @@ def compile_object(text: str) -> bytes:
     Raises:
         BuildError: LLVM refuses the text.
     """
-    with _lock:
-        machine = _host_machine()
-        return bytes(machine.emit_object(_optimized(text, machine)))
+    machine = _host_machine()
+    return bytes(machine.emit_object(_optimized(text, machine)))
 
 
 def assembly(text: str, *, triple: str | None = None, cpu: str = "", features: str = "") -> str:
     """What the kernel becomes, as assembly: for this processor, or for any that LLVM knows."""
-    with _lock:
-        machine = _host_machine() if triple is None else _target_machine(triple, cpu, features)
-        return str(machine.emit_assembly(_optimized(text, machine)))
+    machine = _host_machine() if triple is None else _target_machine(triple, cpu, features)
+    return str(machine.emit_assembly(_optimized(text, machine)))
 
 
-def load_object(code: bytes, entries: Sequence[str]) -> dict[str, int]:
+def load_object(code: bytes, entries: Sequence[str]) -> dict[str, Address]:
     """Loads object code into this process and gives the address of each function named in `entries`.
 
     Raises:
         BuildError: the code cannot be linked here, or has no such function.
+        MemoryError: the process has too few memory maps left.
     """
-    with _lock:
-        _initialize()
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _host_machine())
-        try:
-            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            engine.finalize_object()
-            found = {entry: int(engine.get_function_address(entry)) for entry in entries}
-        except RuntimeError as error:
-            raise BuildError(
-                f"the kernel's object code cannot be loaded: {error}", source=None, output=""
-            ) from error
-        missing = [entry for entry, address in found.items() if not address]
-        if missing:
-            raise BuildError(
-                f"the kernel's object code has no function {missing[0]!r}", source=None, output=""
+    _initialize()
+    _room.take()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _host_machine())
+    try:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        found = {entry: Address(engine.get_function_address(entry)) for entry in entries}
+    except RuntimeError as error:
+        raise BuildError(
+            f"the kernel's object code cannot be loaded: {error}", source=None, output=""
+        ) from error
+    for entry, address in found.items():
+        if not address:
+            raise BuildError(f"the kernel's object code has no function {entry!r}", source=None, output="")
+        address._engine = engine
+    return found
+
+
+def maps_left(proc: Path = Path("/proc")) -> float:
+    """Memory maps that the system still gives this process; infinity where it does not count them."""
+    try:
+        most = int((proc / "sys/vm/max_map_count").read_text())
+        return most - (proc / "self/maps").read_bytes().count(b"\n")
+    except (OSError, ValueError):
+        return float("inf")
+
+
+class _Room:
+    """Watches the memory maps that loaded code takes, two a kernel: without one, LLVM ends the process."""
+
+    LOADS = 64  # between two looks, since a look reads a line for each map
+
+    def __init__(self) -> None:
+        self.loads = 1
+
+    def take(self) -> None:
+        """Counts a load.
+
+        Raises:
+            MemoryError: too few maps are left.
+        """
+        if self.loads % self.LOADS == 0 and maps_left() < limits.SPARE_MAPS:
+            raise MemoryError(
+                f"the kernel is not loaded: this process has fewer than {limits.SPARE_MAPS} memory maps "
+                "left, and each loaded kernel takes two\n  Drop the compiled plans that you no longer need, "
+                "or raise the system's limit: sysctl vm.max_map_count"
             )
-        _engines.append(engine)
-        return found
+        self.loads += 1
+
+
+_room = _Room()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuseplan.backends.backend import one_by_one
@@ -12,6 +11,7 @@ from fuseplan.backends.host import HostMemory
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property, loading
 from fuseplan.target import Target
 from fuseplan.template import Template
 
@@ -57,7 +57,8 @@ class ReferenceBackend:
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
         """The one there is."""
-        from fuseplan.backends.reference.template import Interpreted
+        with loading:
+            from fuseplan.backends.reference.template import Interpreted
 
         return (Interpreted,)
 
@@ -93,7 +94,8 @@ class ReferenceBackend:
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
         """An interpreter of the kernel."""
-        from fuseplan.backends.reference.interpreter import Interpreter
+        with loading:
+            from fuseplan.backends.reference.interpreter import Interpreter
 
         return Interpretation(Interpreter(kernel, source))
 

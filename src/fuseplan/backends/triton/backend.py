@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property, loading
 from fuseplan.target import Target, gpu_target
 from fuseplan.template import Template
 
@@ -34,14 +34,16 @@ class TritonBackend:
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates; whoever asks first loads their modules, a third of what compiling a plan loads."""
-        from fuseplan.backends.triton.templates import TEMPLATES
+        """Its templates; whoever asks first loads their modules."""
+        with loading:
+            from fuseplan.backends.triton.templates import TEMPLATES
 
         return TEMPLATES
 
     def fingerprint(self) -> str | None:
         """Triton's version."""
-        from fuseplan.backends.triton import toolchain
+        with loading:
+            from fuseplan.backends.triton import toolchain
 
         return toolchain.fingerprint()
 
@@ -67,7 +69,8 @@ class TritonBackend:
 
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """The binary, and what a launch has to know of it."""
-        from fuseplan.backends.triton import toolchain
+        with loading:
+            from fuseplan.backends.triton import toolchain
 
         return toolchain.compile_object(source, kernel, template, target)
 
@@ -75,25 +78,29 @@ class TritonBackend:
         self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
     ) -> Iterator[tuple[Source, bytes | BuildError]]:
         """In processes of their own."""
-        from fuseplan.backends.triton import toolchain
+        with loading:
+            from fuseplan.backends.triton import toolchain
 
         return toolchain.compile_all(pairs, target, workers=workers, seconds=seconds)
 
     def resources(self, code: bytes) -> Mapping[str, int]:
         """Registers, spills, shared memory."""
-        from fuseplan.backends.triton import toolchain
+        with loading:
+            from fuseplan.backends.triton import toolchain
 
         return toolchain.resources(code)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
         """The binary as a module of the device."""
-        from fuseplan.backends.triton import launch, memory
+        with loading:
+            from fuseplan.backends.triton import launch, memory
 
         return launch.load(source, code, memory.queue(_index(target)))
 
     def memory(self, target: Target) -> GpuMemory:
         """The device's memory."""
-        from fuseplan.backends.triton import memory
+        with loading:
+            from fuseplan.backends.triton import memory
 
         return memory.GpuMemory(memory.queue(_index(target)))
 

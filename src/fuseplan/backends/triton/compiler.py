@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.backends.triton.assembler import assembler, own_assembler
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
+from fuseplan.locks import Lock
 from fuseplan.settings import PTXAS
 from fuseplan.target import Target
 
@@ -42,7 +42,7 @@ OPTIONS = frozenset(
 )
 TENSOR_MEMORY_COLUMNS = 512  # of a multiprocessor of sm_100: PTX ISA, tcgen05
 ALIGNED = [["tt.divisibility", 16]]
-_lock = threading.RLock()  # Triton's passes share state
+_lock = Lock()  # Triton's passes share state
 
 
 def compile_source(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.errors import BuildError
+from fuseplan.locks import Lock
 
 FREE_SHARED_BYTES = 48 * 1024  # more must be asked for
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -65,6 +66,12 @@ class Driver(Protocol):
     def load(self, artifact: Artifact, device: int) -> int:
         """The artifact's function on a device, ready to be launched."""
 
+    def drop(self, function: int, device: int) -> None:
+        """Says that a function will not be launched again; may be called at any moment, in any thread."""
+
+    def unload(self, device: int) -> None:
+        """Waits until the device is idle and frees what was dropped; no stream may be recording."""
+
     def encode(self, storage: int, encoding: Encoding, address: int) -> int:
         """Writes the 128 bytes of a tensor map of the memory at an address."""
 
@@ -88,7 +95,9 @@ class CudaDriver:
         except OSError as error:
             raise BuildError(f"there is no NVIDIA driver on this machine: {error}") from error
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._guard = threading.Lock()
+        self._guard = Lock()
+        self._modules: dict[tuple[int, int], ctypes.c_void_p] = {}  # by function and device
+        self._dropped: deque[tuple[int, int]] = deque()
         self._launch = self._library.cuLaunchKernelEx
         self._encode = self._library.cuTensorMapEncodeTiled
         self._check("cuInit", 0)
@@ -132,7 +141,7 @@ class CudaDriver:
             self._check("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def load(self, artifact: Artifact, device: int) -> int:
-        """Loads the cubin and asks for its shared memory; the module stays for as long as the process lives.
+        """Loads the cubin and asks for its shared memory; the module stays until the function is dropped.
 
         Raises:
             BuildError: the driver refuses it: it is of another generation, or too new for the driver.
@@ -144,7 +153,28 @@ class CudaDriver:
             if artifact.shared_bytes > FREE_SHARED_BYTES:
                 self._check("cuFuncSetCacheConfig", function, PREFER_SHARED)
                 self._check("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, artifact.shared_bytes)
-        return int(function.value or 0)
+        handle = int(function.value or 0)
+        self._modules[handle, device] = module
+        return handle
+
+    def drop(self, function: int, device: int) -> None:
+        """Notes it: a finalizer may not call the driver, which refuses calls while a stream records."""
+        self._dropped.append((function, device))
+
+    def unload(self, device: int) -> None:
+        """cuModuleUnload of each module whose function was dropped, after cuCtxSynchronize.
+
+        Raises:
+            BuildError: the driver refuses, since an earlier kernel failed.
+        """
+        dropped = [each for each in tuple(self._dropped) if each[1] == device]
+        if not dropped:
+            return
+        with self.current(device):
+            self._check("cuCtxSynchronize")
+            for each in dropped:
+                self._dropped.remove(each)
+                self._check("cuModuleUnload", self._modules.pop(each))
 
     def encode(self, storage: int, encoding: Encoding, address: int) -> int:
         """cuTensorMapEncodeTiled: no interleaving, zeros outside of the tensor."""

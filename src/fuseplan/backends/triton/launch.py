@@ -8,6 +8,7 @@ extents (int32) and strides (int64); after all arguments come two pointers to sc
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from fuseplan.errors import BuildError
 
 UNSIGNED = 2**64 - 1
 MAPS_HELD = 64  # of each slot: tensors that take turns, as an allocator hands them out, are encoded once
+_SCRATCH = ctypes.c_int64(0)  # Triton's last two arguments: none is needed
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -42,6 +44,9 @@ class Queue(Protocol):
     def stream(self) -> Callable[[], int]:
         """Gives the current stream's handle."""
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream records a graph instead of running."""
+
     def workspace(self, stream: int, nbytes: int) -> Room:
         """Memory for a launch on the current stream: zero, or as a launch left it."""
 
@@ -56,14 +61,24 @@ class LoadedKernel:
         queue: where it is launched.
         driver: through which.
         words: for each slot, the place of its word: slots of the same tensor share the last one's.
+
+    The module is unloaded after the kernel is gone, when the next one is loaded.
     """
 
     def __init__(self, source: Source, artifact: Artifact, queue: Queue) -> None:
         self.source, self.artifact, self.queue = source, artifact, queue
         self.driver = drivers.driver()
+        if not queue.is_capturing():
+            self.driver.unload(queue.device)
         self.function = self.driver.load(artifact, queue.device)
+        self._dropped = weakref.finalize(self, self.driver.drop, self.function, queue.device)
+        self._dropped.atexit = False
         last = {(slot.kind, slot.key): place for place, slot in enumerate(source.slots)}
         self.words = tuple(last[slot.kind, slot.key] for slot in source.slots)
+
+    def stay(self) -> None:
+        """Keeps the module for as long as the process lives."""
+        self._dropped.detach()
 
     def block(self, threads: int) -> GpuBlock:
         """New arguments; how many threads there are is the artifact's to say."""
@@ -142,7 +157,7 @@ class GpuBlock:
     Attributes:
         words: one a slot: an address, or the bits of a number.
         bound: whose constant words it holds.
-        launch: runs the kernel on the current stream of its queue.
+        launch: runs the kernel on the current stream of its queue. It holds the kernel, and not the block.
     """
 
     __slots__ = (
@@ -152,7 +167,6 @@ class GpuBlock:
         "_map_places",
         "_maps",
         "_parameters",
-        "_scratch",
         "bound",
         "launch",
         "words",
@@ -165,7 +179,6 @@ class GpuBlock:
         self.bound: object = None
         self._maps = [_Mapped(kernel, place) for place, slot in enumerate(slots) if slot.map is not None]
         self._map_places: list[int] = []
-        self._scratch = ctypes.c_int64(0)
         self._parameters = self._pointers()
         self._attribute = LaunchAttribute(COOPERATIVE, 0, (1,))
         self._config = self._configured()
@@ -182,7 +195,7 @@ class GpuBlock:
                 listed += mapped[place].pointers
             else:
                 listed.append(first + 8 * word)
-        listed += [ctypes.addressof(self._scratch)] * 2
+        listed += [ctypes.addressof(_SCRATCH)] * 2
         return (ctypes.c_void_p * len(listed))(*listed)
 
     def _configured(self) -> LaunchConfig:
@@ -219,14 +232,16 @@ class GpuBlock:
                 for each, place in mapped:
                     word = words[each.word]
                     if word != each.seen:
-                        parameters[place] = each.held(word) or self._encoded(each, word)
+                        parameters[place] = each.held(word) or _encoded(kernel, each, word)
                         each.seen = word
                 known = state
             if stream != seen:
                 config.stream = seen = stream
+                if stream:  # any but the default one may be recording: the graph does not hold the module
+                    kernel.stay()
             status = go(reference, function, parameters, None)
             if status:
-                self._again(status, reference, function)
+                _again(kernel, status, reference, function, parameters)
 
         return launch
 
@@ -234,38 +249,39 @@ class GpuBlock:
         slots = self._kernel.source.slots
         return [place for place, slot in enumerate(slots) if slot.kind == "workspace"]
 
-    def _encoded(self, mapped: _Mapped, word: int) -> int:
-        """Address of the new map of the memory that the slot's word names.
 
-        Raises:
-            BuildError: the driver refuses it.
-        """
-        kernel, room = self._kernel, mapped.room(word)
+def _encoded(kernel: LoadedKernel, mapped: _Mapped, word: int) -> int:
+    """Address of the new map of the memory that the slot's word names.
+
+    Raises:
+        BuildError: the driver refuses it.
+    """
+    room = mapped.room(word)
+    with kernel.driver.current(kernel.queue.device):
+        status = kernel.driver.encode(room, mapped.encoding, word & UNSIGNED)
+    if status:
+        mapped.drop(word)
+        slot = kernel.source.slots[mapped.place]
+        raise BuildError(f"the driver refuses the tensor map of {slot}: {kernel.driver.told(status)}")
+    return room
+
+
+def _again(kernel: LoadedKernel, status: int, reference: Any, function: Any, parameters: Any) -> None:
+    """A launch that failed because the thread has another context, or none, is made in the right one.
+
+    Raises:
+        BuildError: it is refused there as well, or for another reason.
+    """
+    if status in drivers.WRONG_CONTEXT:
         with kernel.driver.current(kernel.queue.device):
-            status = kernel.driver.encode(room, mapped.encoding, word & UNSIGNED)
-        if status:
-            mapped.drop(word)
-            slot = kernel.source.slots[mapped.place]
-            raise BuildError(f"the driver refuses the tensor map of {slot}: {kernel.driver.told(status)}")
-        return room
-
-    def _again(self, status: int, reference: Any, function: Any) -> None:
-        """A launch that failed because the thread has another context, or none, is made in the right one.
-
-        Raises:
-            BuildError: it is refused there as well, or for another reason.
-        """
-        kernel = self._kernel
-        if status in drivers.WRONG_CONTEXT:
-            with kernel.driver.current(kernel.queue.device):
-                status = kernel.driver.launch(reference, function, self._parameters, None)
-            if not status:
-                return
-        earlier = status in drivers.OF_AN_EARLIER_KERNEL
-        why = "; a kernel launched before this one failed" if earlier else ""
-        grid = "x".join(map(str, kernel.source.grid))
-        raise BuildError(
-            f"the driver refuses to launch {kernel.artifact.entry} on device {kernel.queue.device}: "
-            f"{kernel.driver.told(status)}{why}\n  {grid} programs of {kernel.artifact.threads} threads and "
-            f"{kernel.artifact.shared_bytes} bytes of shared memory"
-        )
+            status = kernel.driver.launch(reference, function, parameters, None)
+        if not status:
+            return
+    earlier = status in drivers.OF_AN_EARLIER_KERNEL
+    why = "; a kernel launched before this one failed" if earlier else ""
+    grid = "x".join(map(str, kernel.source.grid))
+    raise BuildError(
+        f"the driver refuses to launch {kernel.artifact.entry} on device {kernel.queue.device}: "
+        f"{kernel.driver.told(status)}{why}\n  {grid} programs of {kernel.artifact.threads} threads and "
+        f"{kernel.artifact.shared_bytes} bytes of shared memory"
+    )

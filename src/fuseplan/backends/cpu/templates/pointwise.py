@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from math import lcm
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from fuseplan.backends.cpu.ir import I64, Index, Value
 from fuseplan.backends.cpu.walk import Walk, walk
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
+from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import Scalar
 from fuseplan.target import Target

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
 from fuseplan.kernel import Convolution, Kernel
+from fuseplan.locks import cached_property
 from fuseplan.target import Target
 from fuseplan.template import lanes
 

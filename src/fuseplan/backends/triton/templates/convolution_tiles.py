@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from fuseplan.kernel import Convolution, Kernel
+from fuseplan.locks import cached_property
 
 LEAST = 16  # a matrix unit's tile has at least so many features, positions, and products in a sum
 WIDE = 2**31  # elements: from here on offsets need 64 bits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -11,6 +10,7 @@ from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import KernelOperand
+from fuseplan.locks import cached_property
 
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out

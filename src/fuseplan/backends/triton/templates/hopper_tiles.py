@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
 from fuseplan.emit import TensorMap
 from fuseplan.kernel import Kernel, functions
+from fuseplan.locks import cached_property
 from fuseplan.tensor import TensorSpec
 
 ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresses and strides are multiples of
