@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 JOBS ?= auto
 SUITE ?= quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+NEWEST := $(shell sed -n 's/^NEWEST = "\(.*\)"/\1/p' src/fuseplan/backends/triton/versions.py)
+NEWEST_TRITON := $(VENV)/triton-$(NEWEST)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench docs clean
@@ -19,7 +21,7 @@ help: ## list the targets
 demo: $(VENV)/ready-run ## run the main job: 21 fused plans, each beside its operators one at a time
 	@$(BIN)/fuseplan demo
 
-test: $(VENV)/ready-dev ## run the tests
+test: $(VENV)/ready-dev $(NEWEST_TRITON)/ready ## run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(VENV)/ready-dev ## lint, format and types
@@ -64,6 +66,13 @@ $(VENV)/ready-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing fuseplan and what its tests need"
 	@$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/ready-run
+
+# Beside the Triton that is imported, which is the oldest, tests compile with the newest.
+$(NEWEST_TRITON)/ready: | $(BIN)/python
+	@echo "==> installing the newest Triton that is supported"
+	@rm -rf $(NEWEST_TRITON)
+	@$(PIP) install --no-deps --target $(NEWEST_TRITON) triton==$(NEWEST)
+	@touch $@
 
 $(VENV)/ready-peers: $(VENV)/ready-dev
 	@echo "==> installing the libraries to compare with"

@@ -225,7 +225,7 @@ def _language() -> ModuleType:
         maximum=lambda x, y, propagate_nan=None: np.maximum(x, y),
         minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
-        thread_barrier=lambda: None, warp_specialize=_warp_specialize,
+        barrier=lambda: None, warp_specialize=_warp_specialize,
         NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
         NVMMASharedLayout=lambda *_: None, erf=_erf,
         convert_layout=lambda value, layout, assert_trivial=False: value,
@@ -255,10 +255,8 @@ def _hopper() -> ModuleType:
             wait=lambda barrier, phase: _barrier(barrier).wait(int(phase)),
         ),
         tma=SimpleNamespace(
-            async_copy_global_to_shared=_copy_in,
-            async_copy_shared_to_global=lambda told, start, tile: told.write(
-                [int(i) for i in start], tile.data
-            ),
+            async_load=_copy_in,
+            async_store=lambda told, start, tile: told.write([int(i) for i in start], tile.data),
             store_wait=lambda pendings: None,
         ),
         warpgroup_mma=_product,

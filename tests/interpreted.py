@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -47,10 +49,24 @@ SERVER = Path(__file__).with_name("triton_server.py")
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 
 
+_folder: list[Path | None] = [None]  # of another Triton than the installed one
+
+
+@contextmanager
+def under(folder: Path) -> Iterator[None]:
+    """Meanwhile the Triton in a folder of `pip install --target` interprets."""
+    _folder[0] = folder
+    try:
+        yield
+    finally:
+        _folder[0] = None
+
+
 @functools.cache
-def _server() -> subprocess.Popen[bytes]:
-    """The interpreting process of this one."""
-    variables = environment(TRITON_INTERPRET="1", PYTHONPATH=str(SOURCES))
+def _server(folder: Path | None) -> subprocess.Popen[bytes]:
+    """The interpreting process of this one, by the Triton it has."""
+    paths = [SOURCES] if folder is None else [SOURCES, folder]
+    variables = environment(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(map(str, paths)))
     started = subprocess.Popen(
         [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
     )
@@ -68,7 +84,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def ask(request: dict[str, Any]) -> dict[Any, Any]:
     """What the interpreting process answers: arrays that were written by their place, or an `error`."""
-    process = _server()
+    process = _server(_folder[0])
     assert process.stdin is not None
     assert process.stdout is not None
     data = pickle.dumps(request)

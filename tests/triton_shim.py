@@ -1,6 +1,6 @@
 """Triton's interpreter made to compute what a GPU computes, and to see what a GPU would not.
 
-Imported by `triton_server` alone, in a process that has TRITON_INTERPRET=1. What is put right in Triton 3.6:
+Imported by `triton_server` alone, in a process that has TRITON_INTERPRET=1. What is put right in Triton:
 
 - bf16 is rounded to nearest even and products of it are products (they are of its bit patterns otherwise);
 - `tl.dot` with tf32 inputs drops the bits that the hardware drops;
@@ -83,8 +83,7 @@ def stop() -> None:
 
 
 def _check(pointers: Array, mask: Array, itemsize: int, *, writes: bool) -> None:
-    wanted = np.asarray(mask).astype(bool)  # one made of a scalar condition has numbers
-    used = pointers[np.broadcast_to(wanted, pointers.shape)].astype(np.uint64)
+    used = pointers[np.broadcast_to(mask, pointers.shape)].astype(np.uint64)
     inside = np.zeros(used.shape, bool)
     for low, end, writable in _areas:
         if writable or not writes:
@@ -148,25 +147,31 @@ def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> A
     return Handle(total + d.data, d.dtype.scalar)
 
 
+def _wanted(mask: Any) -> Array:
+    """Which elements a mask lets through; a mask made of a scalar condition has numbers."""
+    wanted: Array = np.asarray(mask.data).astype(bool, copy=False)
+    return wanted
+
+
 def _masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
-    kind = ptrs.get_element_ty()
+    kind, wanted = ptrs.get_element_ty(), _wanted(mask)
     dtype = interpreter._get_np_dtype(kind)
-    _check(ptrs.data, mask.data, dtype.itemsize, writes=False)
+    _check(ptrs.data, wanted, dtype.itemsize, writes=False)
     if other is None:
         left = BF16_NAN if kind == tl.bfloat16 else np.nan if dtype.kind == "f" else 0x55
         other = Handle(np.full(ptrs.data.shape, left, dtype), kind)
-    return Handle(interpreter._interpreter.load(ptrs.data, mask.data, other.data, dtype), kind)
+    return Handle(interpreter._interpreter.load(ptrs.data, wanted, other.data, dtype), kind)
 
 
 def _masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *_: Any) -> Any:
-    dtype = interpreter._get_np_dtype(ptrs.get_element_ty())
-    _check(ptrs.data, mask.data, dtype.itemsize, writes=True)
-    return interpreter._interpreter.store(ptrs.data, value.data.astype(dtype, copy=False), mask.data)
+    dtype, wanted = interpreter._get_np_dtype(ptrs.get_element_ty()), _wanted(mask)
+    _check(ptrs.data, wanted, dtype.itemsize, writes=True)
+    return interpreter._interpreter.store(ptrs.data, value.data.astype(dtype, copy=False), wanted)
 
 
 def _atomic(original: Callable[..., Any]) -> Callable[..., Any]:
     def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        _check(ptr.data, mask.data, val.data.dtype.itemsize, writes=True)
+        _check(ptr.data, _wanted(mask), val.data.dtype.itemsize, writes=True)
         if time.monotonic() > _deadline[0]:
             raise TimeoutError("the programs wait for each other, or another has failed")
         with others_turn():

@@ -17,14 +17,16 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-P", *arguments]
 
 
-def python_environment(**changes: str) -> dict[str, str]:
+def python_environment(*first: str, **changes: str) -> dict[str, str]:
     """The environment of such a process: with the module search path of this one but the working directory.
 
-    The package's own folder stays even if it is the working directory: its code runs already.
+    Folders that are given come before it. The package's own folder stays even if it is the working directory:
+    its code runs already.
     """
+    searched = list(first)
     with contextlib.suppress(FileNotFoundError):  # a working directory that was removed holds no module
         here = os.path.realpath(os.curdir)
         paths = [path for path in map(os.path.realpath, sys.path) if path != here]
-        package = [] if PACKAGE_ROOT in paths else [PACKAGE_ROOT]
-        return environment(PYTHONPATH=os.pathsep.join([*package, *paths]), **changes)
-    return environment(**changes)
+        searched += [*([] if PACKAGE_ROOT in paths else [PACKAGE_ROOT]), *paths]
+    path = {"PYTHONPATH": os.pathsep.join(searched)} if searched else {}
+    return environment(**path, **changes)

@@ -133,10 +133,11 @@ def _best(
 ) -> Choice:
     timed: list[tuple[float, Template]] = []
     refusals: list[Refusal] = []
+    makes = backend_of(target.backend).makes
     for template in templates:
         refusal = first_refusal(template.limits(kernel, target, accuracy), template.name)
         if refusal is None:
-            found = template.candidates(kernel, target, accuracy)
+            found = (each for each in template.candidates(kernel, target, accuracy) if makes(each))
             timed += [(each.seconds(kernel, target), each) for each in found]
         else:
             refusals.append(refusal)

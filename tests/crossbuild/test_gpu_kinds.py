@@ -105,10 +105,11 @@ def test_faults() -> None:
 
 
 def test_accepted_spills_give_their_reason(tmp_path: Path) -> None:
-    entry = '[[allowed]]\ntarget = "triton:sm_90"\ntemplate = "t"\nplan = "p"\nbytes = 8\nreason = "{}"\n'
+    entry = '[[allowed]]\ntriton = ["3.6"]\ntarget = "triton:sm_90"\ntemplate = "t"\nplan = "p"\nbytes = 8\n'
+    entry += 'reason = "{}"\n'
     place = tmp_path / "allowed.toml"
     place.write_text(entry.format("outside of the loop"))
-    assert allowances(place) == (Allowance("triton:sm_90", "t", "p", 8, "outside of the loop"),)
+    assert allowances(place) == (Allowance(("3.6",), "triton:sm_90", "t", "p", 8, "outside of the loop"),)
     place.write_text(entry.format(" "))
     with pytest.raises(ArgumentError, match="gives no reason"):
         allowances(place)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fuseplan
-from fuseplan.backends.triton.pool import _Worker
+from fuseplan.backends.triton.pool import Worker
 from fuseplan.bench import compile_time, footprint, tuning
 from fuseplan.bench.processes import Process
 from fuseplan.child import PACKAGE_ROOT, python, python_environment
@@ -53,7 +53,7 @@ def peers(folder: Path) -> None:
 
 
 def compilers(folder: Path) -> None:
-    worker = _Worker()
+    worker = Worker()
     process = worker._started()
     assert process.stdin is not None
     process.stdin.close()

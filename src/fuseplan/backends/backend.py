@@ -138,6 +138,9 @@ class Backend(Protocol):
     def compiles_for(self, target: Target) -> bool:
         """Whether code for a target that does not run on this machine can be made here."""
 
+    def makes(self, template: Template) -> bool:
+        """Whether the toolchain that is installed makes code of a choice; of every one where none is."""
+
     def placed(self, target: Target) -> Target:
         """A target that runs here, with the device of this machine that it runs on."""
 

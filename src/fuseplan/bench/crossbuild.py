@@ -3,6 +3,7 @@
 No GPU is needed. Spills that are known and accepted stand in a TOML file, each with its reason:
 
     [[allowed]]
+    triton = ["3.6", "3.7"]
     target = "triton:sm_90"
     template = "product(rows=128, ...)"
     plan = "f16[...] -> ..."
@@ -14,17 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from fuseplan import limits
 from fuseplan.backends import backend_of
+from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.versions import Version, dotted
 from fuseplan.backends.triton.worker import Job
 from fuseplan.bench.suite import read_toml
 from fuseplan.errors import ArgumentError, BuildError
@@ -38,12 +41,25 @@ from fuseplan.target import Target
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel to compile: a plan's, by one choice of a template, for one target."""
+    """One kernel to compile: a plan's, by one choice of a template, for one target.
+
+    `triton` is a folder with another Triton than the installed one.
+    """
 
     plan: str
     target: Target
     template: GpuTemplate
     kernel: Kernel = field(repr=False)
+    triton: Path | None = None
+
+    @property
+    def version(self) -> Version:
+        """Of Triton.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+        return _version(self.triton)
 
     @property
     def job(self) -> Job:
@@ -65,6 +81,7 @@ class Built:
         return {
             "plan": self.build.plan,
             "target": str(self.build.target),
+            "triton": dotted(self.build.version),
             "template": self.build.template.text,
             "resources": dict(self.resources),
             "faults": list(self.faults),
@@ -73,8 +90,9 @@ class Built:
 
 @dataclass(frozen=True)
 class Allowance:
-    """Spills that are accepted, and why."""
+    """Spills that are accepted, and why; `triton` lists the versions that spill, by two numbers each."""
 
+    triton: tuple[str, ...]
     target: str
     template: str
     plan: str
@@ -106,23 +124,44 @@ def allowances(place: Path) -> tuple[Allowance, ...]:
 
 
 def builds(
-    plans: Iterable[str], targets: Sequence[Target], *, candidates: int = 1, only: str = ""
+    plans: Iterable[str],
+    targets: Sequence[Target],
+    *,
+    candidates: int = 1,
+    only: str = "",
+    triton: Path | None = None,
 ) -> Iterator[Build]:
-    """What there is to compile: of each template that takes a plan, its first candidates."""
+    """What there is to compile: of each template that takes a plan, its first candidates.
+
+    Raises:
+        ArgumentError: the folder `triton` holds no Triton, or none is installed.
+    """
+    version = _version(triton)
     for plan in plans:
         kernel = lower(match(FusionPlan.parse(plan)))
         for target in targets:
-            for chosen in _choices(kernel, target, candidates, only):
-                yield Build(plan, target, chosen, kernel)
+            for chosen in _choices(kernel, target, candidates, only, version):
+                yield Build(plan, target, chosen, kernel, triton)
 
 
-def _choices(kernel: Kernel, target: Target, count: int, only: str) -> Iterator[GpuTemplate]:
+def _version(triton: Path | None) -> Version:
+    version = versions.version_of(triton)
+    if version is None:
+        where = "no Triton is installed" if triton is None else f"there is no Triton in {triton}"
+        raise ArgumentError(f"{where}: pip install --target FOLDER --no-deps triton=={versions.NEWEST}")
+    return version
+
+
+def _choices(
+    kernel: Kernel, target: Target, count: int, only: str, version: Version
+) -> Iterator[GpuTemplate]:
     """The first candidates of every template that takes the kernel."""
     for template in backend_of(target.backend).templates:
         refused = first_refusal(template.limits(kernel, target, "default")) is not None
         if refused or (only and only != template.name):
             continue
-        for chosen in islice(template.candidates(kernel, target, "default"), count):
+        every = template.candidates(kernel, target, "default")
+        for chosen in islice((each for each in every if versions.makes(version, each)), count):
             if not isinstance(chosen, GpuTemplate):
                 raise ArgumentError(f"{target} is no kind of GPU: name one, such as triton:sm_90")
             yield chosen
@@ -135,11 +174,13 @@ def crossbuild(
     seconds: float = limits.COMPILER_SECONDS,
     allowed: Sequence[Allowance] = (),
 ) -> Iterator[Built]:
-    """The outcome of each build, in order."""
-    jobs = [build.job for build in asked]
-    results = compile_many(jobs, workers=workers, seconds=seconds)
-    for build, job, result in zip(asked, jobs, results, strict=True):
-        yield judged(build, job, result, allowed)
+    """The outcome of each build, in order; each Triton has its own processes."""
+    for triton, group in groupby(asked, key=lambda build: build.triton):
+        own = list(group)
+        jobs = [build.job for build in own]
+        results = compile_many(jobs, workers=workers, seconds=seconds, triton=triton)
+        for build, job, result in zip(own, jobs, results, strict=True):
+            yield judged(build, job, result, allowed)
 
 
 def judged(build: Build, job: Job, result: bytes | BuildError, allowed: Sequence[Allowance]) -> Built:
@@ -148,5 +189,6 @@ def judged(build: Build, job: Job, result: bytes | BuildError, allowed: Sequence
         return Built(build, {}, (str(result),))
     used = Artifact.unpack(result).resources
     own = (str(build.target), build.template.text, build.plan)
-    spill = sum(each.bytes for each in allowed if (each.target, each.template, each.plan) == own)
+    known = [each for each in allowed if (each.target, each.template, each.plan) == own]
+    spill = sum(each.bytes for each in known if dotted(build.version[:2]) in each.triton)
     return Built(build, used, tuple(faults(job.source, job.types, used, build.target, spill)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from fuseplan.backends.triton.versions import dotted
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
 from fuseplan.cli.options import DURATION
@@ -39,6 +40,13 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
     type=click.Path(path_type=Path, exists=True),
     help="Accepted spills; the repository's benchmarks/allowed_spills.toml unless given.",
 )
+@click.option(
+    "--triton",
+    "folders",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    help="A folder of `pip install --target FOLDER --no-deps triton==VERSION`, which compiles as well.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @click.pass_context
 def crossbuild_command(
@@ -51,15 +59,24 @@ def crossbuild_command(
     jobs: int | None,
     seconds: float,
     allowed: Path | None,
+    folders: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Compile what every GPU template emits for the plans of SUITE, and judge it; no GPU is needed.
+
+    The installed Triton compiles, and each Triton that `--triton` names.
 
     Exit status: 0 all sound, 1 a kernel does not compile, spills, or lacks the instructions it was made for.
     """
     targets = [parse_target(name) for name in target.split(",")]
     plans = [case.plan for name in suites for case in chosen(load(name), only).cases]
-    asked = list(builds(dict.fromkeys(plans), targets, candidates=candidates, only=template))
+    asked = [
+        build
+        for triton in (None, *folders)
+        for build in builds(
+            dict.fromkeys(plans), targets, candidates=candidates, only=template, triton=triton
+        )
+    ]
     if not asked:
         raise ArgumentError(f"there is nothing to compile: no template {template!r} takes these plans")
     place = allowed or (ALLOWED if ALLOWED.exists() else None)
@@ -77,7 +94,7 @@ def _lines(built: Built) -> str:
     """What a kernel uses, which it is, and its faults."""
     used, build = built.resources, built.build
     counts = "  ".join(f"{name.replace('_', ' ')} {used[name]}" for name in SHOWN if name in used)
-    head = f"{build.target.name}  {build.template.text}  {build.plan}"
+    head = f"{build.target.name}  triton {dotted(build.version)}  {build.template.text}  {build.plan}"
     return "\n".join(
         [head, *([f"  {counts}"] if used else []), *(f"  FAULT {each}" for each in built.faults)]
     )

@@ -109,6 +109,10 @@ class CpuBackend:
         """Code is made for this processor alone."""
         return False
 
+    def makes(self, template: Template) -> bool:
+        """Every choice."""
+        return True
+
     def placed(self, target: Target) -> Target:
         """The target: a machine has one host."""
         return target

@@ -84,6 +84,10 @@ class ReferenceBackend:
         """There is nothing to make."""
         return False
 
+    def makes(self, template: Template) -> bool:
+        """Every choice."""
+        return True
+
     def placed(self, target: Target) -> Target:
         """The target."""
         return target

@@ -63,6 +63,13 @@ class TritonBackend:
         """Triton makes code for any GPU on any machine."""
         return True
 
+    def makes(self, template: Template) -> bool:
+        """The choices that the installed version of Triton compiles."""
+        from fuseplan.backends.triton import versions
+
+        version = versions.version_of()
+        return version is None or versions.makes(version, template)
+
     def placed(self, target: Target) -> Target:
         """The target on its own device, or on torch's current one."""
         return target if target.device is not None else replace(target, device=gpu_target().device)

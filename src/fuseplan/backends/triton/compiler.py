@@ -18,7 +18,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from fuseplan.backends.triton import maps, repairs, resources
+from fuseplan.backends.triton import maps, repairs, resources, versions
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.backends.triton.assembler import assembler, own_assembler
 from fuseplan.emit import Source
@@ -28,6 +28,7 @@ from fuseplan.settings import PTXAS
 from fuseplan.target import Target
 
 PACKAGE = Path(triton.__file__).parent
+VERSION = versions.parsed(triton.__version__)
 # What a source may ask for; Triton passes over what it does not know, which `cooperative` is for launches.
 OPTIONS = frozenset(
     (
@@ -103,13 +104,14 @@ def gpu_target(target: Target) -> GPUTarget:
 
 @contextmanager
 def _loaded(source: Source) -> Iterator[Any]:
-    """The text's function, executed under a name that is the text's alone."""
-    name = f"<fuseplan {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
-    linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+    """The text's function in the installed Triton's words, executed under a name that is the text's alone."""
+    text = versions.spelled(source.text, VERSION)
+    name = f"<fuseplan {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     try:
         space: dict[str, Any] = {"__name__": "fuseplan.generated"}
         try:
-            exec(compile(source.text, name, "exec"), space)
+            exec(compile(text, name, "exec"), space)
             function = space[source.entry]
         except Exception as error:
             what = f"the kernel's text is not valid: {type(error).__name__}: {error}"
@@ -136,7 +138,7 @@ class _Making:
         if gpu.backend == "cuda":
             self.assembler = assembler(PACKAGE)
             ours["ptx_version"] = min(self.assembler.ptx, own_assembler(PACKAGE).ptx)
-        self.options = self.compiler.parse_options({**dict(source.options), **ours})
+        self.options = self.compiler.parse_options({**versions.OPTIONS, **dict(source.options), **ours})
         self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
         self.texts: dict[str, str] = {}
 

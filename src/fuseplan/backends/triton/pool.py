@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import LifoQueue
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ SHOWN_BYTES = 4000
 
 
 def compile_many(
-    jobs: Iterable[Job], *, workers: int, seconds: float = limits.COMPILER_SECONDS
+    jobs: Iterable[Job], *, workers: int, seconds: float = limits.COMPILER_SECONDS, triton: Path | None = None
 ) -> Iterator[bytes | BuildError]:
     """A packed artifact or an error for each job, in the jobs' order, each as soon as all up to it are.
 
@@ -29,10 +30,11 @@ def compile_many(
         jobs: what to compile.
         workers: processes at a time.
         seconds: the most that one job may take; its process is ended then.
+        triton: a folder with another Triton than the installed one, from `pip install --target`.
     """
-    idle: LifoQueue[_Worker] = LifoQueue()
+    idle: LifoQueue[Worker] = LifoQueue()
     for _ in range(workers):
-        idle.put(_Worker())
+        idle.put(Worker(triton))
 
     def compiled(job: Job) -> bytes | BuildError:
         worker = idle.get()
@@ -50,14 +52,16 @@ def compile_many(
             idle.get().stop()
 
 
-class _Worker:
+class Worker:
     """One process, started when it is first needed and again after it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, triton: Path | None = None) -> None:
+        self._first = () if triton is None else (triton,)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def compile(self, job: Job, seconds: float) -> bytes | BuildError:
+    def compile(self, job: Job, seconds: float = limits.COMPILER_SECONDS) -> bytes | BuildError:
+        """The packed artifact of a job, or why there is none."""
         process = self._started()
         late = threading.Event()
 
@@ -83,7 +87,7 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=python_environment(TRITON_INTERPRET="0"),
+                env=python_environment(*map(str, self._first), TRITON_INTERPRET="0"),
             )
         return self._process
 

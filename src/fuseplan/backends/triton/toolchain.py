@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
+from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
 from fuseplan.backends.triton.signature import types_of
@@ -18,52 +17,30 @@ from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import Template
 
-WANTED = "3.6.0"  # the version that the templates' text is written for and tested with
-REMEDY = "pip install 'fuseplan[triton]'"
+REMEDY = "pip install -U 'fuseplan[triton]'"
 
 
 def fingerprint() -> str | None:
     """Triton's version and the assembler: what else the code depends on. None without Triton.
 
-    The version is read from the package's text: importing it takes 0.3 s, its metadata 20 ms, this 2 ms.
-
     Raises:
         ArgumentError: the setting FUSEPLAN_PTXAS names no assembler.
     """
-    package = _package()
-    version = None if package is None else _version(package)
-    if package is None or version is None:
+    folder = versions.package()
+    version = None if folder is None else versions.text_of(folder)
+    if folder is None or version is None:
         return None
     try:
-        return f"triton {version}, {assembler(package)}"
+        return f"triton {version}, {assembler(folder)}"
     except BuildError:
         return None
-
-
-@functools.cache
-def _version(package: Path) -> str | None:
-    try:
-        head = (package / "__init__.py").read_text()[:4096]
-    except OSError:
-        return None
-    version = re.search(r"""^__version__ = ["']([^"']+)["']""", head, re.MULTILINE)
-    return version[1] if version else None
-
-
-@functools.cache
-def _package() -> Path | None:
-    try:
-        found = importlib.util.find_spec("triton")
-    except (ImportError, ValueError):
-        return None
-    return Path(found.origin).parent if found is not None and found.origin else None
 
 
 def compile_object(source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
     """A source's artifact, packed.
 
     Raises:
-        BuildError: triton is missing or another version, or refuses the source.
+        BuildError: triton is missing or too old, or refuses the source.
     """
     types = types_of(source, kernel, _gpu(template))
     check_installed()
@@ -81,7 +58,7 @@ def compile_all(
     kernel, is an error of that kernel and ends nothing else.
 
     Raises:
-        BuildError: triton is missing, or another version.
+        BuildError: triton is missing, or too old.
     """
     from fuseplan.backends.triton.pool import compile_many
     from fuseplan.backends.triton.worker import Job
@@ -105,17 +82,27 @@ def _gpu(template: Template) -> GpuTemplate:
 
 
 def check_installed() -> None:
-    """Refuses to go on without the Triton that the templates are written for.
+    """Refuses to go on without a Triton that the templates are written for; warns once of an untested one.
 
     Raises:
-        BuildError: there is none, or another.
+        BuildError: there is none, or it is older than `versions.OLDEST`.
     """
-    found = fingerprint()
-    if found is None:
-        raise BuildError(f"compiling for a GPU needs triton {WANTED}, which is not installed: {REMEDY}")
-    version = found.split(",")[0].removeprefix("triton ")
-    if version.split("+")[0] != WANTED:
-        raise BuildError(f"the kernels are written for triton {WANTED}; this is {version}: {REMEDY}")
+    version, oldest = versions.version_of(), versions.OLDEST
+    if version is None:
+        raise BuildError(
+            f"compiling for a GPU needs triton {oldest} or later, which is not installed: {REMEDY}"
+        )
+    told = versions.dotted(version)
+    if version < versions.parsed(oldest):
+        raise BuildError(f"the kernels need triton {oldest} or later; this is {told}: {REMEDY}")
+    if versions.is_untested(version):
+        _warn(f"triton {told} is newer than {versions.NEWEST}, the newest that the kernels are tested with")
+
+
+@functools.cache
+def _warn(what: str) -> None:
+    """Warns once a process."""
+    warnings.warn(what, RuntimeWarning, stacklevel=4)
 
 
 def resources(code: bytes) -> Mapping[str, int]:

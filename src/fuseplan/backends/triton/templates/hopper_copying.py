@@ -58,7 +58,7 @@ class _Copying:
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
             where = f"[feature, {line * taps + tap}, {channel}]"
-            text.line(f"tma.async_copy_global_to_shared({self.weight}, {where}, held, b.index({place}))")
+            text.line(f"tma.async_load({self.weight}, {where}, held, b.index({place}))")
 
     def _loops(self, loops: ExitStack) -> tuple[list[str], str]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
@@ -98,14 +98,14 @@ class _Copying:
             block = f"stage * {lines} + {line}" if lines > 1 else "stage"
             where = [f"{image}feature", at, "channel"]
             into = f"ready, b.index({block})"
-            text.line(f"tma.async_copy_global_to_shared({self.weight}, [{', '.join(where)}], {into})")
+            text.line(f"tma.async_load({self.weight}, [{', '.join(where)}], {into})")
         schedule.advance(text)
 
     def _copy_src(self, where: list[str]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""
         text, schedule = self.text, self.schedule
         if not self.knobs.reaching:
-            text.line(f"tma.async_copy_global_to_shared(src, [{', '.join(where)}], ready, a.index(stage))")
+            text.line(f"tma.async_load(src, [{', '.join(where)}], ready, a.index(stage))")
             return
         line, *rest = where
         size = self.knobs.box[0]
@@ -117,7 +117,7 @@ class _Copying:
             into = f"a.index({_plus(f'stage * {schedule.span}', begin)})"
             view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
             at = ", ".join([_plus(line, begin), *rest])
-            text.line(f"tma.async_copy_global_to_shared({name}, [{at}], ready, {view})")
+            text.line(f"tma.async_load({name}, [{at}], ready, {view})")
 
 
 def _plus(name: str, number: int) -> str:

@@ -101,7 +101,7 @@ class Finishing:
         self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * HALF})")
         for place, part in enumerate(schedule.parts):
             into = f"{tile}.index({place})"
-            self.text.line(f"tma.async_copy_global_to_shared({name}, [{schedule.at(part)}], {full}, {into})")
+            self.text.line(f"tma.async_load({name}, [{schedule.at(part)}], {full}, {into})")
 
     # ---- after it
 
@@ -119,10 +119,10 @@ class Finishing:
             result = self.epilogue.apply(summed, found, self._read(place), known=known)
             text.line(
                 f"tma.store_wait(pendings={PART_TILES - 1})",
-                "gl.thread_barrier()",
+                "gl.barrier()",
                 f"{self._as_sum('c.index(slot)')}.store({result}.to({stored}))",
                 "fence_async_shared()",
-                f"tma.async_copy_shared_to_global(dst, [{schedule.at(part)}], c.index(slot))",
+                f"tma.async_store(dst, [{schedule.at(part)}], c.index(slot))",
                 "slot ^= 1",
             )
 

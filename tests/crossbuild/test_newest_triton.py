@@ -1,0 +1,128 @@
+"""The newest Triton that the project supports, beside the oldest, which is installed: what it makes is sound.
+
+Compiled for sm_90 and gfx942 are the plans of `test_gpu_kinds` and, of each template and class of dtypes, one
+cell of the supported table; those cells are interpreted, too. `fuseplan crossbuild --triton` compiles suites.
+"""
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from cells import taken
+from crossbuild.test_gpu_kinds import ALLOWED, KINDS, PLANS, ROOT, name_of
+from fuseplan.backends.triton import sass, versions
+from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.backends.triton.gate import faults
+from fuseplan.backends.triton.pool import Worker
+from fuseplan.backends.triton.signature import types_of
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.convolution import GpuConvolution
+from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.worker import Job
+from fuseplan.bench.crossbuild import Build, builds, judged
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from interpreted import assert_interpreted, under
+
+FOLDER = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it
+MOST = 96  # compiles
+FROM_REGISTERS = "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"
+NARROW = ("f16", "bf16")  # one class of dtypes: their texts differ in the name of a type
+
+if "CI" not in os.environ and not FOLDER.exists():
+    pytest.skip(f"{FOLDER} is not there: make test installs it", allow_module_level=True)
+
+
+def cells() -> Iterator[tuple[str, type[GpuTemplate], FusionPlan]]:
+    """The first cell of each target, template and class of dtypes."""
+    seen = set()
+    for target in KINDS:
+        for cell, kind, plan in taken(target):
+            own = target, kind, "narrow" if cell.dtype in NARROW else cell.dtype
+            if own not in seen and issubclass(kind, GpuTemplate):
+                seen.add(own)
+                yield target, kind, plan
+
+
+BUILDS = list(builds(PLANS, [parse_target(kind) for kind in KINDS], triton=FOLDER))
+CELLS = [pytest.param(*cell, id=f"{cell[0]}-{cell[1].name}-{cell[2]}") for cell in cells()]
+PLAIN = [cell for cell in CELLS if cell.values[0] == KINDS[0] and cell.values[1] is not Hopper]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker(FOLDER)
+    yield made
+    made.stop()
+
+
+def artifact(worker: Worker, job: Job) -> Artifact:
+    found = worker.compile(job)
+    assert isinstance(found, bytes), found
+    return Artifact.unpack(found)
+
+
+def job_of(kind: type[GpuTemplate], plan: FusionPlan | str, target: str, place: int = 0) -> Job:
+    """A candidate of a template that the newest Triton compiles."""
+    text = FusionPlan.parse(plan) if isinstance(plan, str) else plan
+    kernel, known = lower(match(text)), parse_target(target)
+    every = kind.candidates(kernel, known, "default")
+    version = versions.parsed(versions.NEWEST)
+    chosen = next(islice((each for each in every if versions.makes(version, each)), place, None))
+    assert isinstance(chosen, GpuTemplate)
+    source = chosen.emit(kernel, known)
+    return Job(source, types_of(source, kernel, chosen), known)
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=name_of)
+def test_a_kernel_compiles_and_is_sound(worker: Worker, build: Build) -> None:
+    built = judged(build, build.job, worker.compile(build.job), ALLOWED)
+    assert not built.faults, f"{build.template.text}\n{build.job.source.text}\n{built.resources}"
+
+
+@pytest.mark.parametrize(("target", "kind", "plan"), CELLS)
+def test_a_cell_compiles(worker: Worker, target: str, kind: type[GpuTemplate], plan: FusionPlan) -> None:
+    job = job_of(kind, plan, target)
+    used = artifact(worker, job).resources
+    assert not list(faults(job.source, job.types, used, job.target))
+
+
+@pytest.mark.parametrize(("target", "kind", "plan"), PLAIN)
+def test_a_cell_is_interpreted(target: str, kind: type[GpuTemplate], plan: FusionPlan) -> None:
+    with under(FOLDER):
+        assert_interpreted(plan, kind, target)
+
+
+@pytest.mark.parametrize("kind", [Product, GpuConvolution])
+def test_no_factor_is_overwritten_before_it_is_read(worker: Worker, kind: type[GpuTemplate]) -> None:
+    jobs = [job_of(kind, FROM_REGISTERS, KINDS[0], place) for place in range(2)]
+    codes = [sass.disassembled(artifact(worker, job).binary, FOLDER / "triton") for job in jobs]
+    assert all(map(sass.from_registers, codes))
+    assert [sass.overwritten(code) for code in codes] == [set(), set()]
+
+
+def test_the_set_is_bounded() -> None:
+    assert len(BUILDS) + len(CELLS) <= MOST
+
+
+def test_the_folder_holds_the_newest() -> None:
+    assert versions.version_of(FOLDER) == versions.parsed(versions.NEWEST)
+
+
+def test_the_project_requires_the_oldest_and_tests_with_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {name: each for name in ("triton", "dev") for each in extras[name] if each.startswith("triton")}
+    least = versions.OLDEST.removesuffix(".0")
+    assert asked == {
+        "triton": f"triton>={least}; sys_platform == 'linux'",
+        "dev": f"triton=={versions.OLDEST}; sys_platform == 'linux'",
+    }
+    assert versions.version_of() == versions.parsed(versions.OLDEST)
