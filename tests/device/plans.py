@@ -25,7 +25,7 @@ PRODUCTS = (
     "{d}[300x256] -> matmul(520, transposed=True) -> bias -> silu",
     "{d}[1x4096] -> matmul(1000) -> bias",
     "{d}[2x64x50, nwc] -> matmul(72, batched=True) -> relu",
-    "{d}[3x40x17] -> matmul(24, transposed=True, batched=True) -> bias",
+    "{d}[3x40x17, ncw] -> matmul(24, transposed=True, batched=True) -> bias",
     "{d}[256x4096] -> matmul(128) -> bias -> relu",
     "{d}[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu",
     "{d}[2048x1024] -> matmul(2048) -> bias -> gelu(approximate=tanh)",
