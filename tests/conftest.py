@@ -36,6 +36,20 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "SLOWED", float("inf"))
 
 
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a test registers is known to that test alone."""
+    from fuseplan import ops
+    from fuseplan.backends import backend_of
+
+    cpu = backend_of("cpu")
+    operators, templates = dict(ops.BY_NAME), cpu.templates
+    yield
+    ops.BY_NAME.clear()
+    ops.BY_NAME.update(operators)
+    vars(cpu)["templates"] = templates
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"

@@ -38,14 +38,14 @@ LAYERS = (
     ("match", "rules", "template"),
     ("lower",),
     ("arrays", "arguments", "dlpack", "torch_tensors"),
-    ("cache", "journal"),
+    ("cache", "foreign", "journal"),
     ("tuned",),
     ("backends",),
     ("measure",),
     ("select", "build", "runner", "run"),
     ("stages",),
     ("tune",),
-    ("compile", "explain"),
+    ("compile", "explain", "extend"),
     ("bench", "report", "demo", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

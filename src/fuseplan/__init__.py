@@ -9,6 +9,8 @@ Operators are made from the classes here; the functions that formulas are made o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fuseplan.arguments import Arguments
 from fuseplan.arrays import empty
 from fuseplan.cache import CacheInfo, cache_info
@@ -48,6 +50,9 @@ from fuseplan.tensor import TensorSpec
 from fuseplan.tune.tuning import tune
 from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import Tuned
+
+if TYPE_CHECKING:
+    from fuseplan.extend import register_operator, register_template
 
 __version__ = "0.1.0"
 
@@ -104,6 +109,22 @@ __all__ = [
     "empty",
     "explain",
     "parse_target",
+    "register_operator",
+    "register_template",
     "tune",
     "unfuse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What few programs use is loaded when it is asked for."""
+    if not name.startswith("register_") or name not in __all__:
+        raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
+    from fuseplan import extend
+
+    return getattr(extend, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, which completion shows; of the modules, the two that operators are written with."""
+    return sorted([*__all__, "__version__", "op", "scalar"])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan import cache, limits
+from fuseplan import cache, foreign, limits
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Backend, Loaded
 from fuseplan.emit import Source
@@ -187,10 +187,11 @@ def _key(backend: Backend, template: Template, kernel: Kernel, target: Target) -
     their work by it.
     """
     generator, toolchain = cache.fingerprint(), backend.fingerprint()
-    if generator is None or toolchain is None:
+    outside = foreign.fingerprint(type(template))
+    if generator is None or toolchain is None or outside is None:
         return None
     anywhere = replace(target, device=None)
-    return cache.key_of(kernel.text, repr(template), repr(anywhere), generator, toolchain)
+    return cache.key_of(kernel.text, repr(template), repr(anywhere), generator, toolchain, outside)
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,7 @@ def operator(cls: OpClass) -> OpClass:
         raise TypeError(f"{cls.__name__}: attributes come before parameters")
     if issubclass(made, Elementwise):
         _check_apply(made)
+        _check_samples(made)
     return made
 
 
@@ -369,3 +370,11 @@ def _check_apply(cls: type[Elementwise]) -> None:
     is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken)
     if named - declared or (declared - named and not is_open):
         raise TypeError(f"{cls.__name__}.apply takes x and {sorted(named)}; declared are {sorted(declared)}")
+
+
+def _check_samples(cls: type[Elementwise]) -> None:
+    """Messages and tests show an operator by its samples: the inherited ones are made without arguments."""
+    declared = dataclasses.fields(cast(Any, cls))
+    required = [each.name for each in declared if each.default is dataclasses.MISSING]
+    if required and cls.samples.__func__ is Elementwise.samples.__func__:  # type: ignore[attr-defined]
+        raise TypeError(f"{cls.__name__}: {required[0]} has no default, so the class needs its own `samples`")

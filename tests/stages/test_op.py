@@ -55,6 +55,19 @@ def test_a_formula_takes_what_its_class_declares() -> None:
                 return x + bias
 
 
+def test_an_operator_that_cannot_be_made_without_arguments_gives_samples() -> None:
+    with pytest.raises(TypeError, match=r"Wide: width has no default, so the class needs its own `samples`"):
+
+        @operator
+        class Wide(Elementwise):
+            """y = x * width"""
+
+            width: float = parameter()
+
+            def apply(self, x: Scalar, width: Scalar) -> Scalar:
+                return x * width
+
+
 def test_an_operator_is_documented() -> None:
     with pytest.raises(TypeError, match="no docstring"):
 

@@ -18,6 +18,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
 from fuseplan.explain import Explanation, explain
+from fuseplan.extend import register_operator, register_template
 from fuseplan.locks import cached_property
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan, Step
@@ -44,6 +45,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
     "Running": {"Arguments": Arguments, "BoundPlan": BoundPlan, "empty": empty},
     "Explaining": {"explain": explain, "Explanation": Explanation},
     "Measured choices": {"tune": tune, "Tuned": Tuned, "Verdict": Verdict},
+    "Extending": {"register_operator": register_operator, "register_template": register_template},
     "The cache": {"cache_info": cache_info, "CacheInfo": CacheInfo, "clear_cache": clear_cache},
     "Errors": {
         "FuseplanError": FuseplanError,
