@@ -1,16 +1,20 @@
 """The assembler for NVIDIA's GPUs: which one is taken, what is said of it, and what a wrong one leads to."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuseplan.backends.triton import assembler as assemblers
-from fuseplan.backends.triton import sass, toolchain
+from fuseplan.backends.triton import sass, toolchain, versions
 from fuseplan.backends.triton.assembler import KEEPS_FACTORS, TOOLS, Assembler, assembler, own_assembler
 from fuseplan.backends.triton.repairs import overwrites_factors, settled
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError
+from registers import summary
 
+NEWEST = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it
 PLAN = "f16[5x64] -> relu"
 SAYS = """#!/bin/sh
 echo "ptxas: NVIDIA (R) Ptx optimizing assembler"
@@ -19,7 +23,7 @@ echo "Cuda compilation tools, release {release}, V{release}.{patch}"
 
 
 def installed_package() -> Path:
-    package = toolchain._package()
+    package = versions.package()
     assert package is not None
     return package
 
@@ -176,7 +180,8 @@ ret;
 
 def test_copies_that_an_early_assembler_removes_are_found() -> None:
     package, ptx = installed_package(), witness()
-    for each in {own_assembler(package), assembler(package)}:
+    brought = [package, *(place for place in [NEWEST / "triton"] if place.exists())]
+    for each in {taken(place) for place in brought for taken in (own_assembler, assembler)}:
         cubin, _ = each.assembled(ptx, 90)
         assert overwrites_factors(ptx, cubin, package) == (each.release < KEEPS_FACTORS), each
         waiting = settled(ptx)
@@ -246,3 +251,22 @@ def test_every_way_is_followed() -> None:
     assert sass.overwritten(code_of(*called))
     turns = ("k:", ".L_x_0:", product, f"BRA {jump}", write)
     assert not sass.overwritten(code_of(*turns))
+
+
+def test_kernels_are_counted_by_triton_assembler_and_prologue() -> None:
+    def line(plan: str, **overwritten: list[int]) -> dict[str, Any]:
+        by_version = {name.replace("_", ".")[1:]: counts for name, counts in overwritten.items()}
+        return {"triton": "3.6.0", "plan": plan, "overwritten": by_version}
+
+    product, prologue = "f16[4x4] -> matmul(4)", "f16[4x4] -> relu -> matmul(4)"
+    lines = [
+        line(prologue, _12_8_93=[9, 0], _13_4_59=[0]),
+        line(prologue, _12_8_93=[9, 3], _13_4_59=[0]),
+        line(product, _12_8_93=[0]),
+        line("f32[4x4] -> matmul(4)"),
+    ]
+    assert [list(each.values()) for each in summary(lines)] == [
+        ["3.6.0", "12.8.93", "f16, bf16", 1, 0, 0],
+        ["3.6.0", "12.8.93", "f16, bf16, a prologue", 2, 2, 1],
+        ["3.6.0", "13.4.59", "f16, bf16, a prologue", 2, 0, 0],
+    ]

@@ -100,12 +100,15 @@ def test_a_page_of_every_record_of_a_gpu(tmp_path: Path) -> None:
                 {"tool": "racecheck", "template": "product", "status": 9, "said": ["= 2 hazards"]},
             ]
         },
+        "registers": {"looked_at": 3, "found": [{"ptxas": "12.8.93", "kernels": 2, "overwriting": 1}]},
     }
     for name, record in records.items():
         results.append_json([{"benchmark": name, **record, **STAMP}], name, tmp_path)
     told = page(tmp_path)
     for line in (
         "| product of f16 matrices | 700 TFLOP/s |",
+        "| ptxas | kernels | overwriting |",
+        "| 12.8.93 | 2 | 1 |",
         "| copy, bytes read and written | 3000 GB/s |",
         "| torch.mm | 5.00 | 4.00 |",
         "| p | no |  |",

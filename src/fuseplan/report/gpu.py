@@ -154,10 +154,26 @@ def _verdict(told: Record | None) -> str:
     return "; ".join(str(line).strip("= ") for line in told["said"]) or f"status {told['status']}"
 
 
+def _registers(record: Record, stamp: str) -> Lines:
+    """Kernels whose code overwrites registers too early, for each assembler."""
+    yield from (
+        "",
+        "### Registers that are overwritten too early",
+        "",
+        f"`python tests/registers.py`. {stamp}",
+        "",
+    )
+    yield f"{record['looked_at']} kernels for sm_90; counted are those with a product's factor in registers."
+    yield ""
+    rows = [[str(value) for value in found.values()] for found in record["found"]]
+    yield from table(list(record["found"][0]), rows)
+
+
 # Records of one line a run, by the benchmark's name: (record, stamp) -> lines of the page.
 RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
     "gpu_peaks": _peaks,
     "gpu_overhead": _host,
     "device": _device,
     "sanitize": _sanitize,
+    "registers": _registers,
 }
