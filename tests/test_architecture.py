@@ -28,7 +28,18 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle. docs/design/0001-records.md.
 LAYERS = (
-    ("elsewhere", "errors", "excerpt", "limits", "locks", "reasons", "settings", "syntax", "untraced"),
+    (
+        "elsewhere",
+        "errors",
+        "excerpt",
+        "folding",
+        "limits",
+        "locks",
+        "reasons",
+        "settings",
+        "syntax",
+        "untraced",
+    ),
     ("child", "private", "reading", "stock"),
     ("tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),

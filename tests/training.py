@@ -36,7 +36,7 @@ SLACK = 16.0  # roundings of the compute dtype
 
 
 def training_arrays(plan: FusionPlan, seed: int = 0, mean: float = 0.0) -> Arrays:
-    """Random arrays in which what is normalised has that mean, and saved statistics are its own."""
+    """Random arrays in which what is normalized has that mean, and saved statistics are its own."""
     arrays = random_arrays(plan, seed)
     step = next(step for step in plan if step.op.kind == "normalization")
     key = step.keys.get("input", "src")
@@ -49,7 +49,7 @@ def training_arrays(plan: FusionPlan, seed: int = 0, mean: float = 0.0) -> Array
 
 
 def _moments(plan: FusionPlan, arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of what is normalised: the means, and the deviations that it is divided by."""
+    """Of what is normalized: the means, and the deviations that it is divided by."""
     step = next(step for step in plan if step.op.kind == "normalization")
     axes = (0, *range(2, plan.src.rank)) if step.op.attributes()["mode"] == "spatial" else (0,)
     x = wide(arrays[step.keys.get("input", "src")])

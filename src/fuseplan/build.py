@@ -28,7 +28,10 @@ class Program:
 
     Attributes:
         source: what it was made of; without text where the object code was cached.
-        code: the object code.
+        code: the compiled code. On a CPU it is an object file of the system, which a disassembler reads; for
+            a GPU it is fuseplan's own container of the binary and of all that a launch has to be told, which
+            vendors' tools do not read. `fuseplan show PLAN --stage asm`, `ptx` and `sass` print its
+            instructions.
         target: what it is for, with the device that it was loaded onto.
         loaded: the code in this process; None where it does not run on this machine.
         refusal: why it does not.
@@ -55,7 +58,7 @@ class Program:
 
     @property
     def resources(self) -> Mapping[str, int]:
-        """What the code uses, where its toolchain says: registers, spills, shared memory."""
+        """What a GPU's code uses: registers, spills, shared memory; empty on a CPU, whose code says none."""
         return backend_of(self.target.backend).resources(self.code)
 
     def to_json(self) -> dict[str, object]:

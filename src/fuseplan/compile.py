@@ -18,7 +18,6 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
-from fuseplan.tune.judging import verdict_on
 from fuseplan.tune.tuning import checked_seconds
 from fuseplan.tune.tuning import tune as tune_plan
 from fuseplan.tune.verdict import Verdict
@@ -135,8 +134,8 @@ class CompiledPlan:
         if part is None:
             raise BuildError(
                 f"code for {self.target} does not run here: {self.program.refusal}\n"
-                "  The plan was compiled for another machine: `source` is its source, `program.code` the "
-                "binary, `program.resources` what that uses"
+                "  The plan was compiled for another machine: `source` is its source, `program.code` its "
+                "code, `program.resources` what that uses"
             )
         return part
 
@@ -170,6 +169,8 @@ class CompiledPlan:
             ArgumentError: the fused kernel's result is wrong here.
             MemoryError: the tensors, or what float64 needs besides, do not fit.
         """
+        from fuseplan.tune.judging import verdict_on  # noqa: PLC0415 - with what runs unfused: few ask for it
+
         runner = self._running(self._runner)
         ground = ground_of(self.plan, self.target, seed)
         return verdict_on(replace(self.records, target=self.target), runner, ground, patience)

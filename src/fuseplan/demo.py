@@ -1,7 +1,7 @@
 """The main job in one command: fused plans at MIOpen's published shapes, beside the operators one at a time.
 
 Thirteen convolutions with bias and relu, eight batch normalizations with relu. MIOpen measured batches of 64
-on a GPU; the batch here is what keeps the whole under two minutes on two cores.
+on a GPU; the batches here keep the whole under two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuseplan.arrays import empty
+from fuseplan.cli.screen import Screen, progress
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import counted
+from fuseplan.errors import ArgumentError, counted
 from fuseplan.measure.clock import Protocol, interleave
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
 from fuseplan.measure.published import COMBINATIONS, published
+from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
 from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from fuseplan.tune.unfused import OneAtATime
 
-WIDE = 128  # columns of a terminal on which an outcome fits one line
+CHART = Path("demo.svg")
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
 PROTOCOL = Protocol(rounds=7, block_seconds=0.05)
 SERIES = (Series("fuseplan, this machine's CPU", OURS), Series("MIOpen, published, GPU", THEIRS))
@@ -70,6 +70,7 @@ class Outcome:
         bytes_saved: bytes that the operators one at a time move and the fused kernel does not.
         error: the fused result's largest deviation from float64, over the largest output.
         published: the kernel-time speedup of MIOpen's table for the shape.
+        disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
 
     label: str
@@ -82,6 +83,7 @@ class Outcome:
     bytes_saved: int
     error: float
     published: float
+    disturbance: str | None = None
 
     @property
     def speedup(self) -> float:
@@ -93,7 +95,7 @@ class Outcome:
         return asdict(self) | {"speedup": self.speedup}
 
 
-def measure(shape: Shape, threads: int | None = None) -> Outcome:
+def measure(shape: Shape, threads: int | None = None, patience: float = 0.0) -> Outcome:
     """Compiles a shape both ways, checks the results against float64, and times them interleaved."""
     plan = FusionPlan.parse(shape.plan)
     arrays = random_arrays(plan, seed=1)
@@ -105,7 +107,8 @@ def measure(shape: Shape, threads: int | None = None) -> Outcome:
     fused()
     error = deviation(np.array(out), reference(plan, arrays))
     explained = compiled.explain().told
-    timed = interleave({"fused": fused, "unfused": unfused}, PROTOCOL)
+    times = partial(interleave, {"fused": fused, "unfused": unfused}, PROTOCOL)
+    timed, disturbance = undisturbed(times, HostWatch, patience, unsteady)
     return Outcome(
         label=shape.label,
         group=shape.group,
@@ -117,6 +120,7 @@ def measure(shape: Shape, threads: int | None = None) -> Outcome:
         bytes_saved=explained["traffic"]["saved"],
         error=error,
         published=shape.published,
+        disturbance=disturbance,
     )
 
 
@@ -143,42 +147,76 @@ def line(outcome: Outcome) -> str:
 
 
 def main(
-    threads: int | None = None, chart: Path = Path("demo.svg"), *, as_json: bool = False
+    threads: int | None = None,
+    chart: Path | None = None,
+    *,
+    as_json: bool = False,
+    patience: float = 0.0,
+    is_quiet: bool = False,
 ) -> list[Outcome]:
-    """Measures all shapes, prints a line for each as it is done, and writes the chart.
+    """Measures all shapes, prints a line for each as it is done, and draws the chart.
 
     Args:
-        threads: of every kernel; all that this process may use unless told.
-        chart: where the bar chart goes; .svg or .png.
+        threads: threads of every kernel; all that this process may use unless given.
+        chart: the chart's file, .svg or .png; unless given demo.svg, if matplotlib is installed.
         as_json: print the outcomes as JSON in place of the lines.
+        patience: seconds to wait, for each shape, until other programs rest.
+        is_quiet: show no progress.
 
     Returns:
         The outcomes.
 
     Raises:
-        ArgumentError: the chart cannot be drawn or written.
+        ArgumentError: the chart that is asked for cannot be drawn or written.
     """
-    check_chart(chart)
-    count = threads or machine().cores
-    console = Console(soft_wrap=True, highlight=False, stderr=as_json)
-    is_wide = console.width >= WIDE or not console.is_terminal
-    width = max(len(shape.plan) for shape in SHAPES)
-    console.print(f"{len(SHAPES)} fused plans on {machine().cpu}, {counted(count, 'thread')}")
-    console.print(f"{'plan':<{width}}  {HEAD}" if is_wide else f"plan\n    {HEAD}", style="bold")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(SHAPES))
-        for shape in SHAPES:
-            outcome = measure(shape, threads)
-            progress.advance(task)
-            found.append(outcome)
-            gap = f"{outcome.plan:<{width}}  " if is_wide else f"{outcome.plan}\n    "
-            console.print(gap + line(outcome), markup=False)
+    if chart is not None:
+        check_chart(chart)
+    screen = Screen(stderr=as_json)
+    found = _measured_all(screen, threads, patience, is_quiet)
     for group in dict.fromkeys(each.group for each in found):
         mean = geomean(each.speedup for each in found if each.group == group)
-        console.print(f"{group}: fused is {mean:.2f} times as fast (geometric mean)")
-    console.print(f"chart: {draw(found, count, chart)}")
+        screen.tell(f"{group}: fused is {mean:.2f} times as fast (geometric mean)")
+    disturbed = [each for each in found if each.disturbance]
+    if disturbed:
+        screen.tell(
+            f"the times of {len(disturbed)} of {counted(len(found), 'plan')} are unreliable: "
+            f"{disturbed[0].disturbance}"
+        )
+    screen.tell(_drawn(found, threads or machine().cores, chart))
     if as_json:
         print(json.dumps([each.to_json() for each in found], indent=1))
     return found
+
+
+def _measured_all(screen: Screen, threads: int | None, patience: float, is_quiet: bool) -> list[Outcome]:
+    """The outcomes, each printed as it is there."""
+    count = threads or machine().cores
+    width = max(len(shape.plan) for shape in SHAPES)
+    is_wide = screen.width > width + len(HEAD) + 2
+    screen.tell(f"{len(SHAPES)} fused plans on {machine().cpu}, {counted(count, 'thread')}")
+    screen.print(
+        f"{'plan':<{width}}  {HEAD}" if is_wide else f"plan\n    {HEAD}", style="bold", soft_wrap=True
+    )
+    found = []
+    with progress(screen, len(SHAPES), is_shown=not is_quiet) as step:
+        for shape in SHAPES:
+            found.append(measure(shape, threads, patience))
+            step(shape.label)
+            gap = f"{found[-1].plan:<{width}}  " if is_wide else f"{found[-1].plan}\n    "
+            screen.print(gap + line(found[-1]), markup=False, soft_wrap=True)
+    return found
+
+
+def _drawn(found: Sequence[Outcome], threads: int, chart: Path | None) -> str:
+    """Draws the chart, and says where it is; or why there is none, if none was asked for.
+
+    Raises:
+        ArgumentError: the chart that is asked for cannot be drawn or written.
+    """
+    place = chart or CHART
+    try:
+        return f"chart: {draw(found, threads, place)}"
+    except ArgumentError as error:
+        if chart is not None:
+            raise
+        return f"no chart: {error}"

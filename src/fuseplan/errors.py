@@ -203,6 +203,11 @@ class ArgumentError(FuseplanError):
         return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
 
 
+def installing(extra: str, *packages: str) -> str:
+    """How an optional part is installed: as an extra of a checkout, or its packages by themselves."""
+    return f"`pip install '.[{extra}]'` in a checkout of fuseplan, or `pip install {' '.join(packages)}`"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 thread`, `2 threads`: of any noun whose plural is made with an s."""
     return f"{count} {noun}{'s' * (count != 1)}"

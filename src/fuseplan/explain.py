@@ -9,6 +9,7 @@ from typing import Any
 
 from fuseplan.errors import Unsupported, counted
 from fuseplan.excerpt import operator_span, underlined
+from fuseplan.folding import WIDTH, fold
 from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
@@ -39,8 +40,21 @@ class Explanation:
         """The explanation as JSON values."""
         return dict(self.told)
 
+    def text(self, width: int = WIDTH, *, is_whole: bool = False) -> str:
+        """The explanation in words.
+
+        Args:
+            width: columns at which long lines go on below.
+            is_whole: name every candidate of each template, not the nearest few alone.
+        """
+        if not self.is_fused:
+            return fold(_refused_lines(self.told), width)
+        return fold(
+            _fused_lines(self.told, len(self.told["choice"]["considered"]) if is_whole else NEAREST), width
+        )
+
     def __str__(self) -> str:
-        return "\n".join(_fused_lines(self.told) if self.is_fused else _refused_lines(self.told))
+        return self.text()
 
     __repr__ = __str__  # who asks at the prompt wants to read it
 
@@ -194,7 +208,7 @@ def _verdict(records: Records) -> dict[str, Any] | None:
     return None if found is None else {**found.to_json(), "text": str(found)}
 
 
-def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _fused_lines(told: Mapping[str, Any], shown: int) -> Iterator[str]:
     target, traffic, flops = told["target"], told["traffic"], told["flops"]
     machine = f" ({target['cpu']})" if target["cpu"] else ""
     yield told["plan"]
@@ -205,7 +219,7 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"            not {refusal['tried']}: {_reason(refusal)}"
     yield f"template    {told['choice']['considered'][0]['template']}"
     yield from _tuned_lines(told["choice"]["tuned"])
-    yield from _considered_lines(told["choice"])
+    yield from _considered_lines(told["choice"], shown)
     yield f"kernels     {told['kernels']} for {counted(told['operators'], 'operator')}"
     if told["passes"]:
         yield from _passes_lines(told["passes"])
@@ -216,8 +230,8 @@ def _fused_lines(told: Mapping[str, Any]) -> Iterator[str]:
         f"{_bytes(traffic['saved'])} saved; the least possible is {_bytes(traffic['least'])}"
     )
     yield f"arithmetic  {_count(flops['algorithm'])} operations; by the formula {_count(flops['plan'])}"
-    yield f"error       at most {told['error_bound']:.1e} of {told['error_scale']},"
-    yield "            before it is rounded to the output's dtype"
+    bound = f"at most {told['error_bound']:.1e} of {told['error_scale']}"
+    yield f"error       {bound}, before it is rounded to the output's dtype"
     yield f"estimate    {_estimate_text(told)}"
     yield f"floor       {_floor_text(told)}"
     if told["resources"]:
@@ -260,8 +274,8 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"            the model's own choice took {_seconds(tuned['untuned_seconds'])}"
 
 
-def _considered_lines(choice: Mapping[str, Any]) -> Iterator[str]:
-    """The refusals, and of each template the candidates that are nearest by the model."""
+def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
+    """The refusals, and of each template the `shown` candidates that are nearest by the model."""
     slower = "" if choice["tuned"] else "slower, "  # what was measured may be another than the model's first
     met: Counter[str] = Counter()
     for each in choice["considered"][1:]:
@@ -270,11 +284,11 @@ def _considered_lines(choice: Mapping[str, Any]) -> Iterator[str]:
             continue
         name = each["template"].partition("(")[0]
         met[name] += 1
-        if met[name] <= NEAREST:
+        if met[name] <= shown:
             yield f"            not {each['template']}: {slower}{_seconds(each['seconds'])} by the model"
-    more = [f"{count - NEAREST} more of {name}" for name, count in met.items() if count > NEAREST]
+    more = [f"{count - shown} more of {name}" for name, count in met.items() if count > shown]
     if more:
-        yield f"            ... and {', '.join(more)}: as JSON the explanation has them all"
+        yield f"            ... and {', '.join(more)}: `fuseplan explain -v` lists them"
 
 
 def _estimate_text(told: Mapping[str, Any]) -> str:

@@ -91,13 +91,29 @@ def select(
         Unsupported: no template of the target's backend computes the kernel; it carries each one's refusal.
         ArgumentError: the backend has no such template, or that template no such candidate for the kernel.
     """
-    if not isinstance(template, str | None):
-        raise ArgumentError(f"template={shown(template)}; want a template's name, or a candidate's text")
-    wanted, _, knobs = (template or "").partition("(")
+    text = _text_of(template, target)
+    wanted, _, knobs = text.partition("(")
     choice = _best(kernel, target, accuracy, _named(wanted, target), plan)
     if knobs:
-        return _exactly(choice, template or "")
+        return _exactly(choice, text)
     return _measured(choice, kernel, target, accuracy) if tuned and not wanted else choice
+
+
+def _text_of(template: str | None, target: Target) -> str:
+    """The template's text on one line, since explain may have folded it; empty for any template.
+
+    Raises:
+        ArgumentError: it begins with no name.
+    """
+    if template is None:
+        return ""
+    if not isinstance(template, str):
+        raise ArgumentError(f"template={shown(template)}; want a template's name, or a candidate's text")
+    text = " ".join(template.split())
+    if text.startswith("("):
+        known = ", ".join(each.name for each in backend_of(target.backend).templates)
+        raise ArgumentError(f"template={shown(template)} names no template; {target} has {known}")
+    return text
 
 
 def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan import limits
-from fuseplan.errors import ArgumentError, counted, did_you_mean
+from fuseplan.errors import ArgumentError, counted, did_you_mean, installing
 from fuseplan.excerpt import shown
 from fuseplan.locks import loading
 from fuseplan.settings import parse_size, settings
@@ -88,6 +88,7 @@ GPUS = (
     _gpu("gfx1100", "AMD Radeon RX 7900 XTX", 96, 64, 6 * KIB, l3=96 * KIB),
     _gpu("gfx1201", "AMD Radeon RX 9070 XT", 64, 64, 8 * KIB, l3=64 * KIB),
 )
+WITHOUT_GPU = "For source and code alone, name a kind of GPU, such as 'triton:sm_90' or 'triton:gfx942'"
 OLDEST_GPU = (8, 0)  # bf16, asynchronous copies, and what Triton compiles for
 
 # Any machine of a kind. Caches are the smallest usual ones: a kernel blocked for them runs well on the rest.
@@ -129,7 +130,10 @@ def parse_target(text: str | Target) -> Target:
         return host_target()
     gpu = re.fullmatch(r"cuda(?::(\d+))?", str(text))
     if gpu:
-        return gpu_target(None if gpu[1] is None else int(gpu[1]))
+        try:
+            return gpu_target(None if gpu[1] is None else int(gpu[1]))
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}. {WITHOUT_GPU}") from error
     if text in KINDS:
         kind = KINDS[text]
         return kind if kind.processors else replace(kind, threads=available_threads())
@@ -162,8 +166,8 @@ def _host_processor() -> tuple[str, str]:
             from llvmlite import binding  # noqa: PLC0415 - only this target needs it, and it takes 40 ms
     except ImportError as error:
         raise ArgumentError(
-            "target 'cpu' is this machine, and telling its processor needs llvmlite: "
-            "`pip install llvmlite`, or name a kind of machine, such as 'cpu:avx2'"
+            "llvmlite is not installed: it tells this machine's processor, and compiles for it: `pip install "
+            "llvmlite`. Without it `explain` and `show` take a kind of machine, such as 'cpu:avx2'"
         ) from error
     return str(binding.get_host_cpu_name()), str(binding.get_host_cpu_features().flatten())
 
@@ -200,27 +204,23 @@ def gpu_target(index: int | None = None) -> Target:
 
 def _torch_with_gpu() -> Any:
     """Torch, where it has a GPU to launch on."""
-    kinds = "or name a kind, such as 'triton:sm_90', for source and binary alone"
     try:
         import torch  # noqa: PLC0415 - only this target needs it, and it takes a second
     except ImportError as error:
-        raise ArgumentError(
-            "target 'cuda' needs torch, for its tensors and streams: `pip install 'fuseplan[triton]'`, "
-            + kinds
-        ) from error
+        how = installing("triton", "torch", "triton")
+        raise ArgumentError(f"running on a GPU needs torch, for its tensors and streams: {how}") from error
     if torch.version.hip:
         raise ArgumentError(
-            f"this torch ({torch.__version__}) is for AMD GPUs, and kernels for those are made up to the "
-            "binary: name the kind, such as 'triton:gfx942'"
+            f"this torch ({torch.__version__}) is for AMD GPUs, whose kernels are compiled and not launched"
         )
     if not torch.version.cuda:
         raise ArgumentError(
-            f"this torch ({torch.__version__}) is built without CUDA: install one that is, {kinds}"
+            f"this torch ({torch.__version__}) is built without CUDA: install a build with CUDA"
         )
     if not torch.cuda.is_available():
         raise ArgumentError(
             f"torch ({torch.__version__}) finds no GPU: `nvidia-smi` tells whether the driver does, and "
-            f"CUDA_VISIBLE_DEVICES hides those it does not list; {kinds}"
+            "CUDA_VISIBLE_DEVICES hides the GPUs that it does not list"
         )
     return torch
 

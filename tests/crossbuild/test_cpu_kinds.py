@@ -16,7 +16,7 @@ from fuseplan.reasons import first_refusal
 from fuseplan.target import KINDS, Target
 from fuseplan.template import Template
 
-TRIPLES = {"cpu:avx2": "x86_64-linux-gnu", "cpu:avx512": "x86_64-linux-gnu", "cpu:neon": "aarch64-linux-gnu"}
+TRIPLES = {kind: toolchain.triple_of(KINDS[kind]) for kind in ("cpu:avx2", "cpu:avx512", "cpu:neon")}
 # A register of the widest vectors each kind has, as its assembly names it.
 REGISTERS = {"cpu:avx2": r"%ymm\d", "cpu:avx512": r"%zmm\d", "cpu:neon": r"\bv\d+\.4s|\bq\d+"}
 PLANS = (

@@ -11,7 +11,7 @@ from fuseplan import limits
 from fuseplan.bench import command, results, suite, table
 from fuseplan.bench.peers import peers_of
 from fuseplan.bench.results import Row
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.plan import FusionPlan
 
 LAST = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
@@ -50,7 +50,7 @@ def test_both_layouts_have_the_same_shapes() -> None:
         ("title = ", "not a suite"),
         ("title = \udcff", "line 1: byte 0xff is no UTF-8 text"),
         ("a = " + "[" * 10_000, "nested too deep"),
-        ("title = 3\ncase = 3", "title is 3; want a text"),
+        ("title = 3\ncase = []", "title is 3; want a text"),
         ('title = "t"\ncase = 3', "case is 3; want a list"),
         ('title = "t"\n[[case]]\nname = 3', "case[0].name is 3; want a text"),
         ('title = "t"\ncase = []\n[[target]]\ngroup = 1', "target[0].group is 1; want a text"),
@@ -65,6 +65,49 @@ def test_a_file_that_is_no_suite_says_why(text: str, told: str, tmp_path: Path) 
     with pytest.raises(ArgumentError, match=r"wrong\.toml is not a suite") as raised:
         suite.load(str(place))
     assert told in str(raised.value)
+
+
+def test_the_suite_of_the_guide_is_one_as_it_stands(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "measuring.md").read_text()
+    _, _, rest = page.partition("```toml\n")
+    place = tmp_path / "mine.toml"
+    place.write_text(rest.partition("```")[0])
+    found = suite.load(str(place))
+    assert (found.title, [case.plan for case in found.cases]) == ("mine", [LAST])
+    place.write_text(f'[[case]]\nname = "a"\nplan = "{LAST}"\n')
+    assert suite.load(str(place)).cases == (suite.Case("a", LAST, "all", ""),)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (f'plan = "{LAST}"', "case[1] has no 'name'"),
+        ('name = "b"', "case[1] has no 'plan'"),
+        (
+            f'name = "b"\nplan = "{LAST}"\nmodle = "m"',
+            "case[1] has an unknown member 'modle'; want name, plan",
+        ),
+        (
+            'name = "b"\nplan = "f32[1x4] -> relo"',
+            "case[1], 'b', has no plan in 'plan': there is no operator",
+        ),
+    ],
+)
+def test_a_bad_case_is_told_with_its_file_its_number_and_its_key(
+    case: str, told: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "wrong.toml"
+    place.write_text(f'[[case]]\nname = "a"\nplan = "{LAST}"\n[[case]]\n{case}\n')
+    with pytest.raises(ArgumentError, match=r"wrong\.toml is not a suite") as raised:
+        suite.load(str(place))
+    assert told in str(raised.value)
+
+
+def test_a_plan_is_a_suite_of_one_case() -> None:
+    found = suite.load(LAST)
+    assert [case.plan for case in found.cases] == [LAST]
+    with pytest.raises(PlanError):
+        suite.load("f32[1x4] -> relo")
 
 
 def test_an_aim_for_no_group_is_refused(tmp_path: Path) -> None:
@@ -175,10 +218,9 @@ def test_peers_by_library() -> None:
 
 
 def test_suites_are_toml_with_a_comment_that_says_what_they_are() -> None:
-    for folder in suite.FOLDERS:
-        for place in folder.glob("*.toml"):
-            assert place.read_text().startswith("# "), place
-            assert tomllib.loads(place.read_text())["title"]
+    for place in suite.FOLDER.glob("*.toml"):
+        assert place.read_text().startswith("# "), place
+        assert tomllib.loads(place.read_text())["title"]
 
 
 def test_cases_are_chosen_by_name_and_group() -> None:

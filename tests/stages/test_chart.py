@@ -47,5 +47,5 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ArgumentError, match=r"fuseplan\[plot\]"):
+    with pytest.raises(ArgumentError, match=r"pip install '\.\[plot\]'.*pip install matplotlib"):
         speedups(PANELS, SERIES, "t", "n", tmp_path / "chart.svg")

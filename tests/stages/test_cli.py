@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from fuseplan.cli import trial
-from fuseplan.cli.commands import RECORDS, fuseplan
+from fuseplan.cli.commands import fuseplan
+from fuseplan.cli.show import RECORDS
 from fuseplan.measure import data, ground
 from fuseplan.measure.data import evaluated
 from pretend_gpu import machine
@@ -311,7 +312,7 @@ def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     met: list[Any] = []
     monkeypatch.setattr(
         "fuseplan.cli.commands.run_demo",
-        lambda threads, chart, *, as_json: met.append((threads, chart, as_json)),
+        lambda threads, chart, **more: met.append((threads, chart, more["as_json"])),
     )
     assert call("demo", "--threads", "2", "--chart", str(tmp_path / "a.svg"), "--json").exit_code == 0
     assert met == [(2, tmp_path / "a.svg", True)]
@@ -322,9 +323,8 @@ def test_a_missing_package_is_named(package: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; import fuseplan.cli; fuseplan.cli.main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == (
-        f"the command line needs {package}, which is not installed: pip install 'fuseplan[cli]'"
-    )
+    how = "`pip install '.[cli]'` in a checkout of fuseplan, or `pip install click rich`"
+    assert done.stderr.strip() == f"the command line needs {package}: {how}"
 
 
 def test_the_module_runs_as_a_command() -> None:

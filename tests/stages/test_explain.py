@@ -36,7 +36,7 @@ def test_every_template_is_accounted_for() -> None:
     told = fuseplan.explain(TEXT, "cpu:avx2").to_json()
     named = {each["template"].split("(")[0] for each in told["choice"]["considered"]}
     assert named == {template.name for template in backend_of("cpu").templates}
-    text = str(fuseplan.explain(TEXT, "cpu:avx2"))
+    text = fuseplan.explain(TEXT, "cpu:avx2").text(1000)
     for each in told["choice"]["considered"][1:]:
         assert f"not {each['template']}: " in text
         if each["refusal"]:
@@ -46,12 +46,14 @@ def test_every_template_is_accounted_for() -> None:
 def test_the_text_is_cut_off_where_a_template_has_many_candidates() -> None:
     explained = fuseplan.explain("f16[8x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1)", "triton:sm_90")
     listed = [each["template"] for each in explained.to_json()["choice"]["considered"][1:]]
-    shown = [line for line in str(explained).splitlines() if line.startswith("            not hopper(")]
+    shown = [line for line in explained.text(1000).splitlines() if line.startswith("            not hopper(")]
     of_hopper = [text for text in listed if text.startswith("hopper(")]
     assert len(of_hopper) > 20
     assert [line.split("not ")[1].split("): ")[0] + ")" for line in shown] == of_hopper[: len(shown)]
     assert len(shown) == NEAREST
     assert f"... and {len(of_hopper) - NEAREST} more of hopper" in str(explained)
+    whole = explained.text(1000, is_whole=True)
+    assert all(f"not {text}: " in whole for text in listed)
 
 
 def test_the_text_says_what_the_json_says() -> None:

@@ -146,7 +146,7 @@ def test_a_generation_without_an_entry_is_taken_as_it_is(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("torch", "target", "says"),
     [
-        (None, "cuda", r"needs torch.*fuseplan\[triton\].*triton:sm_90"),
+        (None, "cuda", r"needs torch.*'\.\[triton\]'.*`pip install torch triton`.*triton:sm_90"),
         (torch_with(hip="6.4", cuda=None), "cuda", "for AMD GPUs.*triton:gfx942"),
         (torch_with(cuda=None), "cuda", "built without CUDA"),
         (torch_with(), "cuda:0", "finds no GPU.*nvidia-smi"),

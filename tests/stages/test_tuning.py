@@ -172,7 +172,7 @@ def test_a_candidate_that_kills_its_process_costs_itself(
     script = tmp_path / "stub.py"
     script.write_text(f"FOUND = {json.dumps(found.to_json())!r}\n{STUB}")
     monkeypatch.setattr(tuning, "WORKER", (str(script),))
-    (outcome,) = tune_cases([Case("a", PLAN, "g", "m")], TuneOptions(patience=3.0))
+    (outcome,) = tune_cases([Case("a", PLAN, "g", "m")], TuneOptions(timeout=3.0))
     assert outcome.tuned is not None
     reasons = dict(outcome.tuned.rejected)
     assert reasons["hangs()"] == "wrong: its process hung for 3 s"
@@ -188,7 +188,7 @@ def test_a_process_that_always_dies_ends_the_case_and_not_the_rest(
     script.write_text("import sys\nsys.stdin.readline()\nsys.stdin.readline()\nsys.exit(5)\n")
     monkeypatch.setattr(tuning, "WORKER", (str(script),))
     cases = [Case("a", PLAN, "g", "m"), Case("b", "f32[1x4x1x1] -> bias -> relu", "g", "m")]
-    outcomes = list(tune_cases(cases, TuneOptions(patience=20.0)))
+    outcomes = list(tune_cases(cases, TuneOptions(timeout=20.0)))
     assert [outcome.why for outcome in outcomes] == [
         "while candidates were timed: its process died with status 5"
     ] * 2

@@ -166,6 +166,16 @@ class Backend(Protocol):
     def resources(self, code: bytes) -> Mapping[str, int]:
         """What a program of the object code uses, where the toolchain says: registers, spills, ..."""
 
+    def listings(self, target: Target) -> tuple[str, ...]:
+        """The kinds of assembly that code for the target has: `asm`, `ptx`, `sass`."""
+
+    def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
+        """The instructions that the source becomes, as one of the target's `listings`; compiled anew.
+
+        Raises:
+            BuildError: the toolchain is missing, or refuses the source.
+        """
+
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
         """Loads object code onto a placed target; `source` may be without text. No toolchain is imported.
 

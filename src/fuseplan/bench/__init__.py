@@ -1,6 +1,6 @@
 """Measures plans beside the libraries that people would use instead.
 
-- `suite`: reads benchmarks/suites/*.toml: plans by their text, in groups, with what we want to reach.
+- `suite`: reads data/suites/*.toml: plans by their text, in groups, with aims.
 - `peers`: the other libraries, each in its best form, and ourselves.
 - `worker`: one process a peer, so that their thread pools do not disturb one another.
 - `runner`: checks every result against float64, then times all peers in interleaved rounds.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuseplan.bench import accuracy as accuracies
 from fuseplan.bench import results, runner, table
@@ -23,13 +18,14 @@ from fuseplan.bench.gpu_command import GpuOptions, bench_gpu, draw_published
 from fuseplan.bench.peers import BY_NAME, peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite, chosen, load
+from fuseplan.cli.screen import Screen, progress
 from fuseplan.errors import counted
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.machine import machine
 from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, measured_peaks
+from fuseplan.measure.quiet import QUIET
 from fuseplan.measure.versions import commit, versions
 
-WIDE = 220  # columns: all peers and all figures
 LIBRARIES = "onnxruntime,torch,torch.compile,ncnn,openvino"
 PUBLISHED_LIBRARIES = "unfused,onnxruntime,torch.compile,openvino"
 OURS, AGAIN, UNFUSED, STRICT = "fuseplan", "fuseplan:again", "fuseplan:unfused", "fuseplan:strict"
@@ -50,6 +46,7 @@ class Options:
         folder: where results are appended; None appends none.
         as_json: print JSON in place of tables.
         only: cases whose name or group contains it; of `a & b`, both.
+        is_quiet: show no progress.
     """
 
     threads: Sequence[int] = (1,)
@@ -63,6 +60,7 @@ class Options:
     folder: Path | None = results.FOLDER
     as_json: bool = False
     only: str = ""
+    is_quiet: bool = False
 
 
 def bench(name: str, options: Options) -> list[Row]:
@@ -74,26 +72,38 @@ def bench(name: str, options: Options) -> list[Row]:
     suite = chosen(load(name), options.only)
     extra = [AGAIN] * options.is_twice + [UNFUSED] * options.is_unfused
     peers = [OURS, *extra, *peers_of(options.libraries)]
-    console = _console(options)
+    screen = Screen(stderr=options.as_json)
     rows: list[Row] = []
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
         setting = runner.Setting(threads, peers, protocol, options.is_cold, options.patience)
         where = f"{machine().cpu}, {counted(threads, 'thread')}"
-        console.print(f"{suite.title}: {where}", highlight=False)
-        done = _run(suite, setting, options, console)
+        screen.tell(f"{suite.title}: {where}; milliseconds")
+        done = _run(suite, setting, options, screen)
         if not options.as_json:
-            console.print(Markdown(table.markdown(suite, done)))
+            screen.show(table.markdown(suite, done))
+            screen.tell(_disturbed(done))
         rows += done
     if options.as_json:
         print(json.dumps([row.to_json() for row in rows], indent=1))
     return rows
 
 
+def _disturbed(rows: Sequence[Row]) -> str:
+    """That other programs used the processors, where they did; else nothing."""
+    share = max((row.others for row in rows if row.others is not None), default=0.0)
+    if share <= QUIET:
+        return ""
+    return (
+        f"The times are unreliable: other programs used up to {share:.0%} of the processors meanwhile. "
+        "--patience 60 waits for them to rest."
+    )
+
+
 def bench_published(options: Options) -> list[Row]:
     """MIOpen's published shapes on the CPU; with results, also the charts of all that was recorded."""
     rows = bench("published_cpu", options)
-    draw_published(options.folder, _console(options).print)
+    draw_published(options.folder, Screen(stderr=options.as_json).show)
     return rows
 
 
@@ -103,28 +113,22 @@ def bench_on_gpu(name: str, options: GpuOptions) -> None:
     Raises:
         ArgumentError: as `bench`; or torch is not installed, or finds no GPU.
     """
-    console = _console(options)
+    screen = Screen(stderr=options.as_json)
 
     def show(text: str) -> None:
         if not options.as_json:
-            console.print(Markdown(text))
+            screen.show(text)
 
-    with console.status("starting") as status:
+    with screen.status("starting") as status:
         if name in GPU_SPECIAL:
             GPU_SPECIAL[name](options, show)
         else:
             bench_gpu(name, options, show, status.update)
 
 
-def _console(options: Options | GpuOptions) -> Console:
-    """Where tables and progress go; what is no terminal has room for the widest table."""
-    console = Console(stderr=options.as_json)
-    return console if console.is_terminal else Console(stderr=options.as_json, width=WIDE)
-
-
-def _run(suite: Suite, setting: runner.Setting, options: Options, console: Console) -> list[Row]:
+def _run(suite: Suite, setting: runner.Setting, options: Options, screen: Screen) -> list[Row]:
     rows: list[Row] = []
-    with _progress(console, len(suite.cases) * runner.steps(setting)) as step:
+    with progress(screen, len(suite.cases) * runner.steps(setting), is_shown=not options.is_quiet) as step:
         for done in runner.run(suite, setting, step):
             if options.folder is not None:
                 results.append(done, suite.name, options.folder)
@@ -132,29 +136,17 @@ def _run(suite: Suite, setting: runner.Setting, options: Options, console: Conso
     return rows
 
 
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[str], object]]:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("starting", total=total)
-
-        def step(what: str) -> None:
-            shown.update(task, advance=1, description=what)
-
-        yield step
-
-
 def bench_compile(name: str, options: Options) -> dict[str, Any]:
     """Cold and cached compile times over a suite."""
     suite = chosen(load(name), options.only)
-    console = _console(options)
-    with _progress(console, 2) as step:
+    screen = Screen(stderr=options.as_json)
+    with progress(screen, 2, is_shown=not options.is_quiet) as step:
         found = compile_times(suite, step)
     lines = [["shape", "cold ms", "cached ms"], ["---"] * 3]
     for row in found.rows:
         lines.append([row.case, _ms(row.cold), _ms(row.cached)])
     lines.append(["median", _ms(found.cold), _ms(found.cached)])
-    _show(console, options, lines, f"The first compile of a process takes {_ms(found.first)} ms more.")
+    _show(screen, options, lines, f"The first compile of a process takes {_ms(found.first)} ms more.")
     return _told(f"compile-{name}", found.to_json(), options)
 
 
@@ -162,16 +154,16 @@ def bench_overhead(options: Options) -> list[Row]:
     """What calling a bound plan costs, in microseconds, beside the same plan in the peers."""
     suite = chosen(load("overhead"), options.only)
     peers = [OURS, *peers_of(options.libraries)]
-    console = _console(options)
+    screen = Screen(stderr=options.as_json)
     rows: list[Row] = []
     for threads in options.threads:
         protocol = Protocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
-        rows += _run(suite, runner.Setting(threads, peers, protocol), options, console)
+        rows += _run(suite, runner.Setting(threads, peers, protocol), options, screen)
     lines = [["plan", "threads", "peer", "us a call, median", "least"], ["---"] * 5]
     for row in rows:
         times = [_us(row.median), _us(row.minimum)] if row.median else [row.refused or "", ""]
         lines.append([row.case, str(row.threads), row.peer, *times])
-    _show(console, options, lines)
+    _show(screen, options, lines)
     if options.as_json:
         print(json.dumps([row.to_json() for row in rows], indent=1))
     return rows
@@ -179,8 +171,8 @@ def bench_overhead(options: Options) -> list[Row]:
 
 def bench_footprint(options: Options) -> dict[str, Any]:
     """Seconds to import fuseplan, and bytes of what it needs."""
-    console = _console(options)
-    with console.status("starting processes"):
+    screen = Screen(stderr=options.as_json)
+    with screen.status("starting processes"):
         found = footprint()
     lines = [["what", "is"], ["---"] * 2]
     lines.append(["import numpy", f"{_ms(found.numpy_import)} ms"])
@@ -189,16 +181,16 @@ def bench_footprint(options: Options) -> dict[str, Any]:
     for package, nbytes in found.installed.items():
         lines.append([f"{package}, installed", f"{nbytes / 1e6:.1f} MB"])
     lines.append(["all of it", f"{found.total / 1e6:.1f} MB"])
-    _show(console, options, lines)
+    _show(screen, options, lines)
     return _told("footprint", found.to_json(), options)
 
 
 def bench_peaks(options: Options) -> list[dict[str, Any]]:
     """The most this machine does, measured now, for each thread count."""
-    console = _console(options)
+    screen = Screen(stderr=options.as_json)
     found = []
     for threads in options.threads:
-        with console.status(f"measuring {counted(threads, 'thread')}"):
+        with screen.status(f"measuring {counted(threads, 'thread')}"):
             found.append(measured_peaks(threads, options.patience))
     lines = [["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], ["---"] * 6]
     for each, _ in found:
@@ -209,7 +201,7 @@ def bench_peaks(options: Options) -> list[dict[str, Any]]:
     notes += [
         f"{counted(each.threads, 'thread')}: not kept, since {why}." for each, why in found if why is not None
     ]
-    _show(console, options, lines, "\n\n".join(notes))
+    _show(screen, options, lines, "\n\n".join(notes))
     return [_told("peaks", {**each.to_json(), "disturbance": why}, options) for each, why in found]
 
 
@@ -219,10 +211,10 @@ def bench_accuracy(options: Options) -> dict[str, Any]:
     # torch.compile computes what torch does: it would add minutes and no row that differs.
     libraries = ",".join(word for word in options.libraries.split(",") if word != "torch.compile")
     peers = [OURS, STRICT, *peers_of(libraries)]
-    console = _console(options)
-    with _progress(console, accuracies.steps(suite)) as step:
+    screen = Screen(stderr=options.as_json)
+    with progress(screen, accuracies.steps(suite), is_shown=not options.is_quiet) as step:
         found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
-    _print(console, options, accuracies.markdown(found))
+    _print(screen, options, accuracies.markdown(found))
     return _told("accuracy", {"rows": [each.to_json() for each in found]}, options)
 
 
@@ -243,14 +235,14 @@ def _told(name: str, found: dict[str, Any], options: Options) -> dict[str, Any]:
     return stamped
 
 
-def _show(console: Console, options: Options, lines: Sequence[Sequence[str]], note: str = "") -> None:
+def _show(screen: Screen, options: Options, lines: Sequence[Sequence[str]], note: str = "") -> None:
     written = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    _print(console, options, written + (f"\n{note}\n" if note else ""))
+    _print(screen, options, written + (f"\n{note}\n" if note else ""))
 
 
-def _print(console: Console, options: Options, markdown: str) -> None:
+def _print(screen: Screen, options: Options, markdown: str) -> None:
     if not options.as_json:
-        console.print(Markdown(markdown))
+        screen.show(markdown)
 
 
 def _ms(seconds: float | None) -> str:

@@ -20,7 +20,7 @@ from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.results import Row
 from fuseplan.bench.runner import WORST
 from fuseplan.bench.suite import Case, Suite
-from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.errors import ArgumentError, FuseplanError, installing
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
@@ -91,7 +91,7 @@ def needs_gpu() -> None:
     try:
         import torch
     except ImportError as error:
-        raise ArgumentError("benchmarks on a GPU need torch: `pip install torch`") from error
+        raise ArgumentError(f"benchmarks on a GPU need torch: {installing('torch', 'torch')}") from error
     if not torch.cuda.is_available():
         raise ArgumentError(f"torch {torch.__version__} finds no GPU on this machine")
 

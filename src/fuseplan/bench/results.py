@@ -109,7 +109,7 @@ def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path = FOL
             file.write(lines)
     except OSError as error:
         raise ArgumentError(
-            f"cannot write results to {place}: {error}; name a folder with --results"
+            f"cannot write results to {place}: {error}; name another folder with --results"
         ) from error
     return place
 

@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from fuseplan import limits
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
+from fuseplan.excerpt import ARROW
 from fuseplan.measure.published import published
 from fuseplan.plan import FusionPlan
 from fuseplan.reading import bytes_of, record, text_of
 
-FOLDERS = (Path("benchmarks/suites"), Path(__file__).resolve().parents[3] / "benchmarks" / "suites")
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "suites"
+PLANS = "plans"  # the suite of a plan that is given by its text
 R = TypeVar("R")
 UNFUSED = "unfused"  # peers that compute one operator at a time
 
@@ -28,14 +30,14 @@ class Case:
     Attributes:
         name: what it is called in tables.
         plan: its text.
-        group: the row of targets it belongs to.
-        model: where it comes from.
+        group: the cases that it is averaged with.
+        model: the network that it comes from.
     """
 
     name: str
     plan: str
-    group: str
-    model: str
+    group: str = "all"
+    model: str = ""
 
 
 def is_of(group: str, whole: str) -> bool:
@@ -79,23 +81,27 @@ class Suite:
 class _Written:
     """A suite as its file has it."""
 
-    title: str
     case: tuple[Case, ...]
+    title: str = ""
     target: tuple[Aim, ...] = ()
 
 
 def load(name: str) -> Suite:
-    """The suite of that name, or in that file.
+    """The suite of that name, in that file, or of that one plan.
 
     Raises:
         ArgumentError: there is no such suite, or its file is not one: the message says where and why.
+        PlanError: the name has an arrow, and is no plan.
     """
+    if ARROW in name:
+        plan = str(FusionPlan.parse(name))
+        return Suite(PLANS, plan, (Case(name, plan, PLANS, PLANS),), ())
     if name in MADE:
         return MADE[name]()
     place = _find(name)
     try:
         return _read(place)
-    except (OSError, ValueError, PlanError) as error:
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"{place} is not a suite: {error}") from error
 
 
@@ -116,29 +122,31 @@ def chosen(suite: Suite, only: str) -> Suite:
 
 def names() -> list[str]:
     """Every suite that `load` finds by name."""
-    return sorted({*MADE, *(path.stem for folder in FOLDERS for path in folder.glob("*.toml"))})
+    return sorted({*MADE, *(path.stem for path in FOLDER.glob("*.toml"))})
 
 
 def _find(name: str) -> Path:
-    candidates = [Path(name), *(folder / f"{name}.toml" for folder in FOLDERS)]
-    for place in candidates:
+    for place in (Path(name), FOLDER / f"{name}.toml"):
         if place.suffix == ".toml" and os.path.isfile(place):  # pathlib's raises for a name that is too long
             return place
     raise ArgumentError(
         f"no suite is named {name!r}. {did_you_mean(name, names())}\n"
-        "  Suites are the files in benchmarks/suites of a checkout, where this is run, or any such FILE.toml"
+        "  A suite is one of the package's, by its name, a FILE.toml of that form, or a plan in quotes"
     )
 
 
 def _read(place: Path) -> Suite:
     written = read_toml(place, _Written)
     groups = {case.group for case in written.case}
-    for case in written.case:
-        FusionPlan.parse(case.plan)
+    for number, case in enumerate(written.case):
+        try:
+            FusionPlan.parse(case.plan)
+        except PlanError as error:
+            raise ValueError(f"case[{number}], {case.name!r}, has no plan in 'plan': {error}") from error
     for aim in written.target:
         if not any(map(aim.covers, groups)):
             raise ValueError(f"the target of group {aim.group!r} against {aim.against!r} has no case")
-    return Suite(place.stem, written.title, written.case, written.target)
+    return Suite(place.stem, written.title or place.stem, written.case, written.target)
 
 
 def read_toml(place: Path, kind: type[R]) -> R:

@@ -8,55 +8,63 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fuseplan import tuned
-from fuseplan.bench.suite import Case, chosen, load
+from fuseplan.bench.suite import PLANS, Case, chosen, load
 from fuseplan.bench.tuning import MOST, Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.errors import ArgumentError, FuseplanError, counted
-from fuseplan.plan import FusionPlan
-
-ARROW = "->"  # in a plan, and in no suite's name
-PLANS = "plans"  # the group of plans that are given by their text
+from fuseplan.excerpt import ARROW
+from fuseplan.tuned import Tuned
 
 Show = Callable[[str], object]
+Labelled = Sequence[tuple[str, Case]]
+
+
+def cases_of(asked: Sequence[str], only: str = "") -> Labelled:
+    """The cases of suites by name or file, and of plans by their text; each with its suite, or `plans`.
+
+    `only` chooses the cases of suites whose name or group contains it.
+
+    Raises:
+        ArgumentError: there is no such suite, or none of its cases is chosen.
+        PlanError: a text is no plan.
+    """
+    return [(PLANS if ARROW in name else name, case) for name in asked for case in _cases(name, only)]
 
 
 def tune_all(
-    asked: Sequence[str], options: TuneOptions, output: Path | None, show: Show, only: str = ""
-) -> list[Outcome]:
-    """Tunes suites and plans, keeps what was found, and says how good the cost model was.
+    labelled: Labelled, options: TuneOptions, output: Path | None, done: Callable[[Outcome], object]
+) -> dict[str, list[Outcome]]:
+    """Tunes cases and keeps what was found.
 
     Args:
-        asked: suites by name or file, and plans by their text.
+        labelled: the cases, from `cases_of`.
         options: how.
         output: a file for the choices, written anew after each case; None for the user's own alone.
-        show: takes a line.
-        only: cases of suites whose name or group contains it.
+        done: called with each outcome.
+
+    Returns:
+        The outcomes by label.
 
     Raises:
-        ArgumentError: there is no such suite, the target is not this machine's, or the file cannot be
-            written.
+        ArgumentError: the target is not this machine's, or the file cannot be written.
     """
-    labelled = [(name, case) for name in asked for case in _cases(name, only)]
-    outcomes: list[Outcome] = []
-    for outcome in tune_cases([case for _, case in labelled], options):
-        outcomes.append(outcome)
-        show(str(outcome))
+    found: dict[str, list[Outcome]] = {}
+    choices: list[Tuned] = []
+    for (label, _), outcome in zip(
+        labelled, tune_cases([case for _, case in labelled], options), strict=True
+    ):
+        found.setdefault(label, []).append(outcome)
+        done(outcome)
         if outcome.tuned is None:
             continue
+        choices.append(outcome.tuned)
         tuned.keep(outcome.tuned)
         if output is not None:
-            tuned.write(output, [each.tuned for each in outcomes if each.tuned is not None])
-    for name in dict.fromkeys(PLANS if ARROW in each else each for each in asked):
-        own = [
-            outcome
-            for (label, _), outcome in zip(labelled, outcomes, strict=True)
-            if name == (PLANS if ARROW in label else label)
-        ]
-        show(_summary(name, own))
-    return outcomes
+            tuned.write(output, choices)
+    return found
 
 
 def merge(files: Sequence[Path], output: Path, show: Show) -> int:
@@ -72,12 +80,12 @@ def merge(files: Sequence[Path], output: Path, show: Show) -> int:
 
 
 def _cases(name: str, only: str) -> tuple[Case, ...]:
-    if ARROW not in name:
-        return chosen(load(name), only).cases
-    return (Case(name, str(FusionPlan.parse(name)), PLANS, PLANS),)
+    suite = load(name)
+    return suite.cases if suite.name == PLANS else chosen(suite, only).cases
 
 
-def _summary(name: str, outcomes: Sequence[Outcome]) -> str:
+def summary(name: str, outcomes: Sequence[Outcome]) -> str:
+    """How good the cost model was in a suite's cases."""
     mean = mean_ratio(outcomes)
     tuned_count = sum(each.tuned is not None for each in outcomes)
     told = "nothing to compare" if mean is None else f"untuned over tuned {mean:.3f}, geometric mean"
@@ -96,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--accuracy", default="default")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--workers", type=int, default=0, help="compilers at a time; 0 for one a processor")
-    parser.add_argument("--patience", type=float, default=TuneOptions.patience, help="seconds for a case")
+    parser.add_argument("--timeout", type=float, default=TuneOptions.timeout, help="seconds for a case")
     parser.add_argument("--within", type=float, default=math.inf, help="no case begins after so many seconds")
     parser.add_argument("--only", default="", help="cases whose name or group contains it")
     parser.add_argument("--output", type=Path, help="a file for the choices")
@@ -108,13 +116,20 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         options = TuneOptions(
             given.target, given.seconds, given.most or None, accuracy_of(given.accuracy), given.threads,
-            given.workers, given.patience, given.within,
+            given.workers, given.timeout, given.within,
         )  # fmt: skip
-        outcomes = tune_all(given.asked, options, given.output, _flushed, given.only)
+        found = tune_all(cases_of(given.asked, given.only), options, given.output, _flushed)
     except FuseplanError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    return 0 if any(each.tuned for each in outcomes) else 1
+    for name, outcomes in found.items():
+        _flushed(summary(name, outcomes))
+    return status(found)
+
+
+def status(found: Mapping[str, Sequence[Outcome]]) -> int:
+    """0 where a case was tuned, 1 where none was."""
+    return 0 if any(each.tuned for outcomes in found.values() for each in outcomes) else 1
 
 
 def accuracy_of(text: str) -> str | float:
@@ -136,8 +151,8 @@ def needed(output: Path | None) -> Path:
     return output
 
 
-def _flushed(line: str) -> None:
-    print(line, flush=True)
+def _flushed(told: object) -> None:
+    print(told, flush=True)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class TuneOptions:
         most: candidates of a case that are tried; None for all.
         accuracy, threads: as for `compile`.
         workers: compilers at a time, on a GPU.
-        patience: seconds after which a case's process is taken to hang.
+        timeout: seconds after which a case's process is taken to hang.
         within: seconds after which no further case begins.
     """
 
@@ -49,7 +49,7 @@ class TuneOptions:
     accuracy: Accuracy = "default"
     threads: int | None = None
     workers: int = 0
-    patience: float = 60.0
+    timeout: float = 60.0
     within: float = math.inf
 
 
@@ -69,18 +69,27 @@ class Outcome:
             return None
         return self.tuned.untuned_seconds / self.tuned.seconds
 
+    def to_json(self) -> dict[str, Any]:
+        """The case, and its choice or why there is none, as JSON values."""
+        case = {"case": self.case.name, "group": self.case.group, "plan": self.case.plan}
+        found = self.tuned.to_json() if self.tuned else None
+        return {**case, "tuned": found, "why": self.why or None, "search_seconds": self.seconds}
+
     def __str__(self) -> str:
+        head = f"{self.case.name} ({self.case.group})"
         if self.tuned is None:
-            return f"{self.case.name} ({self.case.group}): not tuned: {self.why}"
+            return f"{head}: not tuned: {self.why}"
         found, ratio = self.tuned, self.ratio
         untuned = "rejected" if found.untuned_seconds is None else f"{found.untuned_seconds * 1e6:.2f} us"
-        told = f"untuned {untuned} {found.untuned}" + (f", {ratio:.3f}x" if ratio else "")
-        told += f"; unreliable: {found.disturbance}" if found.disturbance else ""
-        wrong = [f"\n    {text}: {why}" for text, why in found.rejected if not why.startswith("spills")]
-        return (
-            f"{self.case.name} ({self.case.group}): {found.seconds * 1e6:.2f} us {found.template}; {told}; "
-            f"{found.tried} tried, {len(found.rejected)} rejected, {self.seconds:.1f} s" + "".join(wrong)
-        )
+        lines = [
+            f"{head}: {found.seconds * 1e6:.2f} us" + (f", untuned {ratio:.3f}x" if ratio else ""),
+            f"    tuned    {found.template}",
+            f"    untuned  {untuned} {found.untuned}",
+            f"    search   {found.tried} tried, {len(found.rejected)} rejected, {self.seconds:.1f} s",
+            *([f"    unreliable: {found.disturbance}"] if found.disturbance else ()),
+            *(f"    {text}: {why}" for text, why in found.rejected if not why.startswith("spills")),
+        ]
+        return "\n".join(lines)
 
 
 def tune_cases(cases: Sequence[Case], options: TuneOptions) -> Iterator[Outcome]:
@@ -165,7 +174,7 @@ class _Worker:
                 "threads": options.threads, "seconds": options.seconds, "most": options.most,
                 "skipped": skipped,
             }  # fmt: skip
-            answer, trying = self._asked(request, options.patience)
+            answer, trying = self._asked(request, options.timeout)
             if "found" in answer:
                 return Tuned.from_json(answer["found"]), ""
             why = answer.get("refused") or answer["died"]
@@ -191,7 +200,7 @@ class _Worker:
         process.stdin.flush()
         return process
 
-    def _asked(self, request: Mapping[str, Any], patience: float) -> tuple[dict[str, Any], str]:
+    def _asked(self, request: Mapping[str, Any], timeout: float) -> tuple[dict[str, Any], str]:
         """The last answer, and the candidate that was being checked; empty while they are timed."""
         process, late = self._process, threading.Event()
 
@@ -199,7 +208,7 @@ class _Worker:
             late.set()
             process.kill()
 
-        timer = threading.Timer(patience, end)
+        timer = threading.Timer(timeout, end)
         timer.start()
         trying = ""
         try:
@@ -214,7 +223,7 @@ class _Worker:
             pass  # it died before it read
         finally:
             timer.cancel()
-        why = f"hung for {patience:g} s" if late.is_set() else f"died with status {process.wait()}"
+        why = f"hung for {timeout:g} s" if late.is_set() else f"died with status {process.wait()}"
         return {"died": f"its process {why}"}, trying
 
     def _answers(self, process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

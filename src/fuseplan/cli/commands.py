@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import errno
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Column, Table
 
 from fuseplan.backends import BACKENDS
-from fuseplan.build import build
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
 from fuseplan.cli.driver import driver_command
-from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, THREADS, plan_command
-from fuseplan.cli.statuses import (
-    INTERRUPTED,
-    REFUSED,
-    RIGHT,
-    WRONG,
-    error_json,
-    known_error,
-    status_of,
+from fuseplan.cli.group import Commands
+from fuseplan.cli.options import (
+    AS_JSON,
+    PATIENCE,
+    SEED,
+    TARGET,
+    THREADS,
+    loud_command,
+    plan_command,
 )
+from fuseplan.cli.screen import Screen
+from fuseplan.cli.show import show
+from fuseplan.cli.statuses import MEANINGS, REFUSED, RIGHT, WRONG
 from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.demo import main as run_demo
-from fuseplan.errors import FuseplanError, counted
+from fuseplan.errors import counted
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.gpu_peaks import measured_gpu_peaks
@@ -44,57 +44,28 @@ from fuseplan.measure.stats import Timing
 from fuseplan.report.combinations import AXES, cells
 from fuseplan.report.supported import Row
 from fuseplan.report.supported import rows as combination_rows
-from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 
-WIDE = 220  # columns: the widest table
-STAGES = ("plan", "match", "kernel", "choice", "source", "program")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
 
-
-class _Commands(click.Group):
-    """Turns errors into messages and exit statuses.
-
-    3 refused, 1 toolchain failed or the output cannot be written, 130 interrupted, 2 anything else.
-    """
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (FuseplanError, MemoryError) as error:
-            known = known_error(error)
-            _print_error(known, ctx)
-            ctx.exit(status_of(known))
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            click.echo(f"the output cannot be written: {error}", err=True)
-            ctx.exit(WRONG)
-
-
-def _print_error(error: FuseplanError, ctx: click.Context) -> None:
-    """The message for people, on stderr; with --json, as JSON on stdout instead."""
-    if ctx.meta.get("json"):
-        click.echo(json.dumps(error_json(error)))  # a line, as the commands that print a line a run do
-    else:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fuseplan")
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit statuses: " + "; ".join(f"{status} {meaning}" for status, meaning in MEANINGS.items()) + ".",
+)
+@click.version_option(None, "-V", "--version", package_name="fuseplan")
+@loud_command
 def fuseplan() -> None:
     """A fusion plan becomes one kernel.
 
-    PLAN is a plan's text, in quotes: 'f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu'.
+    PLAN is a plan's text, in quotes: 'f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu'. A
+    dash, -, stands for a plan on the standard input, and @FILE for a plan in a file.
     """
 
 
 fuseplan.add_command(bench_command)
 fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(driver_command)
+fuseplan.add_command(show)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)
 
@@ -104,27 +75,42 @@ def _print_json(told: Any) -> None:
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Cells that a terminal is too narrow for go on in the next line; what is no terminal has room."""
+    """Cells that the screen is too narrow for go on in the next line."""
     table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    (console if console.is_terminal else Console(width=WIDE)).print(table)
+    Screen().print(table)
 
 
 @fuseplan.command()
 @THREADS
-@click.option("--chart", type=click.Path(path_type=Path), default=Path("demo.svg"), show_default=True)
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path),
+    help="The chart's file, .svg or .png; demo.svg unless given.",
+)
+@PATIENCE
 @AS_JSON
-def demo(threads: int | None, chart: Path, as_json: bool) -> None:
-    """Measure fused plans at MIOpen's published shapes, and draw what fusing gave."""
-    run_demo(threads, chart, as_json=as_json)
+@loud_command
+@click.pass_context
+def demo(ctx: click.Context, threads: int | None, chart: Path | None, patience: float, as_json: bool) -> None:
+    """Measure 21 fused plans at MIOpen's published shapes, and draw a chart.
+
+    Each plan runs beside its operators one at a time. Without matplotlib there is no chart.
+    """
+    run_demo(threads, chart, as_json=as_json, patience=patience, is_quiet=bool(ctx.meta.get("quiet")))
 
 
 @fuseplan.command()
 @plan_command
 @SEED
-@click.option("--inputs", type=click.Choice(tuple(INPUTS)), default="normal", show_default=True)
+@click.option(
+    "--inputs",
+    type=click.Choice(tuple(INPUTS)),
+    default="normal",
+    show_default=True,
+    help="How the elements of src are distributed.",
+)
 @PATIENCE
 @click.pass_context
 def run(
@@ -139,10 +125,7 @@ def run(
     patience: float,
     as_json: bool,
 ) -> None:
-    """Compile PLAN, run it on random data and check it against float64.
-
-    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused.
-    """
+    """Compile PLAN, run it on random data, check the result against float64 and time it."""
     trial = run_trial(
         plan,
         target,
@@ -178,7 +161,7 @@ def _print_trial(trial: Trial) -> None:
         lines.append(f"unreliable {trial.disturbance}: measure again when other programs rest")
     elif trial.unfused is not None:
         lines.append(f"fused      {trial.unfused.median / trial.timed.median:.2f} times as fast as unfused")
-    click.echo("\n".join(lines))
+    Screen().tell("\n".join(lines))
 
 
 def _spread(timing: Timing) -> str:
@@ -191,7 +174,7 @@ def _spread(timing: Timing) -> str:
 
 @fuseplan.command("explain")
 @plan_command
-@click.option("--measure", is_flag=True, help="Measure this machine's peaks first, which takes a second.")
+@click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
 @PATIENCE
 @click.pass_context
 def explain_command(
@@ -205,9 +188,9 @@ def explain_command(
     measure: bool,
     patience: float,
 ) -> None:
-    """Tell how PLAN is computed and why, or why it is refused; needs no toolchain.
+    """Explain how PLAN is computed and why, or why it is refused.
 
-    Exit status: 0 fused, 2 no plan, 3 refused.
+    No toolchain is needed, for any target.
     """
     if measure:
         _measure_peaks(parse_target(target), threads, patience)
@@ -215,7 +198,7 @@ def explain_command(
     if as_json:
         _print_json(told.to_json())
     else:
-        click.echo(str(told))
+        click.echo(told.text(Screen().width, is_whole=bool(ctx.meta.get("verbose"))))
     ctx.exit(RIGHT if told.is_fused else REFUSED)
 
 
@@ -234,54 +217,15 @@ def _measure_peaks(target: Target, threads: int | None, patience: float) -> None
         )
 
 
-@fuseplan.command()
-@plan_command
-@click.option("--stage", type=click.Choice(STAGES), help="One stage's record; all but program unless given.")
-def show(
-    plan: str,
-    target: str,
-    threads: int | None,
-    accuracy: str | float,
-    template: str | None,
-    as_json: bool,
-    stage: str | None,
-) -> None:
-    """Print what each stage makes of PLAN: plan, match, kernel, choice, source, program."""
-    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
-    wanted = (stage,) if stage else STAGES[:-1]
-    told = {name: RECORDS[name](records) for name in wanted}
-    if as_json:
-        _print_json({name: value for name, (_, value) in told.items()})
-        return
-    for name, (text, _) in told.items():
-        click.echo(text if stage else f"# {name}\n{text}\n")
-
-
-def _program(records: Records) -> tuple[str, Any]:
-    program = build(records.choice, records.kernel, records.target).to_json()
-    return json.dumps(program, indent=1), program
-
-
-# A stage's record as text and as JSON values.
-RECORDS: dict[str, Callable[[Records], tuple[str, Any]]] = {
-    "plan": lambda records: (str(records.plan), json.loads(records.plan.to_json())),
-    "match": lambda records: (str(records.match), records.match.to_json()),
-    "kernel": lambda records: (records.kernel.text, records.kernel.text.splitlines()),
-    "choice": lambda records: (str(records.choice), records.choice.to_json()),
-    "source": lambda records: (
-        records.source.text,
-        {**records.source.frame, "text": records.source.text},
-    ),
-    "program": _program,
-}
-
-
 @fuseplan.command("supported")
 @TARGET
-@click.option("--combinations", is_flag=True, help="Of combinations of operators, with each algorithm.")
+@click.option(
+    "--combinations", is_flag=True, help="List combinations of operators instead, with each algorithm."
+)
 @AS_JSON
+@loud_command
 def supported_command(target: str, combinations: bool, as_json: bool) -> None:
-    """List operators, layouts and dtypes, and the templates that take them."""
+    """List the operators, layouts and dtypes that a target supports, with their templates."""
     known = parse_target(target)
     if combinations:
         _print_combinations(known, as_json)
@@ -293,7 +237,7 @@ def supported_command(target: str, combinations: bool, as_json: bool) -> None:
     columns = ("operator", "layouts", "dtypes", "templates")
     _print_table(f"what {known} computes", columns, grouped(rows))
     backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
-    click.echo(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
+    Screen().tell(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
 
 
 def _print_combinations(target: Target, as_json: bool) -> None:
@@ -313,13 +257,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 @fuseplan.group()
 def cache() -> None:
-    """The disk cache of compiled kernels."""
+    """Manage the disk cache of compiled kernels."""
 
 
 @cache.command()
 @AS_JSON
 def info(as_json: bool) -> None:
-    """Say where the cache is and what it holds."""
+    """Print the cache's folder, and the number and size of its kernels."""
     found = cache_info()
     if as_json:
         _print_json({**found.to_json(), "sizes": cache_entries()})

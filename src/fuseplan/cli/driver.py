@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +12,20 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from fuseplan.cli.driving import Driven, How, Seconds, drive
 from fuseplan.cli.lines import Line, all_combinations, is_plan, lines_of, words_of
-from fuseplan.cli.options import AS_JSON, PATIENCE, TARGET, THREADS
+from fuseplan.cli.options import (
+    AS_JSON,
+    PATIENCE,
+    TARGET,
+    THREADS,
+    Command,
+    PlanText,
+    completed,
+)
+from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
 from fuseplan.driver.problem import Problem
@@ -62,59 +72,70 @@ def _letter_option(letter: Letter) -> click.Option:
     )
 
 
+class ProblemName(PlanText):
+    """A problem of MIOpenDriver's, or a plan; shells complete the problems."""
+
+    name = "problem"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The problems that begin so."""
+        return completed(PROBLEMS, incomplete)
+
+
+def _switch(letter: str, word: str, default: int, told: str) -> Callable[[Command], Command]:
+    """An option that is 0 or 1, as MIOpenDriver has them."""
+    return click.option(
+        f"-{letter}", f"--{word}", type=click.IntRange(0, 1), default=default, show_default=True, help=told
+    )
+
+
 @click.command("driver")
-@click.argument("problem", metavar="[PROBLEM]", required=False)
+@click.argument("problem", metavar="[PROBLEM_OR_PLAN]", required=False, type=ProblemName())
 @TARGET
 @THREADS
-@click.option(
-    "-V", "--verify", type=click.IntRange(0, 1), default=1, show_default=True,
-    help="Compare with float64, within the bound that the kernel states.",
-)  # fmt: skip
-@click.option(
-    "-t", "--time", type=click.IntRange(0, 1), default=0, show_default=True,
-    help="Take the kernel's time: by a GPU's own clock, or by the host's around a call on a CPU.",
-)  # fmt: skip
-@click.option(
-    "-w", "--wall", type=click.IntRange(0, 1), default=0, show_default=True,
-    help="Take the host's time until the result is there; with or without -t.",
-)  # fmt: skip
+@_switch("V", "verify", 1, "1 compares the result with float64, within the bound that the kernel states.")
+@_switch("t", "time", 0, "1 measures the kernel's time: by a GPU's own clock, by the host's on a CPU.")
+@_switch("w", "wall", 0, "1 measures the host's time until the result is there.")
 @click.option(
     "-i", "--iter", type=click.IntRange(1), default=1, show_default=True,
-    help="Calls that are timed, after some that are not.",
+    help="The number of timed calls; some untimed calls come before them.",
 )  # fmt: skip
 @click.option(
-    "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside it."
+    "--unfused", is_flag=True, help="Measure the operators one at a time, and eager PyTorch, beside the plan."
 )
 @PATIENCE
 @click.option(
     "-D", "--dot_graph", type=click.Path(path_type=Path), help="Write the plan and its match for Graphviz."
 )
 @click.option(
-    "--sweep", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A file of such lines."
+    "--sweep",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Run each line of a file.",
 )
+@click.option("--all", "is_all", is_flag=True, help="Run every combination of operators, on small tensors.")
+@click.option("--every", type=click.IntRange(1), default=1, help="Run only every Nth line of many.")
 @click.option(
-    "--all", "is_all", is_flag=True, help="Every combination that the driver has, on small tensors."
+    "--report", type=click.Path(path_type=Path, file_okay=False), help="Write a report into a folder."
 )
-@click.option("--every", type=click.IntRange(1), default=1, help="Of the lines, every so many alone.")
-@click.option("--report", type=click.Path(path_type=Path, file_okay=False), help="A folder for a report.")
 @AS_JSON
 @click.pass_context
 def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **_: Any) -> None:
-    """Run a fusion problem as MIOpenDriver's letters say it, on random data.
+    """Run a fusion problem in MIOpenDriver's letters, on random data.
 
-    PROBLEM is CBAInfer, CBAInferfp16, CBAInferbfp16, CAInfer, CAInferfp16, CAInferbfp16, or a plan's text.
-    With --sweep, each line of a file is run, with --all every combination; the options beside it are for
-    all of them.
+    The problems are CBAInfer, CBAInferfp16, CBAInferbfp16, CAInfer, CAInferfp16 and CAInferbfp16; a plan may
+    stand in the place of a problem. --sweep runs each line of a file, and --all every combination. The other
+    options are then for all lines.
 
-    Exit status: 0 fused and right, 1 wrong, 2 no plan, 3 refused; of many lines 1 where any fails; 130
-    interrupted.
+    Exit status: 1 also if one of many lines fails.
     """
     lines = _lines(ctx)
     if lines is None:
         outcome = _outcome(ctx, None)
         if outcome.error is not None and not as_json:
             raise outcome.error
-        click.echo(json.dumps(outcome.to_json()) if as_json else _told(outcome))
+        _print(outcome, as_json)
         ctx.exit(outcome.status)
     if report is not None:
         _make(report)
@@ -134,6 +155,13 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
 
 
 driver_command.params[1:1] = map(_letter_option, LETTERS)
+
+
+def _print(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(outcome.to_json()))
+    else:
+        Screen().tell(_told(outcome))
 
 
 def _lines(ctx: click.Context) -> Sequence[Line] | None:
@@ -310,7 +338,15 @@ def _told(outcome: Outcome) -> str:
         *(() if driven.checks else ["error      not compared with float64"]),
     ]
     lines += [f"{name:<10} {_ms(taken)}" for name, taken in _times(driven)]
-    return "\n".join([*lines, *([f"unfused    {driven.verdict}"] if driven.verdict else [])])
+    return "\n".join([*lines, *_unfused(driven.verdict)])
+
+
+def _unfused(verdict: Verdict | None) -> list[str]:
+    """The verdict, its first line behind a label."""
+    if verdict is None:
+        return []
+    first, *others = str(verdict).splitlines()
+    return [f"unfused    {first}", *(f"         {line}" for line in others)]
 
 
 def _times(driven: Driven) -> list[tuple[str, Seconds]]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+from fuseplan.backends import BACKENDS
+from fuseplan.target import KINDS
 
 
 class Duration(click.FloatRange):
@@ -47,13 +54,99 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     return value
 
 
+def _be_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:  # the group's option and a command's are one
+        ctx.meta["quiet"] = True
+        warnings.simplefilter("ignore")
+
+
+def _be_verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta["verbose"] = True
+
+
+class PlanText(click.types.StringParamType):
+    """A plan's text, or where it stands: `-` is the standard input, `@FILE` a file."""
+
+    name = "plan"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text; lines of the input that begin with # are comments.
+
+        Raises:
+            click.BadParameter: the file cannot be read.
+        """
+        if value != "-" and not value.startswith("@"):
+            return str(value)
+        try:
+            text = sys.stdin.read() if value == "-" else Path(value[1:]).read_text("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            self.fail(f"{value} cannot be read: {error}", param, ctx)
+        lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        return " ".join(" ".join(lines).split())
+
+
+class TargetName(click.types.StringParamType):
+    """A target's text; shells complete the known ones."""
+
+    name = "target"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The targets that begin so."""
+        return completed(("cpu", "cuda", *KINDS), incomplete)
+
+
+class TemplateName(click.types.StringParamType):
+    """A template's name, or a candidate of it; shells complete the names."""
+
+    name = "template"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The templates that begin so."""
+        return completed(
+            (template.name for backend in BACKENDS for template in backend.templates), incomplete
+        )
+
+
+def completed(words: Iterable[str], begin: str) -> list[CompletionItem]:
+    """The words that begin so, each once."""
+    return [CompletionItem(word) for word in dict.fromkeys(words) if word.startswith(begin)]
+
+
+PLAN = PlanText()
+QUIET = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_be_quiet,
+    help="Print results alone: no warnings, no progress.",
+)
+VERBOSE = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_be_verbose,
+    help="Print all candidates and refusals, and the traceback of an error.",
+)
 AS_JSON = click.option("--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON.")
-TARGET = click.option("--target", default="cpu", show_default=True, help="cpu, cuda, triton:sm_90, ...")
+TARGET = click.option(
+    "--target",
+    type=TargetName(),
+    default="cpu",
+    show_default=True,
+    help="The machine: cpu, cuda (this machine's GPU), or a kind such as cpu:avx2 and triton:sm_90.",
+)
 THREADS = click.option(
-    "--threads", type=int, help="The most threads a launch on a CPU uses; all unless given."
+    "--threads", type=int, help="The most threads of a launch on a CPU; one per processor unless given."
 )
 SEED = click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the random data."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of the random data."
 )
 PATIENCE = click.option(
     "--patience",
@@ -67,13 +160,23 @@ ACCURACY = click.option(
     default="default",
     show_default=True,
     callback=accuracy_option,
-    help="default, strict, or the largest error bound allowed.",
+    help="default, strict, or a number: the largest error bound that is allowed.",
 )
-TEMPLATE = click.option("--template", help="The only template to consider, as explain prints it.")
+TEMPLATE = click.option(
+    "--template",
+    type=TemplateName(),
+    help="The only template to consider: its name, or a candidate as explain prints it.",
+)
+
+
+def loud_command(command: Command) -> Command:
+    """The options of every command that may print less or more."""
+    return QUIET(VERBOSE(command))
 
 
 def plan_command(command: Command) -> Command:
     """The argument and options of every command on a plan."""
-    for option in (AS_JSON, TEMPLATE, ACCURACY, THREADS, TARGET, click.argument("plan")):
+    plan = click.argument("plan", type=PLAN)
+    for option in (QUIET, VERBOSE, AS_JSON, TEMPLATE, ACCURACY, THREADS, TARGET, plan):
         command = option(command)
     return command

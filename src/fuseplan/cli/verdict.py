@@ -7,6 +7,7 @@ import json
 import click
 
 from fuseplan.cli.options import PATIENCE, SEED, plan_command
+from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import DISTURBED, RIGHT
 from fuseplan.compile import compile as compile_plan
 
@@ -31,10 +32,11 @@ def verdict_command(
 
     The fused kernel runs beside the plan's operators one at a time and beside eager PyTorch. While other
     programs use the machine there is no verdict, and nothing is kept.
-
-    Exit status: 0 a verdict, 1 a wrong result, 2 no plan, 3 refused, 4 no verdict beside other programs.
     """
     compiled = compile_plan(plan, target, threads=threads, accuracy=accuracy, template=template)
     found = compiled.verdict(seed, patience=patience)
-    click.echo(json.dumps(found.to_json(), indent=1) if as_json else str(found))
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        Screen().tell(str(found))
     ctx.exit(DISTURBED if found.disturbance else RIGHT)

@@ -13,7 +13,7 @@ from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
 
 NUMBERS = "-A 0.5 -B 1.5 -G 2"  # with them no activation is another, or constant
 PLANE = "-n 2 -c 8 -H 9 -W 10"
-BATCH = "-n 5 -c 8 -H 9 -W 10"  # of two images, normalised each by itself, every gradient is 0
+BATCH = "-n 5 -c 8 -H 9 -W 10"  # of two images, normalized each by itself, every gradient is 0
 LAYOUTS = ("NCHW", "NHWC")
 
 # By what they are kinds of.

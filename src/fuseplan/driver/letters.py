@@ -174,10 +174,10 @@ IN = (
 )
 FILTER = _each_axis("@yx", "fil", 3, "The filter's extent")
 STRIDE = _each_axis("#uv", "conv_stride", 1, "The filter's stride")
-PAD = _each_axis("$pq", "pad", 0, "Zeros at either end of the input", 0)
-DILATION = _each_axis("^lj", "dilation", 1, "The distance of the filter's taps")
+PAD = _each_axis("$pq", "pad", 0, "Zeros at each end of the input", 0)
+DILATION = _each_axis("^lj", "dilation", 1, "The distance between the filter's taps")
 
-BATCH = Letter("n", "batchsize", 32, "Images", 1)
+BATCH = Letter("n", "batchsize", 32, "The number of images", 1)
 CHANNELS = Letter("c", "in_channels", 3, "The input's channels", 1)
 FEATURES = Letter("k", "out_channels", 32, "The convolution's output channels", 1)
 GROUPS = Letter("g", "group_count", 1, "The convolution's groups", 1)
@@ -185,25 +185,25 @@ PAD_MODE = Letter(
     "z",
     "pad_mode",
     "conv",
-    "How much is padded; conv and default as -p and -q say, same for the input's extent over the stride",
+    "The padding's mode; conv and default take -p and -q, same gives the input's extent over the stride",
     words=PAD_MODES,
 )
-PAD_VALUE = Letter("r", "pad_val", 0, "What is padded with", 0, 0)
+PAD_VALUE = Letter("r", "pad_val", 0, "The padding's value", 0, 0)
 ACTIVATION = _choice("m", "activMode", "relu", "The activation", tuple(ACTIVATIONS))
 ALPHA = Letter("A", "alpha", 1.0, "The activation's a")
 BETA = Letter("B", "beta", 0.0, "The activation's b")
 GAMMA = Letter("G", "gamma", 1.0, "The activation's g")
 BATCH_NORM = _choice(
-    "M", "bnMode", "per_activation", "What batch normalization's statistics are per", BATCH_NORM_MODES
+    "M", "bnMode", "per_activation", "The axes that share batch normalization's statistics", BATCH_NORM_MODES
 )
 EPSILON = Letter("", "epsilon", 1e-5, "Batch normalization's epsilon; MIOpenDriver's is 1e-6")
-RUN = _choice("", "run", "no", "Whether training updates running statistics", NO_YES)
+RUN = _choice("", "run", "no", "Training updates running statistics", NO_YES)
 SAVE = _choice(
-    "", "save", "yes", "Whether training saves its statistics, and a backward pass takes saved ones", NO_YES
+    "", "save", "yes", "Training saves its statistics, and a backward pass takes saved statistics", NO_YES
 )
-MOMENTUM = Letter("", "momentum", 0.1, "Of running statistics, MIOpen's expAvgFactor")
+MOMENTUM = Letter("", "momentum", 0.1, "The momentum of running statistics, MIOpen's expAvgFactor")
 MODE = _choice("FJ", "fusion_mode", "cbna", "The operators", tuple(MODES))
-SPATIAL = Letter("_", "spatial_dim", 2, "Spatial axes", 1, len(AXES))
+SPATIAL = Letter("_", "spatial_dim", 2, "The number of spatial axes", 1, len(AXES))
 IN_LAYOUT = _layout("I", "in_layout", "The input's layout, channels first unless given")
 OUT_LAYOUT = _layout("O", "out_layout", "The output's layout, which is the input's")
 FILTER_LAYOUT = _layout("f", "fil_layout", "The filter's layout, which changes nothing")

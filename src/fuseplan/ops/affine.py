@@ -1,4 +1,4 @@
-"""Sums and products with operands: bias, scale, residual, frozen batch normalisation, learnt slope."""
+"""Sums and products with operands: bias, scale, residual, frozen batch normalization, learnt slope."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _is_plain(op: BatchNorm) -> bool:
 class BatchNorm(Elementwise):
     """(x - mean)/sqrt(variance + epsilon) * scale + shift
 
-    Normalises by statistics frozen at training time. `inverse` takes inverse_variance, which is
+    Normalizes by statistics frozen at training time. `inverse` takes inverse_variance, which is
     1/sqrt(variance + epsilon), MIOpen's saved form, in the place of variance; there is no epsilon then.
 
     mean, variance or inverse_variance, scale, shift: (c,) with mode `spatial`; (c, *spatial) with

@@ -1,4 +1,4 @@
-"""Training: batch normalisation by the statistics of the batch, and the backward passes.
+"""Training: batch normalization by the statistics of the batch, and the backward passes.
 
 A backward pass multiplies by the derivative of the forward formula, which `derivative.py` makes: no operator
 here has a gradient of an activation of its own.
@@ -77,7 +77,7 @@ def _is_running(op: BatchNormTraining) -> bool:
 class BatchNormTraining(Normalization):
     """(x - mean) * (scale/sqrt(variance + epsilon)) + shift
 
-    Normalises by the statistics of the batch: mean and variance of all elements of a channel (`spatial`), or
+    Normalizes by the statistics of the batch: mean and variance of all elements of a channel (`spatial`), or
     of the batch at each place (`per_activation`). The variance is the mean of the squared deviations.
 
     scale, shift: (c,) with mode `spatial`; (c, *spatial) with `per_activation`.
@@ -182,8 +182,8 @@ class BatchNormBackward(Normalization):
     """scale*inverse_variance * (g - sum(g)/count - n*sum(g*n)/count)
 
     The gradient of src of `batch_norm_training -> activation`: x is the gradient of what these gave; n =
-    (input - mean) * inverse_variance is the normalised input, and g = x * derivative(activation)(n*scale +
-    shift) the gradient behind the normalisation. Sums are over the `count` elements that share a mean.
+    (input - mean) * inverse_variance is the normalized input, and g = x * derivative(activation)(n*scale +
+    shift) the gradient behind the normalization. Sums are over the `count` elements that share a mean.
 
     input: the shape of src, what batch_norm_training was applied to. scale; shift where there is an
     activation; mean and inverse_variance with statistics `saved`: (c,) with mode `spatial`, (c, *spatial)
@@ -219,9 +219,9 @@ class BatchNormBackward(Normalization):
 
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
         """Mean and variance of input, unless they are given; then the two sums of the gradient."""
-        normalised, gradient = self._parts(keys)
+        normalized, gradient = self._parts(keys)
         sums = Reduction(
-            "sums", (keys["gradient_sum"], keys["product_sum"]), (gradient, gradient * normalised)
+            "sums", (keys["gradient_sum"], keys["product_sum"]), (gradient, gradient * normalized)
         )
         if self.statistics == "saved":
             return (sums,)
@@ -238,10 +238,10 @@ class BatchNormBackward(Normalization):
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; what depends on the channel alone is bracketed, so that it can be computed once."""
         count = self.count(src)
-        normalised, gradient = self._parts(keys)
+        normalized, gradient = self._parts(keys)
         _, inverse = self._moments(keys)
         means = [leaf(keys[name]) / count for name in ("gradient_sum", "product_sum")]
-        return leaf(keys["scale"]) * inverse * (gradient - means[0] - normalised * means[1])
+        return leaf(keys["scale"]) * inverse * (gradient - means[0] - normalized * means[1])
 
     def _moments(self, keys: Keys) -> tuple[Scalar, Scalar]:
         """Mean and inverse variance of input."""
@@ -250,14 +250,14 @@ class BatchNormBackward(Normalization):
         return leaf(keys["batch_mean"]), 1 / sqrt(leaf(keys["batch_variance"]) + leaf(keys["epsilon"]))
 
     def _parts(self, keys: Keys) -> tuple[Scalar, Scalar]:
-        """The normalised input, and the gradient behind the normalisation."""
+        """The normalized input, and the gradient behind the normalization."""
         mean, inverse = self._moments(keys)
-        normalised = (leaf(keys["input"]) - mean) * inverse
+        normalized = (leaf(keys["input"]) - mean) * inverse
         if not _has_activation(self):
-            return normalised, leaf("x")
+            return normalized, leaf("x")
         given = {each.name: leaf(keys[each.name]) for each in self.activation.parameters()}
-        before = normalised * leaf(keys["scale"]) + leaf(keys["shift"])
-        return normalised, times(leaf("x"), slope(self.activation, before, given))
+        before = normalized * leaf(keys["scale"]) + leaf(keys["shift"])
+        return normalized, times(leaf("x"), slope(self.activation, before, given))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

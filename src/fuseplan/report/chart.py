@@ -1,4 +1,4 @@
-"""Bar charts as SVG or PNG, with matplotlib (an optional package: `pip install 'fuseplan[plot]'`)."""
+"""Bar charts as SVG or PNG, with matplotlib, an optional package: the extra `plot`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, installing
 
 FORMATS = (".svg", ".png")
 # Apart in brightness too, for print and for the colour-blind: ours dark, others light.
@@ -99,7 +99,7 @@ def check_chart(place: Path) -> None:
             f"a chart is written as {' or '.join(FORMATS)}, not {place.suffix or place.name!r}"
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("charts need matplotlib: `pip install 'fuseplan[plot]'`")
+        raise ArgumentError(f"charts need matplotlib: {installing('plot', 'matplotlib')}")
 
 
 def _figure(panels: Sequence[Panel], series: Sequence[Series], title: str, note: str, axis: str) -> Any:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.bench.results import Row
-from fuseplan.bench.suite import FOLDERS, Suite
+from fuseplan.bench.suite import Suite
 from fuseplan.bench.table import Line, lines, markdown
 from fuseplan.report.docstrings import prose, table
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
 
-LOSSES = "losses.toml"  # beside the folder of suites: what was tried where we lose, and why a test failed
+# What was tried where we lose, and why a test failed: of this folder's checkout, or of the sources' own.
+LOSSES = tuple(top / "benchmarks" / "losses.toml" for top in (Path(), Path(__file__).resolve().parents[3]))
 
 
 def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:
@@ -81,9 +82,7 @@ def failures(place: Path | None = None) -> dict[str, str]:
 
 def _told(place: Path | None) -> Record:
     """What is said of results by hand; nothing without the file."""
-    where = place or next(
-        (path for folder in FOLDERS if (path := folder.parent / LOSSES).is_file()), Path(LOSSES)
-    )
+    where = place or next((each for each in LOSSES if each.is_file()), LOSSES[0])
     return tomllib.loads(where.read_text(encoding="utf-8")) if where.is_file() else {}
 
 

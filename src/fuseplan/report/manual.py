@@ -14,9 +14,10 @@ from fuseplan.arrays import empty
 from fuseplan.cache import CacheInfo, cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cli.commands import fuseplan
+from fuseplan.cli.statuses import MEANINGS
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
+from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, installing
 from fuseplan.explain import Explanation, explain
 from fuseplan.extend import register_operator, register_template
 from fuseplan.locks import cached_property
@@ -134,9 +135,10 @@ def command_line() -> Iterator[str]:
     yield ""
     yield from map(prose, _paragraphs(fuseplan.help)[1:])
     yield ""
-    yield "It comes with `pip install 'fuseplan[cli]'`; `python -m fuseplan` is the same command."
-    yield "Exit statuses: 0 fused and right, 1 wrong or the toolchain failed, 2 no plan or no such argument,"
-    yield "3 refused."
+    yield f"It needs the extra `cli`: {installing('cli', 'click', 'rich')}."
+    yield "`python -m fuseplan` is the same command."
+    yield ""
+    yield from table(["exit status", "means"], [[str(status), told] for status, told in MEANINGS.items()])
     yield from _commands("fuseplan", fuseplan)
 
 

@@ -22,6 +22,7 @@ from fuseplan.tuned import processor_of
 FILE = "verdicts.jsonl"
 FUSED, UNFUSED = "fused", "one at a time"
 ROUNDS = 7
+UNKNOWN = "nobody looked for other programs"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Verdict:
     refused: Mapping[str, str]
     kernels: int
     date: str
-    disturbance: str | None
+    disturbance: str | None = UNKNOWN  # of an earlier version, which did not look
 
     @property
     def best_other(self) -> str | None:
@@ -85,8 +86,6 @@ class Verdict:
         found = record(cls, {name: told[name] for name in told if name not in ("speedup", "pays")})
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")
-        if found.disturbance is not None:
-            raise ValueError("its times are unreliable")
         return found
 
     def __str__(self) -> str:
@@ -94,22 +93,24 @@ class Verdict:
         ratios = {} if self.disturbance else {name: f", {each / self.fused:.2f}x" for name, each in ranked}
         listed = [f"  {name}: {_us(seconds)}{ratios.get(name, '')}" for name, seconds in ranked]
         listed += [f"  {name}: not measured: {why}" for name, why in self.refused.items()]
-        return "\n".join([f"{self._sentence()} ({self.processor}, {self.date})", *listed])
+        advised = [f"  {advice}"] if (advice := self._advice()) else []
+        return "\n".join([self._sentence(), *listed, f"  {self.processor}, {self.date}", *advised])
+
+    def _advice(self) -> str | None:
+        if self.disturbance:
+            return "nothing is kept: measure again when other programs rest, or wait with --patience 60"
+        if self.pays is False:
+            return "run it unfused here, or look for a better choice with `fuseplan tune`"
+        return None
 
     def _sentence(self) -> str:
         if self.disturbance:
-            return (
-                f"no verdict: {self.disturbance}; fused took {_us(self.fused)}. Nothing is kept: measure "
-                "again when other programs rest, or wait for that with --patience 60"
-            )
+            return f"no verdict: {self.disturbance}; fused took {_us(self.fused)}"
         if self.speedup is None:
             return f"the fused kernel takes {_us(self.fused)}; there was nothing to compare it with"
         if self.pays:
             return f"fusing pays: {_us(self.fused)}, {self.speedup:.2f} times as fast as {self.best_other}"
-        return (
-            f"fusing loses: {_us(self.fused)}, {self.best_other} is {1 / self.speedup:.2f} times as fast; "
-            "run it unfused here, or look for a better choice with `fuseplan tune`"
-        )
+        return f"fusing loses: {_us(self.fused)}, {self.best_other} is {1 / self.speedup:.2f} times as fast"
 
 
 def _us(seconds: float) -> str:
@@ -155,6 +156,7 @@ def judge(
 def recorded(plan: str, target: str, processor: str) -> Verdict | None:
     """The last verdict on a plan on this kind of machine; None where there is none."""
     for verdict in reversed(journal.read(FILE, Verdict.from_json)):
-        if (verdict.plan, verdict.target, verdict.processor) == (plan, target, processor):
+        is_asked = (verdict.plan, verdict.target, verdict.processor) == (plan, target, processor)
+        if is_asked and verdict.disturbance is None:
             return verdict
     return None

@@ -121,6 +121,17 @@ class CpuBackend:
         """LLVM's object code does not say."""
         return {}
 
+    def listings(self, target: Target) -> tuple[str, ...]:
+        """LLVM's assembly."""
+        return ("asm",)
+
+    def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
+        """The assembly for the target's processor, whichever this machine has."""
+        from fuseplan.backends.cpu import toolchain
+
+        triple = None if target.is_host else toolchain.triple_of(target)
+        return toolchain.assembly(source.text, triple=triple, cpu=target.cpu, features=target.features)
+
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Function:
         """The kernel's entry."""
         with loading:

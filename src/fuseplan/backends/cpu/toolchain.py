@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 from fuseplan import limits
 from fuseplan.errors import BuildError
 from fuseplan.locks import held_across_forks
+from fuseplan.target import Target
 
 # llvmlite holds this lock, which has no public name, in each of its calls of LLVM. A fork waits for it.
 held_across_forks(llvm.ffi.lib._lock)
@@ -88,6 +89,11 @@ def assembly(text: str, *, triple: str | None = None, cpu: str = "", features: s
     """What the kernel becomes, as assembly: for this processor, or for any that LLVM knows."""
     machine = _host_machine() if triple is None else _target_machine(triple, cpu, features)
     return str(machine.emit_assembly(_optimized(text, machine)))
+
+
+def triple_of(target: Target) -> str:
+    """LLVM's name of the system of a kind of processor that is not this machine's."""
+    return "aarch64-linux-gnu" if target.name == "neon" else "x86_64-linux-gnu"
 
 
 def load_object(code: bytes, entries: Sequence[str]) -> dict[str, Address]:

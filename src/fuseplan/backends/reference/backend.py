@@ -96,6 +96,14 @@ class ReferenceBackend:
         """Nothing."""
         return {}
 
+    def listings(self, target: Target) -> tuple[str, ...]:
+        """None: NumPy interprets the plan."""
+        return ()
+
+    def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
+        """Nothing: `listings` names no kind."""
+        raise ValueError(kind)
+
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
         """An interpreter of the kernel."""
         with loading:

@@ -97,6 +97,16 @@ class TritonBackend:
 
         return toolchain.resources(code)
 
+    def listings(self, target: Target) -> tuple[str, ...]:
+        """NVIDIA's two levels, or AMD's one."""
+        return ("asm",) if target.name.startswith("gfx") else ("ptx", "sass")
+
+    def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
+        """What Triton, or ptxas, makes of the source."""
+        from fuseplan.backends.triton import toolchain
+
+        return toolchain.listing(kind, source, kernel, template, target)
+
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
         """The binary as a module of the device."""
         with loading:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from fuseplan import limits
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.emit import Source
-from fuseplan.errors import BuildError
+from fuseplan.errors import BuildError, installing
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import Template
 
-REMEDY = "pip install -U 'fuseplan[triton]'"
+REMEDY = installing("triton", "torch", f"'triton>={versions.OLDEST}'")
 
 
 def fingerprint() -> str | None:
@@ -47,6 +51,41 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
     from fuseplan.backends.triton.compiler import compile_source
 
     return compile_source(source, types, target).pack()
+
+
+def listing(kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
+    """A source's instructions: `ptx` or `sass` for NVIDIA, `asm` for AMD.
+
+    Raises:
+        BuildError: triton is missing or another version, or refuses the source; or its disassembler fails.
+    """
+    types = types_of(source, kernel, _gpu(template))
+    check_installed()
+    from fuseplan.backends.triton.compiler import compile_source
+
+    made = compile_source(source, types, target, assembly=True)
+    return _disassembled(made.binary) if kind == "sass" else made.assembly
+
+
+def _disassembled(binary: bytes) -> str:
+    """A cubin's instructions, by the disassembler that comes with Triton."""
+    package = versions.package()
+    assert package is not None  # the binary was just compiled
+    tool = package / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.TemporaryDirectory(prefix="fuseplan-") as folder:
+        place = Path(folder) / "kernel.cubin"
+        place.write_bytes(binary)
+        try:
+            told = subprocess.run(
+                [tool, "-c", place],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=limits.ASSEMBLER_SECONDS,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BuildError(f"{tool} cannot disassemble the kernel: {error}") from error
+    return told.stdout
 
 
 def compile_all(
@@ -90,7 +129,8 @@ def check_installed() -> None:
     version, oldest = versions.version_of(), versions.OLDEST
     if version is None:
         raise BuildError(
-            f"compiling for a GPU needs triton {oldest} or later, which is not installed: {REMEDY}"
+            f"compiling for a GPU needs triton {oldest} or later, which is not installed: {REMEDY}. "
+            "`explain`, and `show` to the stage `source`, need none"
         )
     told = versions.dotted(version)
     if version < versions.parsed(oldest):
