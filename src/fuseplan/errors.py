@@ -6,7 +6,6 @@ import copy
 import difflib
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +114,8 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
     Attributes:
         what: what failed, naming the target.
         text: the plan's text.
-        refusals: why, by every rule or template that was tried, the nearest miss first: in the order given,
-            but last those that point to a way which refused as well.
+        refusals: one of every rule or template that was tried, the nearest miss first: in the order given,
+            but those with a vain remedy last.
         options: of the command line, with which `fuseplan explain` tries the same.
     """
 
@@ -125,40 +124,42 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
         self.text = text
         self.options = options
         self.refusals = tuple(refusals)
-        self.refusals = tuple(sorted(self.refusals, key=self._is_vain))
+        self.refusals = tuple(sorted(self.refusals, key=lambda each: self.advice(each) is None))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def advice(self, refusal: Refusal) -> str | None:
+        """The refusal's remedy; None for a vain one: it names a rule or template that refused as well."""
+        vain = any(each.tried in named(refusal.remedy) for each in self.refusals)
+        return None if vain else refusal.remedy
+
     def _lines(self) -> Iterator[str]:
         yield super().__str__()
         blamed: int | None = -1  # none yet: the plan is shown before the first refusal
-        told = list(self._told().items())
-        for refusal, tried in told[:SHOWN_REFUSALS]:
+        told = self._told()[:SHOWN_REFUSALS]
+        for refusal in told:
             yield ""
             if refusal.operator != blamed:
                 blamed = refusal.operator
                 span = None if blamed is None else operator_span(self.text, blamed)
                 yield from _indented(underlined(self.text, span))
-            who = f"{', '.join(tried)}: " if any(tried) else ""
+            alike = [each.tried for each in self.refusals if each.is_like(refusal)]
+            who = f"{', '.join(alike)}: " if any(alike) else ""
             yield from _indented([f"{who + str(refusal):<70}  [{refusal.code}]"])
-            if not self._is_vain(refusal):
-                yield from _indented([refusal.remedy])
-        if len(told) > SHOWN_REFUSALS:
+            yield from _indented(filter(None, [self.advice(refusal)]))
+        rest = sum(not any(each.is_like(refusal) for refusal in told) for each in self.refusals)
+        if rest:
             yield ""
             asked = " ".join(part for part in (shlex.quote(self.text), self.options) if part)
-            yield f"{len(self.refusals)} ways were tried; `fuseplan explain {asked}` lists them"
+            yield f"{counted(rest, 'other')} refused it too; `fuseplan explain {asked}` lists all"
 
-    def _is_vain(self, refusal: Refusal) -> bool:
-        """Whether the refusal's remedy names what refused as well."""
-        return any(each.tried in named(refusal.remedy) for each in self.refusals)
-
-    def _told(self) -> dict[Refusal, list[str]]:
-        """What is told, the nearest miss first, and which rules or templates say it."""
-        found: dict[Refusal, list[str]] = {}
-        for refusal in self.refusals:
-            found.setdefault(replace(refusal, tried="", held=0), []).append(refusal.tried)
-        return found
+    def _told(self) -> list[Refusal]:
+        """The first refusal of each reason that has advice; the first of all if none has any."""
+        found: dict[object, Refusal] = {}
+        for each in [each for each in self.refusals if self.advice(each)] or self.refusals[:1]:
+            found.setdefault((each.reason, each.operator), each)
+        return list(found.values())
 
 
 class BuildError(FuseplanError):

@@ -93,7 +93,9 @@ def _explain_refusal(plan: FusionPlan, target: str, refused: Unsupported) -> Exp
             "target": target,
             "fused": False,
             "what": refused.what,
-            "refusals": [refusal.to_json() for refusal in refused.refusals],
+            "refusals": [
+                {**refusal.to_json(), "remedy": refused.advice(refusal)} for refusal in refused.refusals
+            ],
         }
     )
 
@@ -328,7 +330,8 @@ def _refused_lines(told: Mapping[str, Any]) -> Iterator[str]:
             span = None if blamed is None else operator_span(told["plan"], refusal["operator"])
             yield from (f"  {line}" for line in underlined(told["plan"], span))
         yield f"  {refusal['tried']}: {_reason(refusal)}"
-        yield f"  {refusal['remedy']}"
+        if refusal["remedy"]:
+            yield f"  {refusal['remedy']}"
 
 
 def _reason(refusal: Mapping[str, Any]) -> str:

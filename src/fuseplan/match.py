@@ -53,6 +53,7 @@ def match(plan: FusionPlan) -> Match:
         if refusal is None:
             return Match(rule.name, plan.steps, tuple(refusals))
         refusals.append(refusal)
+    refusals.sort(key=lambda refusal: -refusal.held)  # the rule that got furthest comes first
     raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
 
 

@@ -1,29 +1,29 @@
-"""Every way to be refused, and how a refusal comes about.
+"""The catalogue of reasons for refusing a plan, and the records of claims and refusals.
 
-A rule's conditions and a template's limits are flat runs of claims. The first that does not hold becomes a
-`Refusal`: data, which errors print and `explain` tells. Each reason stands in the one catalogue below.
+A rule's conditions and a template's limits are flat runs of claims. The first claim that does not hold
+becomes a `Refusal`: data that errors print and `explain` shows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 GENERAL = "`direct` on the CPU and `convolution` or `product` on a GPU"
 
 
 class Reason(Enum):
-    """The catalogue: a code as users meet it, a sentence that says what would be taken, and what to do.
+    """The catalogue: the code in messages, the sentence with the cause, and the remedy.
 
-    What stands in backticks in a remedy is the name of a rule or of a template.
+    A name in backticks in a remedy is a rule's or a template's.
     """
 
-    # What no rule fuses.
+    # Plans that no rule fuses.
     EMPTY_PLAN = (
         "empty-plan",
-        "a kernel needs at least one operator",
+        "the plan has no operator",
         "Add an operator: plan.add(Relu())",
     )
     HORIZONTAL = (
@@ -33,130 +33,129 @@ class Reason(Enum):
     )
     NO_CONTRACTION = (
         "no-contraction",
-        "this takes plans with a contraction",
-        "`pointwise` takes elementwise operators alone; `normalization` takes one with statistics among them",
+        "the plan has no convolution and no matrix product",
+        "`pointwise` takes elementwise operators alone; `normalization` takes one operator with statistics",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
-        "one kernel holds one contraction",
-        "Split the plan in front of the second contraction",
+        "one kernel holds one convolution or matrix product",
+        "Split the plan in front of the second of them",
     )
     CONTRACTION_IN_POINTWISE = (
         "contraction-in-pointwise",
-        "this takes elementwise operators alone",
+        "a pointwise kernel holds elementwise operators alone",
         f"The rule `contraction` takes plans with one contraction, as do {GENERAL}",
     )
     NORMALIZATION_IN_POINTWISE = (
         "normalization-in-pointwise",
-        "this takes elementwise operators alone",
-        "The rule `normalization`, and the template of that name, take plans with one operator that has "
-        "statistics",
+        "a pointwise kernel holds elementwise operators alone",
+        "The rule `normalization`, and the template of that name, take one operator with statistics",
     )
     NO_NORMALIZATION = (
         "no-normalization",
-        "this takes plans with an operator that has statistics, such as batch_norm_training",
+        "the plan has no operator with statistics, such as batch_norm_training",
         "`pointwise` takes elementwise operators alone; the rule `contraction`, and of its templates "
-        f"{GENERAL}, take a contraction among them",
+        f"{GENERAL}, take one contraction",
     )
     SEVERAL_NORMALIZATIONS = (
         "several-normalizations",
-        "one kernel holds one operator that has statistics",
-        "Split the plan in front of the second one",
+        "one kernel holds one operator with statistics",
+        "Split the plan in front of the second of them",
     )
     CONTRACTION_AND_NORMALIZATION = (
         "contraction-and-normalization",
-        "one kernel holds one contraction or one operator that has statistics, not both",
+        "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
 
-    # What no template of a backend computes.
+    # Kernels that a backend has no template for.
     STRIDED_PROLOGUE = (
         "strided-prologue",
-        "in front of a contraction, an operand per element or activation needs a src in a named layout",
-        "Copy src into one of the named layouts, and make the plan for that",
+        "an operand per element or activation in front of a contraction needs a src in a named layout",
+        "Copy src into a named layout, and make the plan for that layout",
     )
     ACCURACY = (
         "accuracy",
-        "the error bound of this algorithm is above the one asked for",
+        "the algorithm's error bound is above the accuracy asked for",
         "Allow a larger bound with accuracy=, or make the plan in f64 (without precision=tf32)",
     )
     NOT_DEPTHWISE = (
         "not-depthwise",
-        "this kernel convolves each channel alone",
+        "a depthwise kernel has one channel in each group",
         f"{GENERAL} take any groups",
     )
     MANY_TAPS = (
         "many-taps",
-        "this kernel has code of its own for each tap",
+        "the template has separate code for each tap",
         "`convolution` takes kernels of any size",
     )
     GROUP_WIDTH = (
         "group-width",
-        "this kernel packs several narrow groups into a vector",
+        "the template packs several narrow groups into a vector",
         "`direct` takes groups of any width",
     )
     CHANNEL_MULTIPLIER = (
         "channel-multiplier",
-        "this kernel makes few features from each channel",
-        "`direct` takes any number of them",
+        "the template makes few features from each channel",
+        "`direct` takes any number of features",
     )
     NO_TRANSFORM = (
         "no-transform",
-        "this kernel takes 2-D convolutions of kernel 3 or 5, stride 1, dilation 1 and one group",
+        "the transforms are for 2-D convolutions with kernel 3 or 5, stride 1, dilation 1 and one group",
         "`direct` takes any convolution",
     )
     FLOAT64 = (
         "float64",
-        "this kernel computes in float32",
+        "the template computes in float32",
         "`direct` computes f64 plans",
     )
     CHANNELS_FIRST = (
         "channels-first",
-        "this kernel writes channels last",
+        "the template writes channels last",
         "Give src a layout with its channels innermost, such as nhwc",
     )
     CHANNELS_LAST = (
         "channels-last",
-        "this kernel writes channels first",
+        "the template writes channels first",
         "Give src a layout with its pixels innermost, such as nchw",
     )
 
     NOT_POINT_CONVOLUTION = (
         "not-point-convolution",
-        "this kernel takes 1x1 convolutions: stride 1, no padding, one group",
-        "`direct` on the CPU and `convolution` on a GPU take any",
+        "the template takes 1x1 convolutions with stride 1, no padding and one group",
+        "`direct` on the CPU and `convolution` on a GPU take any convolution",
     )
     SCATTERED_POSITIONS = (
         "scattered-positions",
-        "this kernel reads the positions of a channel side by side",
+        "the template reads the positions of a channel side by side",
         "Give src the default layout (ncw, nchw or ncdhw)",
     )
     WEIGHT_PER_BATCH = (
         "weight-per-batch",
-        "this kernel reads one weight for all images",
+        "the template reads one weight for all images",
         "`direct` on the CPU and `product` on a GPU take a weight for each image",
     )
 
-    # What the kernel for Hopper leaves to others.
+    # Kernels that the template for Hopper leaves to others.
     NOT_HOPPER = (
         "not-hopper",
-        "this kernel is written in the copies and products of sm_90",
+        "the template uses copies and products that only sm_90 has",
         "`product` or `convolution` runs on any GPU",
     )
     NOT_HALF = (
         "not-half",
-        "this kernel multiplies f16 and bf16",
+        "the template multiplies f16 and bf16",
         "`product` or `convolution` takes any dtype",
     )
     PROLOGUE = (
         "prologue",
-        "this kernel copies src to its products as it is: nothing comes before the contraction",
-        "`product` or `convolution` computes what comes before it",
+        "the template multiplies src as it lies, without an operator in front of the contraction",
+        "`product` or `convolution` computes operators in front of it",
     )
     COPY_ALIGNMENT = (
         "copy-alignment",
-        "channels, features and strides are multiples of the 16 bytes that the copy engine moves",
-        "Pad them to a multiple of 8; `product` or `convolution` takes any",
+        "channels, features and strides have to be multiples of 16 bytes, the unit of the copy engine",
+        "Pad them to a multiple of 8; `product` or `convolution` takes any size",
     )
     COPY_STEP = (
         "copy-step",
@@ -165,7 +164,7 @@ class Reason(Enum):
     )
     GROUP_TILES = (
         "group-tiles",
-        "a group has whole tiles: a multiple of 16 of its channels and of its features",
+        "a group needs whole tiles: a multiple of 16 channels and of 16 features",
         "`convolution` takes groups of any width",
     )
 
@@ -177,7 +176,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """What has to hold and, should it not: why, what was met, what was wanted, which operator is to blame."""
+    """A condition; if it does not hold: the reason, both sides, and the operator to blame."""
 
     holds: bool
     reason: Reason
@@ -203,12 +202,11 @@ class Refusal:
 
     Attributes:
         reason: its entry in the catalogue.
-        got: what the plan has; None where the reason's sentence says it all.
-        want: what would have been taken.
+        got: the plan's side; None where the reason's sentence is enough.
+        want: the side of the rule or template.
         operator: index of the operator to blame; None for the plan as a whole.
         tried: the rule or template that refused.
-        held: how many of its claims held before this one; of one template's refusals of two plans, the one
-            with more is the nearer miss.
+        held: number of its claims that held before this one. A refusal with more is a nearer miss.
     """
 
     reason: Reason
@@ -218,6 +216,10 @@ class Refusal:
     tried: str = ""
     held: int = 0
 
+    def is_like(self, other: Refusal) -> bool:
+        """Whether both say the same, whoever refuses."""
+        return replace(self, tried="", held=0) == replace(other, tried="", held=0)
+
     @property
     def code(self) -> str:
         """The reason's code, in kebab-case."""
@@ -225,12 +227,12 @@ class Refusal:
 
     @property
     def sentence(self) -> str:
-        """What would be taken."""
+        """The cause, as the catalogue has it."""
         return self.reason.sentence
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """The advice, as the catalogue has it."""
         return self.reason.remedy
 
     def __str__(self) -> str:
@@ -260,5 +262,5 @@ def first_refusal(claims: Iterable[Claim], tried: str = "") -> Refusal | None:
 
 
 def named(remedy: str) -> tuple[str, ...]:
-    """The rules and templates that a remedy names: what it says would take the plan instead."""
+    """The rules and templates that a remedy names as alternatives."""
     return tuple(re.findall(r"`(\w+)`", remedy))

@@ -84,37 +84,77 @@ def refusal(number: int, operator: int | None = 0, reason: Reason = Reason.SEVER
 
 
 def test_unsupported_shows_the_nearest_misses_first_and_at_most_three() -> None:
-    given = [refusal(number) for number in range(5)]
+    reasons = (Reason.SEVERAL_CONTRACTIONS, Reason.ACCURACY, Reason.STRIDED_PROLOGUE, Reason.CHANNELS_LAST)
+    given = [refusal(number, reason=reason) for number, reason in enumerate(reasons)]
     error = Unsupported("no kernel", text=PLAN, refusals=given, options="--target reference")
     assert list(error.refusals) == given
     printed = str(error)
     assert printed.index("number 0") < printed.index("number 1") < printed.index("number 2")
     assert "number 3" not in printed
-    assert f"5 ways were tried; `fuseplan explain '{PLAN}' --target reference` lists them" in printed
+    assert f"1 other refused it too; `fuseplan explain '{PLAN}' --target reference` lists all" in printed
 
 
-def test_a_refusal_that_points_to_what_refused_as_well_comes_last_and_without_its_remedy() -> None:
+def test_a_reason_is_shown_once_by_its_nearest_miss() -> None:
+    printed = str(Unsupported("no kernel", text=PLAN, refusals=[refusal(7), refusal(1), refusal(2)]))
+    assert "number 7" in printed
+    assert "number 1" not in printed
+    assert "2 others refused it too" in printed
+
+
+def test_a_refusal_that_points_to_what_refused_as_well_is_counted_alone() -> None:
     vain = Refusal(Reason.FLOAT64, tried="winograd")
     real = Refusal(Reason.STRIDED_PROLOGUE, tried="direct")
     both = Unsupported("no kernel", text=PLAN, refusals=[vain, real])
     assert both.refusals == (real, vain)
+    assert (both.advice(real), both.advice(vain)) == (Reason.STRIDED_PROLOGUE.remedy, None)
     assert Reason.STRIDED_PROLOGUE.remedy in str(both)
-    assert Reason.FLOAT64.remedy not in str(both)
+    assert Reason.FLOAT64.sentence not in str(both)
+    assert "1 other refused it too" in str(both)
     assert Reason.FLOAT64.remedy in str(Unsupported("no kernel", text=PLAN, refusals=[vain]))
+    each_other = [vain, Refusal(Reason.GROUP_WIDTH, tried="direct")]
+    assert Reason.FLOAT64.sentence in str(Unsupported("no kernel", text=PLAN, refusals=each_other))
+    assert Reason.FLOAT64.remedy not in str(Unsupported("no kernel", text=PLAN, refusals=each_other))
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (
+            "f32[1x16x28x28] -> conv2d(32, kernel=3) -> relu -> conv2d(16, kernel=1)",
+            "contraction: operator 2 (conv2d) comes after operator 0 (conv2d); one kernel",
+        ),
+        (
+            "f32[4x3] -> batch_norm_training -> relu -> batch_norm_backward",
+            "normalization: operator 2 (batch_norm_backward) comes after operator 0 (batch_norm_training)",
+        ),
+        (
+            "f32[4x3x8x8] -> relu -> conv2d(4, kernel=3) -> batch_norm_training",
+            "contraction, normalization: operator 2 (batch_norm_training) comes after operator 1 (conv2d)",
+        ),
+    ],
+)
+def test_the_rule_that_got_furthest_is_shown_alone_and_names_the_operators(plan: str, says: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        compile_plan(plan, "reference")
+    lines = str(caught.value).splitlines()
+    assert lines[4].startswith(f"  {says}")
+    assert lines[5].startswith("  Split the plan in front of the second")
+    assert [line for line in lines[6:] if line and "refused it too" not in line] == []
+    held = [each.held for each in caught.value.refusals]
+    assert held == sorted(held, reverse=True)
 
 
 def test_unsupported_shows_the_plan_once_for_refusals_of_one_operator() -> None:
-    printed = str(
-        Unsupported("no kernel", text=PLAN, refusals=[refusal(2), refusal(1), refusal(0, operator=1)])
-    )
+    other = refusal(1, reason=Reason.ACCURACY)
+    printed = str(Unsupported("no kernel", text=PLAN, refusals=[refusal(2), other, refusal(0, operator=1)]))
     lines = printed.splitlines()
     assert lines[:6] == [
         "no kernel",
         "",
         f"  {PLAN}",
         "                  ^^^^^^^^^^^^^^^^^^^",
-        f"  {'way_2: number 2; one kernel holds one contraction':<70}  [several-contractions]",
-        "  Split the plan in front of the second contraction",
+        f"  {f'way_2: number 2; {Reason.SEVERAL_CONTRACTIONS.sentence}':<70}  [several-contractions]",
+        "  Split the plan in front of the second of them",
     ]
     assert lines.count(f"  {PLAN}") == 2
 

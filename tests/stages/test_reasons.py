@@ -43,7 +43,7 @@ def test_a_claim_takes_any_value_that_is_true_or_false() -> None:
 def test_a_refusal_prints_what_is_known() -> None:
     assert str(Refusal(Reason.EMPTY_PLAN)) == Reason.EMPTY_PLAN.sentence
     printed = str(Refusal(Reason.EMPTY_PLAN, got="0 operators", want="1"))
-    assert printed == "0 operators; a kernel needs at least one operator; want 1"
+    assert printed == "0 operators; the plan has no operator; want 1"
 
 
 def test_a_refusal_is_json() -> None:

@@ -29,7 +29,7 @@ def alone(plan: FusionPlan, kind: str, none: Reason) -> Iterator[Claim]:
     yield claim(any(step.op.kind == kind for step in found), none)
     first_two = found[:2]
     kinds = frozenset(step.op.kind for step in first_two)
-    met = " and ".join(f"{step.op.name} at {step.index}" for step in first_two)
+    met = " comes after ".join(step.title for step in reversed(first_two))
     second = first_two[1].index if len(first_two) > 1 else None
     for several, reason in SEVERAL.items():
         yield claim(second is None or kinds != several, reason, got=met, operator=second)

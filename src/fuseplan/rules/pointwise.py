@@ -31,4 +31,4 @@ def _none(kind: str, plan: FusionPlan, reason: Reason) -> Claim:
     first = next((step for step in plan.steps if step.op.kind == kind), None)
     if first is None:
         return claim(True, reason)
-    return claim(False, reason, got=first.op.name, operator=first.index)
+    return claim(False, reason, got=f"{first.title} is a {kind}", operator=first.index)
