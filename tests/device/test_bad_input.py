@@ -87,7 +87,7 @@ def check_works(compiled: CompiledPlan, tensors: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_refused_and_the_next_call_works(name: str, compiled: CompiledPlan, tensors: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError) as raised:
+    with torch.enable_grad(), pytest.raises(ArgumentError) as raised:
         compiled(**BAD[name].given(tensors))
     assert BAD[name].told in str(raised.value)
     check_works(compiled, tensors)
@@ -99,9 +99,20 @@ def test_refused_on_the_short_way_too(name: str, compiled: CompiledPlan, tensors
     bound = compiled.bind(**without(tensors, "src"))
     good = bound(tensors["src"])
     given = BAD[name].given(tensors)
-    with pytest.raises(ArgumentError):
+    with torch.enable_grad(), pytest.raises(ArgumentError):
         bound(given["src"], given.get("out"))
     assert torch.equal(bound(tensors["src"]), good)
+
+
+def test_parameters_are_taken_while_no_gradient_is_recorded(
+    compiled: CompiledPlan, tensors: dict[str, Any]
+) -> None:
+    bound = compiled.bind(**without(tensors, "src"))
+    wanting = tensors["src"].clone().requires_grad_()
+    for _ in range(2):  # what was accepted before is refused with gradients enabled
+        assert torch.equal(bound(wanting), bound(tensors["src"]))
+        with torch.enable_grad(), pytest.raises(ArgumentError, match="gradient"):
+            bound(wanting)
 
 
 @pytest.mark.parametrize("key", ["src", "other"])
