@@ -11,7 +11,7 @@ import click
 from fuseplan.backends.triton.versions import dotted
 from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
 from fuseplan.bench.suite import chosen, load
-from fuseplan.cli.options import DURATION
+from fuseplan.cli.options import AS_JSON, DURATION, PLAN, loud_command
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.target import parse_target
 
@@ -20,34 +20,40 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
 
 
 @click.command("crossbuild")
-@click.argument("suites", metavar="SUITE...", nargs=-1, required=True)
-@click.option("--target", default="triton:sm_90,triton:gfx942", show_default=True, help="Kinds of GPU.")
+@click.argument("suites", metavar="SUITE_OR_PLAN...", nargs=-1, required=True, type=PLAN)
+@click.option(
+    "--target",
+    default="triton:sm_90,triton:gfx942",
+    show_default=True,
+    help="Kinds of GPU, with commas between them.",
+)
 @click.option("--template", default="", help="The only template to compile.")
 @click.option(
-    "--candidates", type=click.IntRange(1), default=1, show_default=True, help="Of each template, how many."
+    "--candidates", type=click.IntRange(1), default=1, show_default=True, help="Candidates per template."
 )
-@click.option("--only", default="", help="Cases whose name or group contains it.")
-@click.option("--jobs", type=click.IntRange(1), help="Compiling processes; one a processor unless given.")
+@click.option("--only", default="", help="Compile the cases whose name or group contains this text.")
+@click.option("--jobs", type=click.IntRange(1), help="Compiling processes; one per processor unless given.")
 @click.option(
     "--seconds",
     type=DURATION,
     default=120.0,
     show_default=True,
-    help="The most that one kernel may take.",
+    help="The most seconds for one kernel.",
 )
 @click.option(
     "--allowed",
     type=click.Path(path_type=Path, exists=True),
-    help="Accepted spills; the repository's benchmarks/allowed_spills.toml unless given.",
+    help="A file of accepted spills; a checkout's benchmarks/allowed_spills.toml unless given.",
 )
 @click.option(
     "--triton",
     "folders",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
-    help="A folder of `pip install --target FOLDER --no-deps triton==VERSION`, which compiles as well.",
+    help="A folder with another Triton, made by `pip install --target FOLDER --no-deps triton==VERSION`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+@AS_JSON
+@loud_command
 @click.pass_context
 def crossbuild_command(
     ctx: click.Context,
