@@ -88,7 +88,7 @@ def freed(nbytes: int) -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "numpy": (
         lambda: np.zeros((4, 64), np.float32),
-        r"`src` is a ndarray in the host's memory.*\.to\('cpu'\)",
+        r"`src` is an ndarray in the host's memory.*\.to\('cpu'\)",
     ),
     "list": (lambda: [1.0], "`src` is a list; want a tensor on"),
     "other device": (lambda: torch.zeros(4, 64, device="meta"), "`src` is on meta, and this plan runs on"),
@@ -164,7 +164,7 @@ def test_out_must_lie_apart_and_right(
         (given["other"], "`out` overlaps operand `other`"),
         (whole[1 : SIZE + 1].view(4, 64), "no multiple of 16"),
         (torch.zeros(4, 64).double(), "`out` is not what the plan takes"),
-        (np.zeros((4, 64), np.float32), "`out` is a ndarray"),
+        (np.zeros((4, 64), np.float32), "`out` is an ndarray"),
         (torch.zeros(4, 64, requires_grad=True), "detach"),
     ):
         with pytest.raises(ArgumentError, match=says):
@@ -277,7 +277,7 @@ def test_operands_are_checked_like_src(gpu: Machine, tensors: Tensors) -> None:
     src, given = split(tensors)
     misaligned = torch.zeros(SIZE + 1)[1:].view(4, 64)
     for key, value, says in (
-        ("scale", np.zeros(64, np.float32), "operand `scale` is a ndarray in the host's memory"),
+        ("scale", np.zeros(64, np.float32), "operand `scale` is an ndarray in the host's memory"),
         ("scale", torch.zeros(64, device="meta"), "operand `scale` is on meta"),
         ("scale", torch.zeros(63), "wrong shape"),
         ("other", torch.zeros(64, 4).t(), "wrong layout"),
