@@ -1,4 +1,4 @@
-"""What a plan is given at run time, checked before anything is launched."""
+"""Tensors and numbers for a plan at run time, checked before a launch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Tensor = End | PlanOperand | PlanResult
 
 
 class Arguments:
-    """Operands, parameters and results of a plan, for any number of calls; what is set again is overwritten.
+    """Operands, parameters and results of a plan, for any number of calls; a second value replaces the first.
 
     Many threads may execute with one object; while one sets, no other may use it.
 
@@ -65,10 +65,10 @@ class Arguments:
     def set(self, step: Step | None = None, /, **values: Any) -> Arguments:
         """Sets a step's arguments by the operator's names, or without a step the plan's by its keys.
 
-        Tensors are kept, not copied: a kernel reads what they hold when it is launched or bound.
+        Tensors are kept, not copied: a kernel reads them when it is launched or bound.
 
         Args:
-            step: what `plan.add` or `plan[i]` returned.
+            step: the result of `plan.add` or `plan[i]`.
             **values: for operands NumPy arrays, or tensors with DLPack or `__cuda_array_interface__`, for
                 results such tensors to write into; for parameters numbers.
 
@@ -93,7 +93,7 @@ class Arguments:
         if step is None:
             return {key: key for key in keys_of(self.plan)}
         if not isinstance(step, Step):
-            raise ArgumentError(f"{shown(step)} is no step; want what plan.add(...) or plan[i] gives")
+            raise ArgumentError(f"{shown(step)} is no step; want the result of plan.add(...) or plan[i]")
         mine = self.plan.steps
         if not (step.index < len(mine) and mine[step.index] == step):
             raise ArgumentError(

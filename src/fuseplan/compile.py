@@ -243,7 +243,7 @@ def compile(
         MemoryError: this process holds so many kernels that it has few memory maps left.
     """
     if not isinstance(cache, bool):
-        raise ArgumentError(f"`cache` is True or False; got {cache!r}")
+        raise ArgumentError(f"`cache` must be True or False; got {cache!r}")
     budget = None if tune is None else checked_seconds(tune)
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
     if budget is not None and records.choice.tuned is None:

@@ -1,4 +1,4 @@
-"""The four kinds of error: each tells what failed, where in the plan, got against wanted, and what to do."""
+"""The four kinds of error. A message has the failure, its place in the plan, got against wanted, a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_LINES = 12
 
 
 class FuseplanError(Exception):
-    """The base of all errors that fuseplan raises on purpose."""
+    """The base class of fuseplan's errors."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -34,7 +34,7 @@ class FuseplanError(Exception):
 
 
 def _revived(kind: type[FuseplanError], args: tuple[Any, ...], fields: dict[str, Any]) -> FuseplanError:
-    """An error that crossed a process boundary, as it was: by default, exceptions lose keyword arguments."""
+    """An error from another process, whole: by default, exceptions lose keyword arguments."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
@@ -44,11 +44,11 @@ class PlanError(FuseplanError):
     """The plan cannot be: a shape, an attribute, a word or a character is wrong.
 
     Attributes:
-        what: what failed.
-        got: what was met there.
-        want: what would have been right.
-        remedy: what to do.
-        text: the plan's text, or as much of it as there was.
+        what: the failure, in one line.
+        got: the value at fault.
+        want: the right value.
+        remedy: advice.
+        text: the plan's text, as far as it is known.
         operator: index of the operator to blame.
         span: the piece of `text` to blame; None underlines the operator.
         field: the operator's field to blame.
@@ -112,7 +112,7 @@ class Unsupported(FuseplanError):  # noqa: N818 - it is an answer more than an e
     """The plan could be, but nothing computes it here.
 
     Attributes:
-        what: what failed, naming the target.
+        what: the failure and the target.
         text: the plan's text.
         refusals: one of every rule or template that was tried, the nearest miss first: in the order given,
             but those with a vain remedy last.
@@ -166,10 +166,10 @@ class BuildError(FuseplanError):
     """The toolchain failed.
 
     Attributes:
-        what: what failed.
-        source: the generated text; None where there was none.
-        output: what the toolchain said.
-        path: the file that holds `source`; None where it was not written.
+        what: the failure, in one line.
+        source: the generated text; None if there was none.
+        output: the toolchain's output.
+        path: the file of `source`; None if it was not written.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class BuildError(FuseplanError):
 
 
 class ArgumentError(FuseplanError):
-    """What was passed to run is not what the plan takes.
+    """A value passed to a call does not fit the plan.
 
     Attributes:
         what: the message.
-        parts: of the message: text, and the tensors that it speaks of, each as the plan has it.
+        parts: pieces of the message: text, and tensors as the plan has them.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -200,7 +200,7 @@ class ArgumentError(FuseplanError):
         self.parts = parts
 
     def told(self, name: Callable[[Any], str]) -> str:
-        """The message, in which each tensor is called what `name` says."""
+        """The message with another name for each tensor."""
         return "".join(part if isinstance(part, str) else name(part) for part in self.parts)
 
 
@@ -210,7 +210,7 @@ def installing(extra: str, *packages: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 thread`, `2 threads`: of any noun whose plural is made with an s."""
+    """`1 thread`, `2 threads`: for nouns with a plural in s."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
@@ -243,9 +243,9 @@ def _likeness(typed: str, name: str) -> float:
 
 
 def near_miss(word: str, known: Iterable[str], elsewhere: Answers | None = None) -> str | None:
-    """What `word` may have meant: the known name of what other libraries call that, or the nearest names.
+    """The likely meaning of `word` as a question: the name for another library's word, or the nearest names.
 
-    For messages that list all names as it is; None where nothing is near.
+    None if no name is near. Messages that list all names use this one.
     """
     names = list(known)
     answer = (elsewhere or {}).get(folded(word), "")
@@ -256,7 +256,7 @@ def near_miss(word: str, known: Iterable[str], elsewhere: Answers | None = None)
 
 
 def did_you_mean(word: str, known: Iterable[str], elsewhere: Answers | None = None) -> str:
-    """What to do about an unknown `word`: what `near_miss` says, or else all known names."""
+    """Advice about an unknown `word`: the answer of `near_miss`, or else all known names."""
     names = list(known)
     return near_miss(word, names, elsewhere) or f"Known here: {', '.join(names) or 'none'}"
 

@@ -26,21 +26,21 @@ def as_float(value: object) -> float:
     """A number as a float; NaN and infinities are numbers.
 
     Raises:
-        ValueError: it is no number, or too large for a float; the message ends a sentence about it.
+        ValueError: the value is no number, or too large for a float; the message is the end of a sentence.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating | np.integer):
-        raise ValueError("is a number")
+        raise ValueError("must be a number")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError("is a number that fits in a float, at most 1.8e308") from None
+        raise ValueError("must be a number that fits in a float, at most 1.8e308") from None
 
 
 def real(operator: str, field: str, value: object) -> float:
     """The value of an operator's field as a float.
 
     Raises:
-        PlanError: it is no number, or NaN, or too large for a float.
+        PlanError: the value is no number, is NaN, or is too large for a float.
     """
     try:
         number = as_float(value) + 0.0  # negative zero prints as zero, so it is zero
@@ -48,7 +48,7 @@ def real(operator: str, field: str, value: object) -> float:
         raise refused(operator, field, str(error), got=shown(value)) from None
     if math.isnan(number):
         remedy = "A plan is compared by value, and NaN equals nothing: a call may give it"
-        raise refused(operator, field, "is a number", got="nan", remedy=remedy)
+        raise refused(operator, field, "must be a number", got="nan", remedy=remedy)
     return number
 
 
@@ -56,7 +56,7 @@ def one_of(operator: str, field: str, value: object, known: Iterable[str]) -> No
     """Checks that the value of an operator's field is one of the known words.
 
     Raises:
-        PlanError: it is not.
+        PlanError: the value is another one.
     """
     names = list(known)
     if value not in names:
@@ -68,28 +68,28 @@ def positive(operator: str, field: str, value: Any) -> int:
     """The value of an operator's field as an int.
 
     Raises:
-        PlanError: it is no integer from 1 to 2^31 - 1.
+        PlanError: the value is no integer from 1 to 2^31 - 1.
     """
     if not is_integer(value) or not 1 <= value < 2**31:
         is_large = is_integer(value) and value >= 2**31
-        problem = "is at most 2^31 - 1" if is_large else "is a positive integer"
+        problem = "must be at most 2^31 - 1" if is_large else "must be a positive integer"
         want = "a whole number from 1 to 2^31 - 1"
         raise refused(operator, field, problem, got=shown(value), want=want)
     return int(value)
 
 
 def true_or_false(operator: str, field: str, value: object) -> None:
-    """Checks that the value of an operator's field is True or False.
+    """Checks that the value of an operator's field must be True or False.
 
     Raises:
-        PlanError: it is not.
+        PlanError: the value is another one.
     """
     if not isinstance(value, bool):
-        raise refused(operator, field, "is True or False", got=shown(value))
+        raise refused(operator, field, "must be True or False", got=shown(value))
 
 
 def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
-    """The fields that may be written, those of them that must be, and whether other names are taken too."""
+    """An operator's fields, its required fields, and whether it accepts other names as well."""
     taken = inspect.signature(kind).parameters.values()
     named = [each for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
     required = [each.name for each in named if each.default is inspect.Parameter.empty]
@@ -120,7 +120,7 @@ def explained(made: Callable[..., None]) -> Callable[..., None]:
 
 
 def _misused(kind: type[Any], given: int, named: Collection[str]) -> PlanError | None:
-    """What is wrong with a call of the class by a number of bare values and by names; None: nothing."""
+    """The error in a call of the class with a number of bare values and with names; None if the call fits."""
     names, required, is_open = fields_of(kind)
     unknown = [name for name in named if name not in names]
     if unknown and not is_open:

@@ -17,7 +17,7 @@ from fuseplan.text import operator_text
 
 
 def lower(match: Match) -> Kernel:
-    """The kernel of a match: what is at its centre, and the elementwise stages before and after."""
+    """The kernel of a match: its centre, and the elementwise stages before and after it."""
     steps = match.steps
     centre = next((step for step in steps if step.op.kind != "elementwise"), None)
     if centre is None:
@@ -37,7 +37,7 @@ def lower(match: Match) -> Kernel:
 
 
 def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]) -> Kernel:
-    """Stages with nothing between them; all tensors lie as dst does, but for src."""
+    """A kernel of elementwise stages alone; all tensors but src lie as dst does."""
     return Kernel(
         src=steps[0].src,
         dst=steps[-1].dst,
@@ -52,7 +52,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
 def _normalization(
     steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
 ) -> Kernel:
-    """Reductions of what the prologue gives; the element's formula is the first stage behind them."""
+    """Reductions of the prologue's result; the element's formula is the first stage behind them."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
     formulas = op.result_formulas(centre.leaves, centre.src)
@@ -102,7 +102,7 @@ def _convolution(step: Step) -> Convolution:
 
 
 def _product(op: Matmul, src: TensorSpec) -> Convolution:
-    """A matrix product as the convolution of one tap that it is."""
+    """A matrix product as a convolution of one tap."""
     once = (1,) * len(src.spatial)
     return Convolution(
         batch=src.batch,

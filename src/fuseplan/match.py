@@ -1,4 +1,4 @@
-"""The first stage: which rule makes one kernel of the plan."""
+"""The first stage: the rule that makes one kernel of the plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Match:
     Attributes:
         rule: its name.
         steps: all of the plan's.
-        refusals: why the rules before it do not apply.
+        refusals: one of each rule that was tried before it.
     """
 
     rule: str
@@ -37,7 +37,7 @@ class Match:
         }
 
     def to_dot(self) -> str:
-        """The plan in Graphviz's language, its operators framed as the one kernel that they are."""
+        """The plan in Graphviz's language, with a frame around the operators of the kernel."""
         return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
 
 
@@ -45,7 +45,7 @@ def match(plan: FusionPlan) -> Match:
     """The first rule of RULES whose conditions hold for the plan.
 
     Raises:
-        Unsupported: none does; it carries the refusal of each rule.
+        Unsupported: no rule applies; the error carries the refusal of each.
     """
     refusals: list[Refusal] = []
     for rule in RULES:
@@ -58,13 +58,13 @@ def match(plan: FusionPlan) -> Match:
 
 
 def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
-    """The same operators one at a time: a plan for each, whose src is the result of the one before.
+    """The same operators one at a time: a plan of each, on the result of the operator before.
 
     Args:
         plan: the plan, or its text.
 
     Raises:
         PlanError: the text is no plan.
-        ArgumentError: it is neither.
+        ArgumentError: `plan` is neither a plan nor a text.
     """
     return tuple(FusionPlan(step.src, step.op) for step in as_plan(plan))

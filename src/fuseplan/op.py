@@ -46,7 +46,7 @@ class Operand:
     """A tensor that an operator is given at run time, for a known src.
 
     Attributes:
-        name: what arguments call it.
+        name: its key among an operator's arguments.
         shape: logical extents.
         dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
             too, and widened.
@@ -64,7 +64,7 @@ class Result:
     """A tensor that an operator gives besides its output, for a known src, in the compute dtype.
 
     Attributes:
-        name: what arguments and the call's results call it.
+        name: its key among arguments and among the results of a call.
         shape: logical extents.
         dtype: the compute dtype.
         per: `channel` or `activation`.
@@ -88,7 +88,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class OperandField:
-    """The declaration of an operand: what it is per, and which operators of the class have it."""
+    """The declaration of an operand: its extents, and the condition for an operator to have it."""
 
     per: Per
     when: Callable[[Any], bool]
@@ -96,7 +96,7 @@ class OperandField:
 
 @dataclass(frozen=True)
 class ResultField:
-    """The declaration of a result: what it is per, which operators of the class have it, if it is updated."""
+    """The declaration of a result: its extents, the condition for having it, and if it is updated."""
 
     per: Per
     when: Callable[[Any], bool]
@@ -130,7 +130,7 @@ def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = F
 
 
 def inner(*, default: Op | None = None) -> Any:
-    """Declares an attribute that is an activation: an elementwise operator without operands."""
+    """Declares an attribute that must be an activation: an elementwise operator without operands."""
     marks = {"inner": True}
     return field(metadata=marks) if default is None else field(default=default, metadata=marks)
 
@@ -142,7 +142,7 @@ def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _al
 
 
 class Op(ABC):
-    """A step of a plan: what it needs, what it gives, and its meaning in float64.
+    """An operator: its operands, parameters and results, and its meaning in float64.
 
     Attributes:
         name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
@@ -167,7 +167,7 @@ class Op(ABC):
             self._check_inner(name)
 
     def _check_inner(self, name: str) -> None:
-        """Checks that the value of the field is an activation whose parameters have names of their own."""
+        """Checks that the field holds an activation, and that the names of its parameters are free."""
         value: Any = getattr(self, name)
         got = shown(value)
         if isinstance(value, Op):
@@ -177,7 +177,7 @@ class Op(ABC):
                 self._check_apart(name, value)
                 return
         raise refused(
-            self.name, name, "is an activation: an elementwise operator without operands", got=got,
+            self.name, name, "must be an activation: an elementwise operator without operands", got=got,
             want="such as relu or leaky_relu(0.1); in Python Relu() or LeakyRelu(0.1)",
         )  # fmt: skip
 
@@ -270,7 +270,7 @@ class Op(ABC):
         Args:
             src: of the plan's shape.
             operands: by the operand's name, of the operand's shape.
-            parameters: by name; the plan's values stand for those left out.
+            parameters: by name; the plan's values replace missing ones.
         """
 
     def evaluate(
@@ -303,7 +303,7 @@ class Elementwise(Op):
         return src if src.layout is not None else src.with_shape(src.shape)
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
-        """The formula over `x`, its operands and its parameters, called what `keys` says or by name."""
+        """The formula over `x`, its operands and its parameters; `keys` gives some of them other names."""
         names = [name for name, declared in self.operand_fields.items() if declared.when(self)]
         names += [each.name for each in self.parameters()]
         renamed = keys or {}

@@ -98,7 +98,7 @@ class Step:
 
     @property
     def leaves(self) -> dict[str, str]:
-        """`keys`, and what the plan calls the statistics."""
+        """`keys`, and the plan's names of the statistics."""
         return self.keys | dict(self.statistics)
 
     @property
@@ -124,7 +124,7 @@ class FusionPlan:
         direction: `vertical`: each operator takes the result of the one before.
 
     Raises:
-        PlanError: an operator cannot take what it is given.
+        PlanError: an operator does not fit its input.
         Unsupported: `direction` is `horizontal`.
 
     A plan is compared by its value. Once it was hashed or compiled it is frozen, since a value that is a
@@ -145,7 +145,7 @@ class FusionPlan:
         """Appends an operator and returns its place in the plan.
 
         Raises:
-            PlanError: the plan is frozen, this is no operator, or it cannot take what comes before it.
+            PlanError: the plan is frozen, `op` is no operator, or it does not fit the one in front.
         """
         if self._is_frozen:
             raise PlanError(
@@ -271,13 +271,12 @@ class FusionPlan:
     def to_command(self) -> str:
         """The line that reproduces the plan on random data, ready for a shell.
 
-        `fuseplan driver` with MIOpenDriver's letters where they say all of the plan; else `fuseplan run` with
-        its text.
+        `fuseplan driver` with MIOpenDriver's letters if they can express the plan, else `fuseplan run`.
         """
         return command_text(self._src, self.ops)
 
     def to_dot(self) -> str:
-        """The plan as a graph in Graphviz's language; `Match.to_dot` frames what is one kernel."""
+        """The plan as a graph in Graphviz's language; `Match.to_dot` frames the kernel too."""
         return dot_text(self._src, self._steps)
 
     @classmethod
@@ -293,7 +292,7 @@ class FusionPlan:
     def reference(
         self, src: ArrayLike, operands: Mapping[str, ArrayLike], parameters: Mapping[str, float] | None = None
     ) -> Array:
-        """The first of what `evaluate` gives: float64, of `plan.output.shape`."""
+        """The output that `evaluate` gives: float64, of `plan.output.shape`."""
         return self.evaluate(src, operands, parameters)[0]
 
     def evaluate(
@@ -363,7 +362,7 @@ def _input(src: object) -> TensorSpec:
 
 
 def _remedy(value: object) -> str | None:
-    """What to write instead of what is no operator."""
+    """The way to write a value that is no operator."""
     if isinstance(value, type) and issubclass(value, Op):
         return f"Write {value.__name__}(...)"
     if isinstance(value, list | tuple):

@@ -217,7 +217,7 @@ class Refusal:
     held: int = 0
 
     def is_like(self, other: Refusal) -> bool:
-        """Whether both say the same, whoever refuses."""
+        """Whether both give the same reason with the same values, by any rule or template."""
         return replace(self, tried="", held=0) == replace(other, tried="", held=0)
 
     @property

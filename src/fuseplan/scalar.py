@@ -132,7 +132,7 @@ def const(value: float) -> Scalar:
     """A number. Negative zero becomes the negation of zero, so that equal constants are the same number."""
     number = float(value)
     if math.isnan(number):
-        raise PlanError("a constant of an expression is a number", got="nan", want="a number or an infinity")
+        raise PlanError("a constant must be a number or an infinity", got="nan")
     if number == 0 and math.copysign(1, number) < 0:
         return Scalar("neg", (Scalar("const", (0.0,)),))
     return Scalar("const", (number,))
@@ -147,11 +147,11 @@ def scalar(value: Scalar | float) -> Scalar:
     if isinstance(value, Scalar):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise PlanError("an expression is made of numbers and expressions", got=shown(value))
+        raise PlanError("an expression takes numbers and expressions", got=shown(value))
     try:
         return const(float(value))
     except OverflowError:
-        raise PlanError("a number of an expression fits in a float", want="at most 1.8e308") from None
+        raise PlanError("a number of an expression must fit in a float", want="at most 1.8e308") from None
 
 
 def call(fn: str, *values: Scalar | float) -> Scalar:
@@ -233,7 +233,8 @@ def erf(x: Scalar | float) -> Scalar:
 def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
     """The element of a where the condition holds, else b."""
     if not isinstance(condition, Scalar) or not condition.is_condition:
-        raise PlanError("`where` begins with a comparison", got=_shown(condition), want="where(x > 0, a, b)")
+        problem = "the first argument of `where` must be a comparison"
+        raise PlanError(problem, got=_shown(condition), want="where(x > 0, a, b)")
     return call("where", condition, a, b)
 
 
@@ -266,7 +267,7 @@ DERIVED: dict[str, Callable[..., Scalar]] = {
 
 
 def fold(root: Scalar, leaves: Mapping[str, T], table: Mapping[str, Callable[..., T]]) -> T:
-    """The meaning of `root`: each leaf means what `leaves` says, each function what `table` says.
+    """The meaning of `root`, by the meanings of leaves in `leaves` and of functions in `table`.
 
     `table` has an entry for each of FUNCTIONS, and `const`, which is given a float. Equal parts are computed
     once.

@@ -1,4 +1,4 @@
-"""The third stage: which template computes the kernel on the target, and with which knobs."""
+"""The third stage: the template and the knobs that compute the kernel on the target."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fuseplan.target import Target, any_of
 from fuseplan.template import Accuracy, Template
 from fuseplan.tuned import Tuned, lookup
 
-USUAL = {"triton": "cuda"}  # backends whose usual target has another name
+USUAL = {"triton": "cuda"}  # names of usual targets that differ from their backend's
 
 
 @dataclass(frozen=True)
 class Considered:
-    """A choice that was looked at: its estimate, or why its template cannot."""
+    """A candidate with its estimate, or a template with its refusal."""
 
     template: str
     seconds: float | None = None
@@ -34,13 +34,13 @@ class Considered:
 
 @dataclass(frozen=True)
 class Choice:
-    """The template that runs the kernel, and all that were considered.
+    """The template that runs the kernel, and all considered candidates and refusals.
 
     Attributes:
         template: the chosen one.
         considered: each candidate, the chosen one first and then by estimate, and after them the refusals.
-        candidates: those that could run the kernel, by estimate.
-        tuned: the measurement it rests on; None where the cost model or the caller chose.
+        candidates: templates that can run the kernel, by estimate.
+        tuned: the measurement behind the choice; None if the cost model or the caller chose.
     """
 
     template: Template
@@ -75,16 +75,16 @@ def select(
     tuned: bool = True,
     plan: str = "",
 ) -> Choice:
-    """The candidate that was measured to be the fastest, or else the one with the least estimated time.
+    """The fastest measured candidate, or else the candidate with the least estimated time.
 
-    Of equals, the one its template ranks first.
+    Equal candidates keep the order of their template.
 
     Args:
-        kernel: what to compute.
-        target: where.
+        kernel: the computation.
+        target: the machine.
         accuracy: `default`, `strict`, or the largest error bound allowed.
         template: the only one to consider: a template's name, or a candidate as `explain` prints it.
-        tuned: take a stored measurement, where there is one; only the cost model decides otherwise.
+        tuned: use a stored measurement if there is one; else the cost model decides.
         plan: the plan's text, for the refusal.
 
     Raises:
@@ -117,7 +117,7 @@ def _text_of(template: str | None, target: Target) -> str:
 
 
 def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:
-    """The choice with the candidate in front that was measured to be the fastest, if one was."""
+    """The choice with the fastest measured candidate in front, if there is a measurement."""
     found = lookup(kernel, target, accuracy, backend_of(target.backend).fingerprint)
     if found is None or all(found.template != each.text for each in choice.candidates):
         return choice
@@ -170,7 +170,7 @@ def _best(
 
 
 def _options(target: Target, accuracy: Accuracy) -> str:
-    """Of the command line, for the same target and accuracy; nothing for what they are unless given."""
+    """The command line's options for the target and accuracy, without defaults."""
     machine = "cpu" if target.is_host and target.device is None else str(target)
     machine = machine if target.device is None else f"cuda:{target.device}"
     options = {"--target": machine, "--accuracy": accuracy}

@@ -1,4 +1,4 @@
-"""Texts read by Python's own grammar: operator calls and expressions, each piece knowing where it stands."""
+"""Texts in Python's own grammar: calls of operators, and expressions; pieces know their place in the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuseplan.excerpt import ARROW, Span, bounded, shown, stripped
 from fuseplan.limits import Limit
 
 QUOTED = re.compile(r"""("|')(?:\\.|(?!\1).)*\1""")
-NUMBER = re.compile(r"(?<!\w)\.?[0-9][\w.]*")  # what begins as a number does
+NUMBER = re.compile(r"(?<!\w)\.?[0-9][\w.]*")  # a word that begins with a digit
 PLAIN_NUMBER = re.compile(r"0[xX][0-9a-fA-F_]+|[0-9_]*\.?[0-9_]*(?:[eE][0-9]*)?[jJ]?")
 ESCAPE = re.compile(r"\\.?")
 # An arrow as it is not written: the last four are a word processor's dashes and arrows.
@@ -26,14 +26,14 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
     """The syntax tree of a one-line Python expression; `span_of` tells where a node stands in `text`.
 
     Raises:
-        PlanError: `text` is none: it says that this is not `what`, and shows `want` as an example.
+        PlanError: `text` is no expression; the message names `what` and shows `want` as an example.
     """
     check_length(text, f"the text of {what}", limits.OPERATOR_CHARACTERS)
     flat = text.translate({ord(control): " " for control in "\t\n\r\v\f"})
     _check_tokens(flat)
     body = flat.strip()
     try:
-        # Without the line's end, what is missing at the end would be blamed on the beginning.
+        # Without the line's end, Python blames the beginning for a piece that is missing at the end.
         return ast.parse(body + "\n", mode="eval").body
     except SyntaxError as error:
         skipped = len(flat) - len(flat.lstrip())
@@ -60,7 +60,7 @@ def check_joined(text: str) -> None:
     """Refuses an operator's text that goes on behind the operator without an arrow, or with another sign.
 
     Raises:
-        PlanError: it does; carets stand under the sign or, without one, under what goes on.
+        PlanError: the text goes on; carets stand under the sign or, without one, under the rest.
     """
     head = HEAD.match(text)
     if head is not None and GOES_ON.match(text, head.end()):

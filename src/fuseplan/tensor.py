@@ -1,4 +1,4 @@
-"""What a tensor looks like: its shape in logical order, its dtype, and where its elements lie."""
+"""A tensor's description: its shape in logical order, its dtype, and the places of its elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DType:
-    """How an element is stored: bytes, and the distance from 1 to the next number."""
+    """The storage of an element: its bytes, and the distance from 1 to the next number."""
 
     name: str
     itemsize: int
@@ -153,7 +153,7 @@ class TensorSpec:
 
     @property
     def compute_dtype(self) -> str:
-        """What is computed and accumulated in: f64 for f64, else f32."""
+        """The dtype of computation and accumulators: f64 for f64, else f32."""
         return "f64" if self.dtype == "f64" else "f32"
 
     @cached_property
@@ -224,10 +224,10 @@ def is_integer(value: object) -> bool:
 
 def _positive(what: str, values: Sequence[int]) -> tuple[int, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise PlanError(f"{what} is given for each axis", got=repr(values), want="a sequence of integers")
+        raise PlanError(f"{what} is given for each axis", got=shown(values), want="a sequence of integers")
     listed = tuple(values)
     if not all(is_integer(value) and value >= 1 for value in listed):
-        raise PlanError(f"{what} is a positive integer", got=listed, want="1 or more everywhere")
+        raise PlanError(f"{what} must be a positive integer", got=listed, want="1 or more everywhere")
     return tuple(int(value) for value in listed)
 
 
@@ -249,14 +249,12 @@ def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
 def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
     steps = _positive("a stride", strides)
     if len(steps) != len(shape):
-        raise PlanError(
-            "strides are given for each axis", got=counted(len(steps), "stride"), want=f"{len(shape)}"
-        )
+        raise PlanError("each axis needs a stride", got=counted(len(steps), "stride"), want=f"{len(shape)}")
     reach = 0  # the furthest element along the axes seen so far, which have the smaller strides
     for stride, extent in sorted(zip(steps, shape, strict=True)):
         if extent > 1 and stride <= reach:
             raise PlanError(
-                "elements of a tensor do not share storage",
+                "elements of a tensor must not share storage",
                 got=f"strides {steps} for shape {shape}",
                 want=f"a stride over {reach} where {stride} stands",
             )
@@ -342,7 +340,7 @@ def _parse(text: str) -> TensorSpec:
     if re.match("[0-9]", order):
         joined = re.sub(r"\s*,\s*(?=[0-9])", "x", text[begin:end])
         raise PlanError(
-            "extents stand with x between them",
+            "an x separates extents, not a comma",
             want=f"{dtype}[{joined}]",
             text=text,
             span=stripped(text, begin, end),
@@ -356,7 +354,7 @@ def _parse(text: str) -> TensorSpec:
 
 
 def _no_tensor(text: str) -> PlanError:
-    """The error about a text that is no tensor: what it is instead, as far as that can be told."""
+    """The error about a text that is no tensor; it names the likely mistake."""
     begin, end = whole = stripped(text, 0, len(text))
     words = bounded(text[begin:end])
     tensor = _TENSOR.match(text)
@@ -372,7 +370,7 @@ def _no_tensor(text: str) -> PlanError:
 
 
 def _blamed(text: str, span: Span, make: Callable[..., T], *fields: Any) -> T:
-    """`make(*fields)`; what is wrong with the fields is wrong at `span`."""
+    """`make(*fields)`; carets stand under `span` if that fails."""
     try:
         return make(*fields)
     except PlanError as error:

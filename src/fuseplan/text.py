@@ -1,7 +1,7 @@
 """The text and JSON forms of a plan: `f16[64x256x55x55, nhwc] -> conv2d(64, kernel=1) -> bias -> relu`.
 
-An operator is written as a call of its word. Its first field may stand without its name, what has its default
-is not written, and a string that is a word needs no quotes.
+The text of an operator is a call of its word. Its first field may stand without a name, fields at their
+default are left out, and a string that is a word needs no quotes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_layout(src: TensorSpec, ops: Sequence[Op]) -> None:
 
 
 def operator_text(op: Op, *, parameters: bool = True) -> str:
-    """The text of an operator; without `parameters`, of what is fixed in it."""
+    """The text of an operator; without `parameters`, of its attributes alone."""
     given = {each.name for each in op.parameters()}
     fields = []
     for position, (name, value, is_default) in enumerate(op.written()):
@@ -86,7 +86,7 @@ def operator_text(op: Op, *, parameters: bool = True) -> str:
 
 
 def value_text(value: object, *, parameters: bool = True) -> str:
-    """The text of a field's value; of an operator without `parameters`, of what is fixed in it."""
+    """The text of a field's value; an operator is written with or without its parameters."""
     if isinstance(value, Op):
         return operator_text(value, parameters=parameters)
     if isinstance(value, str):
@@ -98,7 +98,7 @@ def value_text(value: object, *, parameters: bool = True) -> str:
 
 
 def parse_plan(text: str) -> tuple[TensorSpec, list[Op]]:
-    """The src and the operators that a plan's text names; whether they go together is not asked.
+    """The src and the operators in a plan's text; `FusionPlan` checks that they fit together.
 
     Raises:
         PlanError: a piece cannot be read; carets stand under it.
@@ -139,7 +139,7 @@ def parse_operator(text: str) -> Op:
         PlanError: it names none; carets stand under the piece to blame.
     """
     if not text:
-        raise PlanError("an operator is missing here", want=CALL, text=text, span=(0, 0))
+        raise PlanError("an operator is missing", want=CALL, text=text, span=(0, 0))
     check_joined(text)
     try:
         return _operator(text, python_expression(text, "an operator", CALL))
@@ -177,7 +177,9 @@ def _fields(text: str, call: ast.Call, kind: type[Op]) -> dict[str, ast.expr]:
             is_too_many = len(names) <= position and not is_open
             count = counted(len(names), "field") if names else "no fields"
             raise PlanError(
-                f"{kind.name} has {count}" if is_too_many else "only the first field stands without its name",
+                f"{kind.name} has {count}"
+                if is_too_many
+                else "only the first field may stand without its name",
                 want=f"{names[position]}=..." if names[position:] else None,
                 text=text,
                 span=span_of(text, node),
@@ -232,7 +234,7 @@ def _number_at(text: str, node: ast.expr, value: float) -> float:
 
 
 def _blamed(text: str, call: ast.expr, nodes: dict[str, ast.expr], error: PlanError) -> Span:
-    """Where to put the carets: under a piece of a quoted text, under a field, or under the whole operator."""
+    """The span of the carets: a piece of a quoted text, a field, or the whole operator."""
     node = nodes.get(error.field or "")
     if node is None:
         return span_of(text, call)
@@ -263,7 +265,7 @@ def _written_value(value: object) -> object:
 
 
 def parse_json(text: str) -> tuple[TensorSpec, list[Op]]:
-    """The src and the operators of a plan's JSON; whether they go together is not asked.
+    """The src and the operators in a plan's JSON; `FusionPlan` checks that they fit together.
 
     Raises:
         PlanError: it is broken, or says something else; the message says where.

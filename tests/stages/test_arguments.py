@@ -97,10 +97,10 @@ def test_nothing_is_set_where_one_value_is_refused(plan: FusionPlan) -> None:
         ("other", np.zeros((2, 6, 3, 3), np.float16), "want f16[2x6x3x3, nhwc]"),
         ("other", residual()[:, :, ::-1], "has the wrong layout"),
         ("other", residual().astype(np.float32), "has the wrong dtype"),
-        ("negative_slope", "0.5", "parameter `negative_slope` of operator 3 (leaky_relu) is a number"),
+        ("negative_slope", "0.5", "parameter `negative_slope` of operator 3 (leaky_relu) must be a number"),
         ("negative_slope", True, "got True"),
-        ("negative_slope", np.zeros(1), "is a number"),
-        ("negative_slope", 1j, "is a number"),
+        ("negative_slope", np.zeros(1), "must be a number"),
+        ("negative_slope", 1j, "must be a number"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(plan: FusionPlan, key: str, value: Any, says: str) -> None:

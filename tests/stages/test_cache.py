@@ -269,7 +269,7 @@ def test_a_setting_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_cache_is_wanted_or_not() -> None:
-    with pytest.raises(ArgumentError, match="`cache` is True or False; got 'no'"):
+    with pytest.raises(ArgumentError, match="`cache` must be True or False; got 'no'"):
         compile_plan(PLAN, "cpu", cache="no")  # type: ignore[arg-type]
 
 

@@ -202,7 +202,7 @@ def test_letters_of_operators_that_a_mode_has_not_change_nothing() -> None:
         ("-g 2 -c 3", "groups"),
         ("-H 2", "the kernel is larger than its padded input"),
         ("-k 99999999999", "want a whole number from 1 to 2^31 - 1"),
-        ("-p 99999999999", "padding is 0 to 2^31 - 1"),
+        ("-p 99999999999", "padding must be 0 to 2^31 - 1"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_told_with_their_flag(letters: str, says: str) -> None:

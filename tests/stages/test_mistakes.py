@@ -123,7 +123,7 @@ def test_a_template_that_is_no_text_is_refused(template: Any) -> None:
 
 def test_a_size_over_the_largest_is_told_so() -> None:
     printed = said(lambda: FusionPlan.parse("f32[1x3x9x9] -> conv2d(2, kernel=3, stride=2147483648)"))
-    assert printed.startswith("conv2d: stride is at most 2^31 - 1\n")
+    assert printed.startswith("conv2d: stride must be at most 2^31 - 1\n")
 
 
 def test_nan_in_a_plan_is_refused_with_the_way_to_give_it() -> None:

@@ -99,7 +99,7 @@ def test_other_spellings(text: str, canonical: str) -> None:
         ("f32[2x3x]", "]", "'' is not a size"),
         ("f32[2x٣]", "٣", "is not a size"),
         ("f32[2x3x4x5, nwc]", "nwc", "want nchw or nhwc"),
-        ("f32[2x3, strides=1:1]", "strides=1:1", "do not share storage"),
+        ("f32[2x3, strides=1:1]", "strides=1:1", "must not share storage"),
         ("f32[2x3, strides=0:1]", "strides=0:1", "positive integer"),
         ("f32[2x3, strides=3:k]", "k", "'k' is not a size"),
         ("f32[2x3, strides=1]", "strides=1", "1 stride; want 2"),

@@ -9,7 +9,7 @@ from fuseplan.op import Elementwise, Op, operand, operator, parameter
 from fuseplan.scalar import Scalar, sqrt, where
 from fuseplan.tensor import TensorSpec
 
-MODES = {"spatial": "channel", "per_activation": "activation"}  # of batch_norm: what statistics are per
+MODES = {"spatial": "channel", "per_activation": "activation"}  # of batch_norm: the extents of its statistics
 
 
 @operator
@@ -116,7 +116,7 @@ class BatchNorm(Elementwise):
         inverse_variance: Scalar | None = None,
         epsilon: Scalar | None = None,
     ) -> Scalar:
-        """The formula; what depends on the operands alone is bracketed, so that it can be computed once."""
+        """The formula; brackets hold the part that depends on operands alone, to be computed once."""
         if variance is not None and epsilon is not None:
             return (x - mean) * (scale / sqrt(variance + epsilon)) + shift
         assert inverse_variance is not None  # by the declarations above

@@ -34,14 +34,14 @@ class Window:
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
-    """Checks that src's factors are what a precision is about.
+    """Checks that a precision applies to src's dtype.
 
     Raises:
         PlanError: tf32, and src is not f32.
     """
     if precision == "tf32" and src.dtype != "f32":
         raise PlanError(
-            f"{operator}: precision=tf32 rounds the factors of f32, which src is not",
+            f"{operator}: precision=tf32 rounds the factors of f32, and src has another dtype",
             field="precision",
             got=str(src),
             want="f32",
@@ -91,7 +91,7 @@ class Conv(Op):
             raise refused(
                 self.name,
                 "groups",
-                "divide the features among them",
+                "must divide the features",
                 got=f"features={self.features}, groups={self.groups}",
                 want=f"features a multiple of {self.groups}",
             )
@@ -104,7 +104,7 @@ class Conv(Op):
             raise refused(
                 self.name,
                 name,
-                f"is one number, or one for each of {self.axes} spatial axes",
+                f"must be one number, or one for each of {self.axes} spatial axes",
                 got=shown(value),
             )
         return tuple(value)
@@ -130,7 +130,7 @@ class Conv(Op):
             raise refused(
                 self.name,
                 "padding",
-                "is 0 to 2^31 - 1 at the low and the high end of each axis",
+                "must be 0 to 2^31 - 1 at the low and the high end of each axis",
                 got=shown(self.padding),
                 want=f"such as 1, {(1,) * self.axes} or {((0, 1),) * self.axes}",
             )
@@ -173,7 +173,7 @@ class Conv(Op):
             )
         if src.channels % self.groups:
             raise PlanError(
-                f"{self.name}: the channels of its input are divided among the groups",
+                f"{self.name}: the groups must divide the channels of its input",
                 got=f"{src.channels} channels, groups={self.groups}",
                 want=f"a multiple of {self.groups} channels",
             )
@@ -238,8 +238,8 @@ def _shortest(values: tuple[int, ...]) -> PerAxis:
 class Conv1d(Conv):
     """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - padding] * weight[f, c, k]
 
-    src: (n, c, w); weight: (features, c/groups, kernel); dst: (n, features, output). Its fields mean what
-    those of `conv2d` do.
+    src: (n, c, w); weight: (features, c/groups, kernel); dst: (n, features, output). Its fields have the
+    meaning of `conv2d`'s.
     """
 
     torch = "conv1d"
@@ -287,7 +287,7 @@ class Conv3d(Conv):
     """dst[n, f, o..] = sum over c, k.. of src[n, c, o*stride + k*dilation - padding, ..] * weight[f, c, k..]
 
     src: (n, c, d, h, w); weight: (features, c/groups, *kernel); dst: (n, features, *output). Along each axis,
-    stride, dilation and padding are that axis's own; the fields mean what those of `conv2d` do.
+    stride, dilation and padding are that axis's own; the fields have the meaning of `conv2d`'s.
     """
 
     torch = "conv3d"

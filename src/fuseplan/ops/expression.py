@@ -44,7 +44,7 @@ class Expression(Elementwise):
         source = _traced(expression, tuple(values)) if callable(expression) else expression
         if not isinstance(source, str):
             raise refused(
-                self.name, "expression", "is a formula", got=shown(source), want="a text or a function"
+                self.name, "expression", "must be a formula", got=shown(source), want="a text or a function"
             )
         try:
             _check_formula(parse_expression(source, ("x", *values)), source, tuple(values))
@@ -93,7 +93,7 @@ def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> No
     unused = [name for name in ("x", *parameters) if name not in leaves_of(made)]
     if unused:
         raise PlanError(
-            "the formula of elementwise does not use all that it is given",
+            "the formula of elementwise does not use all its names",
             got=f"{source!r}, which is without {' '.join(unused)}",
             want="x and each of its parameters",
         )

@@ -32,7 +32,7 @@ def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar]) -> Sca
 class ActivationBackward(Elementwise):
     """x * derivative(of)(input)
 
-    The gradient of src of an activation: x is the gradient of its output, `input` what it was applied to.
+    The gradient of src of an activation: x is the gradient of its output, `input` is the activation's input.
     Its parameters are the activation's.
 
     input: the shape of src.
@@ -82,7 +82,7 @@ class BatchNormTraining(Normalization):
 
     scale, shift: (c,) with mode `spatial`; (c, *spatial) with `per_activation`.
 
-    Results, shaped like scale. With `saved`, what the backward pass needs: saved_mean = mean and
+    Results, shaped like scale. With `saved`, the tensors for the backward pass: saved_mean = mean and
     saved_inverse_variance = 1/sqrt(variance + epsilon). With `running`, statistics for inference, given by
     the caller and updated: running_mean + momentum * (mean - running_mean), and running_variance likewise
     with variance * count/(count - 1), where count is the number of elements that share a mean.
@@ -135,7 +135,7 @@ class BatchNormTraining(Normalization):
         return (Reduction("moments", (keys["batch_mean"], keys["batch_variance"]), (leaf("x"),)),)
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
-        """What is saved, and what is updated."""
+        """The saved and the updated statistics."""
         mean, variance = leaf(keys["batch_mean"]), leaf(keys["batch_variance"])
         found: dict[str, Scalar] = {}
         if self.saved:
@@ -150,7 +150,7 @@ class BatchNormTraining(Normalization):
         return found
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula; what depends on the channel alone is bracketed, so that it can be computed once."""
+        """The formula; brackets hold the part that depends on the channel alone, to be computed once."""
         names = ("batch_mean", "batch_variance", "scale", "shift", "epsilon")
         mean, variance, scale, shift, epsilon = (leaf(keys[name]) for name in names)
         return (leaf("x") - mean) * (scale / sqrt(variance + epsilon)) + shift
@@ -181,11 +181,11 @@ def _has_activation(op: BatchNormBackward) -> bool:
 class BatchNormBackward(Normalization):
     """scale*inverse_variance * (g - sum(g)/count - n*sum(g*n)/count)
 
-    The gradient of src of `batch_norm_training -> activation`: x is the gradient of what these gave; n =
+    The gradient of src of `batch_norm_training -> activation`: x is the gradient of its output; n =
     (input - mean) * inverse_variance is the normalized input, and g = x * derivative(activation)(n*scale +
     shift) the gradient behind the normalization. Sums are over the `count` elements that share a mean.
 
-    input: the shape of src, what batch_norm_training was applied to. scale; shift where there is an
+    input: the shape of src, the input of batch_norm_training. scale; shift where there is an
     activation; mean and inverse_variance with statistics `saved`: (c,) with mode `spatial`, (c, *spatial)
     with `per_activation`. With statistics `recomputed`, mean and inverse_variance are those of input.
 
@@ -236,7 +236,7 @@ class BatchNormBackward(Normalization):
         }
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula; what depends on the channel alone is bracketed, so that it can be computed once."""
+        """The formula; brackets hold the part that depends on the channel alone, to be computed once."""
         count = self.count(src)
         normalized, gradient = self._parts(keys)
         _, inverse = self._moments(keys)

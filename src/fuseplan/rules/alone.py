@@ -1,4 +1,4 @@
-"""What a rule around one operator asks of a plan: that the operator is there, and alone."""
+"""The conditions of a rule around one operator: the plan has that operator, and no second one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SEVERAL = {
 
 
 def alone(plan: FusionPlan, kind: str, none: Reason) -> Iterator[Claim]:
-    """One operator is of the kind, and no other one a contraction or a normalization.
+    """The plan has one operator of the kind, and no other contraction or normalization.
 
-    Of several, the second is to blame: what stands in front of it is one kernel.
+    The second of several is to blame: the operators in front of it are one kernel.
 
     Args:
         plan: the plan.

@@ -1,4 +1,4 @@
-"""What a fusion rule declares."""
+"""The protocol of fusion rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fuseplan.reasons import Claim
 
 
 class Rule(Protocol):
-    """Which plans are one kernel; the docstring gives what is before and after, and what that saves."""
+    """A rule that makes one kernel of a plan; its docstring has lines `before:`, `after:` and `saves:`."""
 
     name: ClassVar[str]
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
-        """What must hold for the rule to apply; the first claim that fails is its refusal."""
+        """The claims under which the rule applies; the first that fails becomes its refusal."""
