@@ -45,7 +45,7 @@ OTHER: tuple[Callable[[Array], Any], ...] = (
     lambda a: a.astype(">f4"),
     lambda a: a.view(np.int32),
     np.ma.masked_array,
-    lambda a: torch.zeros(a.shape, requires_grad=True),
+    lambda a: torch.zeros(a.shape).to_sparse(),
     lambda a: np.lib.stride_tricks.as_strided(a, (*a.shape, 2), (*a.strides, 0)),
 )
 # What is told only where it is read.
