@@ -46,10 +46,10 @@ Tensor = End | PlanOperand | PlanResult
 class Arguments:
     """Operands, parameters and results of a plan, for any number of calls; a second value replaces the first.
 
-    Many threads may execute with one object; while one sets, no other may use it.
+    Many threads may execute with one object at once. While a thread sets a value, no other may use it.
 
     Args:
-        plan: the plan, or its text; its equals take the arguments too.
+        plan: the plan, or its text; equal plans take the arguments too.
         **values: operands, parameters and tensors for results by the plan's keys.
 
     Raises:
@@ -93,7 +93,7 @@ class Arguments:
         if step is None:
             return {key: key for key in keys_of(self.plan)}
         if not isinstance(step, Step):
-            raise ArgumentError(f"{shown(step)} is no step; want the result of plan.add(...) or plan[i]")
+            raise ArgumentError(f"{shown(step)} is not a step; want the result of plan.add(...) or plan[i]")
         mine = self.plan.steps
         if not (step.index < len(mine) and mine[step.index] == step):
             raise ArgumentError(
@@ -103,7 +103,7 @@ class Arguments:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is set, by the plan's keys."""
+        """The values set so far, by the plan's keys."""
         return dict(self._values)
 
     def __repr__(self) -> str:
@@ -136,8 +136,8 @@ def _unknown(plan: FusionPlan, whose: str, name: str, known: Iterable[str]) -> A
 def bare_values(plan: FusionPlan, count: int) -> ArgumentError:
     """The error about `count` tensors behind src and out that were given without names."""
     named = ", ".join(f"{each.key}=..." for each in plan.operands)
-    what = f"{counted(count, 'tensor')} behind `src` and `out` {'has' if count == 1 else 'have'} no name"
-    return ArgumentError(f"{what}: operands are given by theirs, as in compiled(src, {named})\n  {plan}")
+    what = f"{counted(count, 'tensor')} after `src` and `out` {'has' if count == 1 else 'have'} no name"
+    return ArgumentError(f"{what}: pass operands by name, as in compiled(src, {named})\n  {plan}")
 
 
 def check_value(plan: FusionPlan, key: str, value: Any) -> None:
@@ -174,7 +174,7 @@ def operand_buffer(
     if buffer.dtype not in dtypes_taken(wanted, src.dtype):
         raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
     if wanted.per == "element" and not place.same_layout(buffer.strides):
-        remedy = "It is read in place: copy it into that layout, or make the plan's src of the operand's"
+        remedy = "The kernel reads it in place: copy it into that layout, or give the plan's src this layout"
         raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer
 
@@ -186,9 +186,9 @@ def _reshaped(op: Op, got: Shape, want: Shape) -> str | None:
         hint = f", or write {operator_text(other)} in the plan" if other else ""
         return f"Its last two axes are swapped: pass it transposed{hint}"
     if sorted(got) == sorted(want):
-        return "Its axes stand in another order: transpose it"
+        return "Its axes are in another order: transpose it"
     if prod(got) == prod(want):
-        return f"It has as many elements: reshape it to {want}"
+        return f"It has the right number of elements: reshape it to {want}"
     return None
 
 
@@ -213,11 +213,11 @@ def result_buffer(
         (wanted.same_layout(buffer.strides), "gaps, or its axes in another order,"),
     ):
         if not is_right:
-            remedy = "It is written in place: pass a dense tensor of that shape and dtype"
-            remedy += "" if result.result.updated else ", or leave it out, and a new one is made"
+            remedy = "The kernel writes it in place: pass a dense tensor of that shape and dtype"
+            remedy += "" if result.result.updated else ", or leave it out for a new tensor"
             raise _refused(plan, result, f"has {what}", buffer, str(wanted), remedy)
     if buffer.readonly:
-        raise ArgumentError(result, " is read-only: pass a tensor that may be written")
+        raise ArgumentError(result, " is read-only: pass a writable tensor")
     return buffer
 
 

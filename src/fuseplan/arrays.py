@@ -134,7 +134,9 @@ def view(tensor: Any, what: object) -> Buffer:
             take.
     """
     if isinstance(tensor, np.ma.MaskedArray):
-        raise ArgumentError(what, " is a masked array, and kernels know no masks: pass tensor.filled(...)")
+        raise ArgumentError(
+            what, " is a masked array, and kernels do not support masks: pass tensor.filled(...)"
+        )
     if isinstance(tensor, np.ndarray):
         return _view_numpy(tensor, what)
     if is_torch(tensor):
@@ -148,7 +150,7 @@ def view(tensor: Any, what: object) -> Buffer:
     if hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what), tensor)
     raise ArgumentError(
-        what, f" is {a_thing(tensor)}; want a NumPy array, or a tensor with DLPack such as torch's"
+        what, f" is {a_thing(tensor)}; want a NumPy array, or a tensor that supports DLPack, such as torch's"
     )
 
 

@@ -39,7 +39,7 @@ LOOKS = 16  # one write in so many looks at the folder's size
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The disk cache and what this process has met there.
+    """The disk cache, and the hits and misses of this process.
 
     Attributes:
         path: its folder; None where the cache is turned off.
@@ -185,7 +185,7 @@ def _bytes_at(where: Path, place: Path) -> bytes | None:
     except OSError as error:
         if not is_usable(where, private.check):
             return None
-        report(place, f"an entry of the cache is not used: {error}. Its kernel is compiled anew")
+        report(place, f"an entry of the cache cannot be used: {error}. Its kernel is compiled again")
         return b""
 
 
@@ -356,7 +356,7 @@ def _kernels(where: Path) -> dict[str, int]:
 
 
 def cache_info() -> CacheInfo:
-    """Where the cache is, what it holds, and this process's hits and misses."""
+    """The cache's folder, its contents, and this process's hits and misses."""
     now = settings()
     where = None if now.disable_cache else now.cache_dir
     problem = None if where is None else _tally.problems.get(where) or _obstacle(where)

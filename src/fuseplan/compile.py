@@ -30,11 +30,11 @@ class CompiledPlan:
     """A plan's kernel, loaded, with the record of every stage.
 
     Attributes:
-        plan: what it computes.
-        target: where.
-        match: the rule that fused it.
-        kernel: what one launch computes.
-        choice: the template, its knobs, and what else was considered.
+        plan: the plan that the kernel computes.
+        target: the machine that the kernel runs on.
+        match: the rule that fused the plan.
+        kernel: the computation of one launch.
+        choice: the template, its knobs, and the other templates with their refusals or times.
         program: the loaded code.
 
     Any number of threads may call at once.
@@ -69,7 +69,7 @@ class CompiledPlan:
 
     @property
     def output(self) -> TensorSpec:
-        """What a launch writes."""
+        """The tensor that a launch writes."""
         return self.plan.output
 
     @property
@@ -79,7 +79,7 @@ class CompiledPlan:
 
     @untraced
     def __call__(self, src: Any, out: Any = None, *bare: Any, **values: Any) -> Any:
-        """Runs the kernel with what the plan's keys name; packs the operands each time.
+        """Runs the kernel with operands by the plan's keys; packs the operands in each call.
 
         Args:
             src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
@@ -101,7 +101,7 @@ class CompiledPlan:
 
     @untraced
     def execute(self, src: Any, arguments: Arguments, out: Any = None) -> Any:
-        """Runs the kernel with an arguments object; packs the operands each time.
+        """Runs the kernel with an arguments object; packs the operands in each call.
 
         Raises:
             ArgumentError: as a call does; or the arguments are another plan's.
@@ -114,7 +114,7 @@ class CompiledPlan:
 
         Args:
             arguments: operands and parameters to keep, and tensors that every call writes results into.
-            **values: the same by the plan's keys; they win.
+            **values: operands and parameters by the plan's keys; they override those of `arguments`.
 
         Returns:
             A callable that takes `src`, `out` and the operands that are not bound.
@@ -135,7 +135,7 @@ class CompiledPlan:
             raise BuildError(
                 f"code for {self.target} does not run here: {self.program.refusal}\n"
                 "  The plan was compiled for another machine: `source` is its source, `program.code` its "
-                "code, `program.resources` what that uses"
+                "code, `program.resources` the registers and memory that the code uses"
             )
         return part
 
@@ -161,7 +161,7 @@ class CompiledPlan:
         why, `speedup` and `pays` are None, and nothing is kept.
 
         Args:
-            seed: of the tensors.
+            seed: seed of the random tensors.
             patience: seconds to wait for other programs to rest.
 
         Raises:
@@ -176,7 +176,7 @@ class CompiledPlan:
         return verdict_on(replace(self.records, target=self.target), runner, ground, patience)
 
     def explain(self) -> Explanation:
-        """What was decided and why, what it saves, and how far from the machine's limits it is."""
+        """The decisions with their reasons, the savings, and the distance from the machine's limits."""
         return explain_records(self.records, self.program.resources)
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def compile(
             binary are made, and a call says why it cannot run.
         threads: the most threads a launch uses; the `FUSEPLAN_THREADS` setting or all cores unless given. Not
             for a GPU.
-        accuracy: `default`; `strict`, no Winograd but F(2x2, 3x3); or the largest error bound
+        accuracy: `default`; `strict`, no Winograd except F(2x2, 3x3); or the largest error bound
             allowed, as `explain` tells it: for direct convolution |error| <= bound * sum of |src||weight|.
         template: the only one to consider: a name (`direct`), or a candidate as `explain` prints it
             (`direct(rows=8, vectors=2, ...)`); the cost model chooses among all unless given.
@@ -248,7 +248,9 @@ def compile(
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
     if budget is not None and records.choice.tuned is None:
         if template is not None:
-            raise ArgumentError(f"template={template!r} leaves nothing to tune: give one of the two")
+            raise ArgumentError(
+                f"template={template!r} leaves nothing to tune: give template or tune, not both"
+            )
         tune_plan(records.plan, records.target, seconds=budget, accuracy=accuracy)
         records = decide(records.plan, records.target, accuracy=accuracy)
     program = build(records.choice, records.kernel, records.target, use_cache=cache)

@@ -32,11 +32,11 @@ READ_ONLY, COPIED = 1, 2  # flags
 IMMUTABLE = ("jax", "jaxlib", "tensorflow")  # nothing may write their arrays, and no capsule says so
 STAND_INS = {  # classes by package and name, whose objects hold no elements
     ("jax", "Tracer"): (
-        "a stand-in that holds no numbers: jax.jit, jax.grad and jax.vmap trace a function with it; call the "
+        "a placeholder without numbers: jax.jit, jax.grad and jax.vmap trace a function with it; call the "
         "plan through jax.pure_callback"
     ),
     ("torch", "Proxy"): (
-        "a stand-in that holds no numbers: torch.fx traces a function with it; keep the plan in a module of "
+        "a placeholder without numbers: torch.fx traces a function with it; keep the plan in a module of "
         "its own, and make that a leaf of the tracer"
     ),
 }
@@ -104,12 +104,14 @@ def view_dlpack(
         if held.major != 1:
             raise ArgumentError(what, f" speaks DLPack {held.major}.{held.minor}; want 1.x or 0.x")
         if held.flags & COPIED:  # nobody would see what is written, and the copy goes with the capsule
-            raise ArgumentError(what, " comes by DLPack as a copy: pass the tensor that owns the memory")
+            raise ArgumentError(
+                what, " is exported by DLPack as a copy: pass the tensor that owns the memory"
+            )
         return _read(held.tensor, is_immutable or bool(held.flags & READ_ONLY), what)
     if _is_valid(capsule, b"dltensor"):
         plain = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         return _read(plain, is_immutable, what)
-    raise ArgumentError(what, f": {type(tensor).__name__}.__dlpack__ gave no DLPack capsule")
+    raise ArgumentError(what, f": {type(tensor).__name__}.__dlpack__ returned no DLPack capsule")
 
 
 def device_of(tensor: Any, what: object) -> tuple[int, int]:
@@ -126,7 +128,7 @@ def device_of(tensor: Any, what: object) -> tuple[int, int]:
         kind, index = tensor.__dlpack_device__()
         return int(kind), int(index)
     except Exception as error:
-        raise ArgumentError(what, f" is on no device that DLPack knows: {_said(error)}") from error
+        raise ArgumentError(what, f" is on a device that DLPack does not support: {_said(error)}") from error
 
 
 def _capsule(tensor: Any, what: object, told: dict[str, int]) -> Any:
@@ -176,11 +178,9 @@ def view_array_interface(tensor: Any, what: object) -> View:
         raise ArgumentError(what, f" has no __cuda_array_interface__ to read: {_said(error)}") from error
     dtype = TYPES.get(name)
     if dtype is None:
-        raise ArgumentError(
-            what, f" has type {name!r}; want '<f8', '<f4' or '<f2': bf16 comes by DLPack alone"
-        )
+        raise ArgumentError(what, f" has type {name!r}; want '<f8', '<f4' or '<f2': bf16 needs DLPack")
     if told.get("mask") is not None:
-        raise ArgumentError(what, " is masked, and kernels know no masks: fill it first")
+        raise ArgumentError(what, " is masked, and kernels do not support masks: fill it first")
     size = dtype_of(dtype).itemsize
     if (address or 0) % size or any(step % size for step in steps or ()):
         raise ArgumentError(what, " is not aligned to its elements: pass a copy")

@@ -45,15 +45,16 @@ Write `matmul(N, transposed=True)` for a weight [out, in], as torch.nn.Linear st
 Write `matmul(N)` for a weight [in, out], as Keras stores it, and for `weight.T` of torch.nn.Linear's
 `matmul` sums over axis 1 of src, the channels: rows [M, K] are f32[MxK], torch's [B, M, K] f32[BxKxM, nwc]"""
 _STATISTICS = (
-    "`batch_norm` and `batch_norm_training` have statistics of each channel or activation over the batch; no "
-    "operator has those of a row"
+    "`batch_norm` and `batch_norm_training` compute statistics per channel or per activation over the batch; "
+    "no operator computes statistics per row"
 )
 _ROWS = (
-    "Operators here work on single elements, or sum over channels with a weight: run it in front or behind"
+    "Operators here compute single elements, or sum over channels with a weight: run it before or after "
+    "the plan"
 )
-_GATES = "No operator multiplies two tensors: run the gate in front or behind"
+_GATES = "No operator multiplies two tensors: run the gate before or after the plan"
 _SHAPES = "Operators here keep the order of the axes: give src another shape, layout or strides"
-_WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it in front or behind"
+_WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before or after the plan"
 
 # Operators that no plan has, by what there is instead.
 LACKING: Answers = {
@@ -72,7 +73,7 @@ LACKING: Answers = {
     **_each("mul multiply hadamard", f"`scale` multiplies each channel by its number. {_GATES}"),
     **_each("div divide truediv", "`scale` multiplies each channel by its number: give it the reciprocals"),
     **_each("sub subtract minus", "Write `add(alpha2=-1)`: x - other"),
-    **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias, a channel"),
+    **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias per channel"),
     **_each("reshape view flatten permute transpose squeeze unsqueeze swapaxes rearrange", _SHAPES),
     **_each("concat cat concatenate stack split chunk slice gather expand repeat tile pad", _SHAPES),
     **_each("maxpool maxpool1d maxpool2d maxpool3d avgpool avgpool1d avgpool2d avgpool3d", _WINDOWS),
@@ -84,7 +85,7 @@ LACKING: Answers = {
         "separableconv2d", "Write `conv2d` with groups=, and a plan of its own with `conv2d(N, kernel=1)`"
     ),
     **_each("dropout dropout2d alphadropout", "It does nothing at inference: leave it out"),
-    **_each("embedding lstm gru rnn", "Operators here take one tensor of floats: run it in front"),
+    **_each("embedding lstm gru rnn", "Operators here take one tensor of floats: run it before the plan"),
     **_each("cast to type quantizelinear quantize", "A plan computes in the dtype of its src"),
     **_each("activation", "Write the activation itself, such as `relu`"),
     **_each("sequential", "Write the operators one after the other, with -> between them"),
@@ -100,7 +101,7 @@ LACKING: Answers = {
     **{name: f'Write `elementwise("{name}(x)")`' for name in ("exp", "expm1", "log", "log1p", "sqrt", "erf")},
 }
 
-_BEHIND = "Write the operator behind it: `-> {}`"
+_BEHIND = "Write it as the next operator: `-> {}`"
 
 # Fields of operators.
 FIELDS: Answers = {
@@ -117,12 +118,12 @@ FIELDS: Answers = {
     **_each("alpha slope leakage negativeslope", "negative_slope"),
     **_each("bias usebias", _BEHIND.format("bias")),
     **_each("activation act", _BEHIND.format("relu")),
-    **_each("inplace", "Leave it out: the call's `out` says where the result goes"),
-    **_each("inchannels infeatures numfeatures inputdim", "Leave it out: src says the channels"),
+    **_each("inplace", "Leave it out: the call's `out` is the place of the result"),
+    **_each("inchannels infeatures numfeatures inputdim", "Leave it out: src has the channels"),
     **_each("numgroups", "groups"),
     **_each("device", "Leave it out: `compile(plan, target)` says where the plan runs"),
-    **_each("dtype", "Leave it out: src says the dtype"),
-    **_each("paddingmode autopad", "Leave it out: padding is of zeros, as many as `padding` says"),
+    **_each("dtype", "Leave it out: src has the dtype"),
+    **_each("paddingmode autopad", "Leave it out: padding is always zeros, and `padding` gives their number"),
     **_each("momentum", "`batch_norm_training` has `running`, and `momentum` is given at the call"),
     **_each("affine trackrunningstats", "Leave it out: scale and shift are operands of the plan"),
 }

@@ -75,7 +75,7 @@ class _Reader:
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self.called(name, args, node)
         raise PlanError(
-            "this does not stand in an expression",
+            "this is not supported in an expression",
             want="numbers, names, + - * / **, functions, and > >= < <= in where(condition, a, b)",
         )
 

@@ -30,17 +30,19 @@ class Limit(int):
 
 # The cache folder. Entries of the suites have up to 0.4 MB.
 ENTRY_BYTES = Limit(
-    256 * MIB, "bytes", "an entry of the cache", "neither read nor kept: the kernel is compiled"
+    256 * MIB, "bytes", "an entry of the cache", "neither read nor stored: the kernel is compiled"
 )
 LOCK_SECONDS = Limit(
     60, "s", "the wait for another process that compiles the same kernel", "this process compiles too"
 )
-MEASUREMENT_BYTES = Limit(MIB, "bytes", "a kept measurement of this machine", "measured again")
+MEASUREMENT_BYTES = Limit(MIB, "bytes", "a stored measurement of this machine", "measured again")
 
 # Files of measured choices and of verdicts: one JSON object a line.
 LINES_BYTES = Limit(64 * MIB, "bytes", "a file of measured choices, or of verdicts", "the file is refused")
-LINE_BYTES = Limit(MIB, "bytes", "a line of such a file", "the line is refused; of an own file: skipped")
-JSON_LEVELS = Limit(32, "levels", "objects and lists inside each other in such a line", "as above")
+LINE_BYTES = Limit(
+    MIB, "bytes", "a line of such a file", "the line is refused; in a file of the cache folder it is skipped"
+)
+JSON_LEVELS = Limit(32, "levels", "nested objects and lists in such a line", "as above")
 
 # Files that a command is given.
 TOML_BYTES = Limit(4 * MIB, "bytes", "a suite, or a list of accepted spills", "refused")
@@ -48,11 +50,17 @@ SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refuse
 
 # Programs that are waited for.
 COMPILER_SECONDS = Limit(
-    120, "s", "compiling one kernel for a GPU, unless the caller says", "ended: an error"
+    120,
+    "s",
+    "the compilation of one kernel for a GPU, unless the caller gives a limit",
+    "the process is stopped: an error",
 )
-ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas or nvdisasm", "ended: an error")
+ASSEMBLER_SECONDS = Limit(300, "s", "one run of ptxas or nvdisasm", "the process is stopped: an error")
 TOOL_SECONDS = Limit(
-    20, "s", "one answer of nvidia-smi, git or `ptxas --version`", "ended: what it would tell is unknown"
+    20,
+    "s",
+    "one answer of nvidia-smi, git or `ptxas --version`",
+    "the process is stopped; its answer is unknown",
 )
 
 # Plans and their texts.
@@ -61,16 +69,14 @@ JSON_CHARACTERS = Limit(1_000_000, "characters", "a plan's JSON", "a PlanError")
 OPERATOR_CHARACTERS = Limit(10_000, "characters", "the text of one operator or formula", "a PlanError")
 OPERATORS = Limit(1_000, "operators", "a plan", "a PlanError")
 EXPRESSION_NODES = Limit(
-    10_000, "functions", "a formula, a shared part counted each time it is written", "a PlanError"
+    10_000, "functions", "a formula; a shared part counts at each of its uses", "a PlanError"
 )
 EXPRESSION_DEPTH = Limit(200, "levels", "a formula", "a PlanError")
 SIZE_DIGITS = Limit(40, "digits", "an extent or stride in a text", "a PlanError")
 
 # Messages.
 SHOWN_CHARACTERS = Limit(1_000, "characters", "a line of a message", "its middle is left out")
-SHOWN_VALUE_CHARACTERS = Limit(
-    100, "characters", "a value of the caller's in a message", "its middle is left out"
-)
+SHOWN_VALUE_CHARACTERS = Limit(100, "characters", "a caller's value in a message", "its middle is left out")
 
 # A process.
 THREADS = Limit(1024, "threads", "threads of a launch, by `threads=` or `FUSEPLAN_THREADS`", "refused")

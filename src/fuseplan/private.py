@@ -56,9 +56,9 @@ def check(where: Path) -> None:
         found = os.stat(where)
     except NotADirectoryError:
         file = next(place for place in where.parents if os.path.lexists(place))
-        raise NotADirectoryError(f"{file} is no folder") from None
+        raise NotADirectoryError(f"{file} is not a folder") from None
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(f"{where} is no folder")
+        raise NotADirectoryError(f"{where} is not a folder")
     if not hasattr(os, "geteuid"):
         return
     user = os.geteuid()
@@ -81,11 +81,11 @@ def check_way(where: Path) -> None:
     user = os.geteuid()
     for place, found in _way(where):
         if found.st_uid not in (user, ROOT) and not _is_outside(found.st_uid):
-            problem = f"{place}, on the way to it, belongs to {_name(found.st_uid)}, not to {_name(user)}"
+            problem = f"{place}, a folder above it, belongs to {_name(found.st_uid)}, not to {_name(user)}"
             raise NotPrivateError(problem, "leave it to its owner")
         is_safe = stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX
         if not is_safe and _others_write(place, found):
-            problem = f"{place}, on the way to it, is writable by others (mode {_mode(found)})"
+            problem = f"{place}, a folder above it, is writable by others (mode {_mode(found)})"
             raise NotPrivateError(problem, f"run `chmod go-w {place}`")
 
 
@@ -176,7 +176,7 @@ def _whole(descriptor: int, size: int) -> bytes:
 def _checked_file(place: Path, descriptor: int, most: int) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{place} is no plain file")
+        raise OSError(f"{place} is not a regular file")
     if found.st_size > most:
         raise OSError(f"{place} has {found.st_size} bytes; at most {most} are read")
     _check_own(place, found)

@@ -52,7 +52,7 @@ def text_of(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"line {line}: byte 0x{data[error.start]:02x} is no UTF-8 text") from None
+        raise ValueError(f"line {line}: byte 0x{data[error.start]:02x} is not UTF-8 text") from None
 
 
 def json_of(data: bytes) -> Any:
@@ -156,4 +156,4 @@ def _line(line: bytes) -> Any:
 
 
 def _no_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number in JSON")
+    raise ValueError(f"{word} is not a number in JSON")

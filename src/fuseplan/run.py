@@ -37,7 +37,7 @@ NOT_CARRIED = (
 
 
 class BoundPlan:
-    """A compiled plan with operands packed and kept: what is left to a call is the kernel.
+    """A compiled plan with packed operands: a call only launches the kernel.
 
     Made by `CompiledPlan.bind`. Bound operands were copied when they were bound, but for operands per element
     (residuals), which the kernel reads where they lie. Bound results are written by every call. Any number of
@@ -95,7 +95,7 @@ class BoundPlan:
             tuple of it, `out`, and of them by their keys.
 
         Raises:
-            ArgumentError: a tensor is missing, is not what the plan takes, or overlaps one that is written.
+            ArgumentError: a tensor is missing, does not match the plan, or overlaps one that is written.
         """
         if free or bare:
             return self._checked(src, out, free, len(bare))
@@ -219,7 +219,7 @@ class BoundPlan:
         result = self._make(src)[0] if out is None else out
         target = fitting(self._memory, result, OUT, plan.output)
         if out is not None and target.readonly:
-            raise ArgumentError(OUT, " is read-only: pass an array that may be written")
+            raise ArgumentError(OUT, " is read-only: pass a writable array")
         given = self._given(free)
         written = self._runner.written(self._bound | given)
         if out is not None:
@@ -303,12 +303,12 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
     buffer = memory.view(tensor, end)
     if buffer.matches(spec):
         return buffer
-    own, remedy = "plan.output", "leave it out, and a new one is made; operands are given by their names"
+    own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"
     if end is SRC:
         own, remedy = "plan.src", "compile a plan for it"
     if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
         remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
-    raise ArgumentError(end, f" is not what the plan takes\n  got {buffer.text}; want {spec}\n  {remedy}")
+    raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")
 
 
 def _missing_text(plan: FusionPlan, missing: list[str]) -> str:

@@ -95,14 +95,14 @@ VARIABLES = (
         "cache_dir",
         _place,
         _default_cache_dir,
-        "folder of the disk cache; unset: fuseplan in XDG_CACHE_HOME, or else in ~/.cache",
+        "folder of the disk cache; unset: the folder fuseplan in XDG_CACHE_HOME, or in ~/.cache without it",
     ),
     Variable(
         "FUSEPLAN_CACHE_SIZE",
         "cache_size",
         _size,
         lambda: parse_size("1G"),
-        "bytes that kernels may take on disk, such as 512M: above it the longest unused go; unset: 1G",
+        "the most bytes of kernels on disk, such as 512M; the least recently used are removed; unset: 1G",
     ),
     Variable(
         "FUSEPLAN_DISABLE_CACHE",
@@ -116,7 +116,7 @@ VARIABLES = (
         "threads",
         _threads,
         lambda: None,
-        "threads a launch uses unless told otherwise; unset: one a processor",
+        "threads of a launch on a CPU, unless the call gives a number; unset: one per processor",
     ),
     Variable(
         PTXAS,

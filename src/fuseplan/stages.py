@@ -109,6 +109,6 @@ def checked_accuracy(accuracy: Accuracy) -> Accuracy:
     if bound > 0:
         return bound
     raise ArgumentError(
-        f"accuracy={shown(accuracy)}; want 'default', 'strict' (no Winograd but F(2x2, 3x3)), or the "
+        f"accuracy={shown(accuracy)}; want 'default', 'strict' (no Winograd except F(2x2, 3x3)), or the "
         "largest error bound allowed, a positive float"
     )

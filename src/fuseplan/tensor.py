@@ -65,11 +65,11 @@ class TensorSpec:
     Attributes:
         shape: extents in logical order.
         dtype: `f64`, `f32`, `f16` or `bf16`.
-        layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` say it.
+        layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` are given.
         is_layout_said: a layout or strides were given, so the default one was not merely assumed. Equal
             tensors may differ in it.
         strides: distance between neighbours along each axis, in elements and logical order; None where
-            `layout` says it. Strides that a named layout has become that layout.
+            `layout` gives it. Strides of a named layout become that layout.
 
     Raises:
         PlanError: a rank, extent, dtype, layout or stride that cannot be; elements that share storage; or
@@ -256,7 +256,7 @@ def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[in
             raise PlanError(
                 "elements of a tensor must not share storage",
                 got=f"strides {steps} for shape {shape}",
-                want=f"a stride over {reach} where {stride} stands",
+                want=f"a stride above {reach} instead of {stride}",
             )
         reach += (extent - 1) * stride
     return steps

@@ -39,9 +39,9 @@ def describe_torch(tensor: Any, what: object) -> View:
         if reason is not None:
             raise ArgumentError(what, reason)
         return tensor.data_ptr(), tuple(tensor.shape), NAMES[tensor.dtype], tensor.stride(), False
-    except (RuntimeError, ValueError) as error:  # torch shows no memory of a transform's tensors
+    except (RuntimeError, ValueError) as error:  # torch exposes no memory of a transform's tensors
         said = (str(error).splitlines() or [""])[0]
-        raise ArgumentError(what, f" shows no memory: {CALL_OUTSIDE}\n  torch says: {said}") from error
+        raise ArgumentError(what, f" exposes no memory: {CALL_OUTSIDE}\n  torch says: {said}") from error
 
 
 def view_torch(tensor: Any, what: object) -> View:
@@ -83,7 +83,7 @@ def _oddity(tensor: Any) -> str | None:
         wanted = "float64, float32, float16 or bfloat16"
         return f" has dtype {tensor.dtype}; want {wanted}: convert it with .to(...)"
     if tensor.is_neg():
-        return " is a view that negates what its storage holds: pass tensor.resolve_neg()"
+        return " is a view that negates its storage: pass tensor.resolve_neg()"
     return None
 
 

@@ -50,13 +50,13 @@ class Tuned:
     """One measured choice.
 
     Attributes:
-        key: what it is for.
+        key: the kernel, the machine and the versions that the choice is for.
         plan: the text of the plan it was measured with.
         template: the choice, as `explain` prints it.
-        seconds: of the fused kernel, median.
+        seconds: time of the fused kernel, median.
         untuned: the cost model's choice, and `untuned_seconds` its time in the same run.
         tried: how many candidates were timed.
-        rejected: candidates that were not: the choice, and why (a wrong result, spills, ...).
+        rejected: the candidates that were not timed, each with its reason (a wrong result, spills, ...).
         date: when, in UTC.
         disturbance: which other use of the machine makes the times unreliable; None where there was none.
     """
@@ -85,7 +85,7 @@ class Tuned:
             ValueError: it did not.
         """
         if not isinstance(told, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         names = [field.name for field in fields(Key)]
         key = record(Key, {name: told[name] for name in names if name in told})
         return record(cls, {"key": key, **{name: told[name] for name in told if name not in names}})

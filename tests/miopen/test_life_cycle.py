@@ -237,7 +237,7 @@ def test_a_cpu_has_no_streams() -> None:
     fails(miopen.miopenSetStream(made, 1234), "BadParm", "has no streams")
     fails(miopen.miopenCreateWithStream(Ref(), 1234, "cpu"), "BadParm", "has no streams")
     fails(miopen.miopenSetStream(made, object()), "BadParm", "want None; got object")
-    fails(miopen.miopenSetStream(handle("triton:sm_90"), 1234), "BadParm", "is no GPU of this machine")
+    fails(miopen.miopenSetStream(handle("triton:sm_90"), 1234), "BadParm", "is not a GPU of this machine")
     ok(miopen.miopenSetAllocator(made, None, None, None))
     fails(miopen.miopenSetAllocator(made, print, None, None), "NotImplemented", "allocator")
 

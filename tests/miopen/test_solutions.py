@@ -244,7 +244,7 @@ def twice_a_bias() -> Any:
 Y = np.empty((2, 16, 9, 9), np.float32)
 SRC, WEIGHT = tensor(2, 8, 9, 9), tensor(16, 8, 3, 3)
 REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
-    "no bytes of ours": (lambda: load(b"{}"), "InvalidValue", ("is not what miopenSaveSolution wrote",)),
+    "no bytes of ours": (lambda: load(b"{}"), "InvalidValue", ("was not written by miopenSaveSolution",)),
     "another format": (
         lambda: load(b"fuseplan solution 99 00000000\n{}"),
         "VersionMismatch",
@@ -316,12 +316,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "a bias described as another": (
         lambda: run([argument("Bias", B, tensor(1, 15, 1, 1))]),
         "BadParm",
-        ("miopenTensorBias is described as f32[1x15x1x1]; it is f32[1x16x1x1]",),
+        ("miopenTensorBias is described as f32[1x15x1x1]; want f32[1x16x1x1]",),
     ),
     "a weight of another type": (
         lambda: run([argument("ConvolutionW", W, tensor(16, 8, 3, 3, dtype=miopen.miopenHalf))]),
         "BadParm",
-        ("miopenTensorConvolutionW is described as f16[16x8x3x3]; it is f32[16x8x3x3]",),
+        ("miopenTensorConvolutionW is described as f16[16x8x3x3]; want f32[16x8x3x3]",),
     ),
     "a tensor outside a sequence": (
         lambda: run(argument("Bias", B), 1),
@@ -331,7 +331,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "bytes of another version": (
         lambda: load(signed(b'{"plan": 3}')),
         "InvalidValue",
-        ("is not what miopenSaveSolution wrote", "plan is 3; want a text"),
+        ("was not written by miopenSaveSolution", "plan is 3; want a text"),
     ),
     "bytes that are nested too deep": (
         lambda: load(signed(b"[" * 100_000)),
@@ -347,7 +347,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "a bias that cannot be described so": (
         lambda: described_bias(tensor(1, 15, 1, 1)),
         "BadParm",
-        ("miopenTensorBias is described as f32[1x15x1x1]; it is f32[1x16x1x1]",),
+        ("miopenTensorBias is described as f32[1x15x1x1]; want f32[1x16x1x1]",),
     ),
     "a count": (lambda: run([], 3), "BadParm", ("`tensors` has 0 entries; nInputs is 3",)),
     "another machine": (lambda: run(tensors(Y), target="reference"), "BadParm", ("is reference",)),

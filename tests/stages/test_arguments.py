@@ -63,7 +63,7 @@ def test_a_step_of_another_plan_is_refused(plan: FusionPlan) -> None:
     other = FusionPlan.parse("f16[2x4x5x5] -> conv2d(6, kernel=1)")
     with pytest.raises(ArgumentError, match=r"operator 0 \(conv2d\) is a step of another plan"):
         Arguments(plan).set(other[0], weight=weight())
-    with pytest.raises(ArgumentError, match="is no step; want"):
+    with pytest.raises(ArgumentError, match="is not a step; want"):
         Arguments(plan).set(0, weight=weight())  # type: ignore[arg-type]
 
 

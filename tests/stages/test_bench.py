@@ -48,7 +48,7 @@ def test_both_layouts_have_the_same_shapes() -> None:
     ("text", "told"),
     [
         ("title = ", "not a suite"),
-        ("title = \udcff", "line 1: byte 0xff is no UTF-8 text"),
+        ("title = \udcff", "line 1: byte 0xff is not UTF-8 text"),
         ("a = " + "[" * 10_000, "nested too deep"),
         ("title = 3\ncase = []", "title is 3; want a text"),
         ('title = "t"\ncase = 3', "case is 3; want a list"),

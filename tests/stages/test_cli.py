@@ -230,7 +230,7 @@ def test_a_cache_folder_that_cannot_be_used_is_told(folder: Path, monkeypatch: p
     (folder / "file").write_text("")
     for name in ("file", "file/in"):
         monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / name))
-        assert f"it cannot be used: {folder / 'file'} is no folder" in call("cache", "info").stdout
+        assert f"it cannot be used: {folder / 'file'} is not a folder" in call("cache", "info").stdout
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(folder / "not" / "yet"))
     assert "cannot be used" not in call("cache", "info").stdout
 

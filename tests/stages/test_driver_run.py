@@ -114,7 +114,7 @@ def test_what_is_not_finite_is_null_in_json(emitted: Any, folder: Path, sweep: A
     assert (found["right"], found["checks"][0]["error"]) == (False, None)
     assert sweep(line, "--report", str(folder / "report")).exit_code == 1
     assert json.loads((folder / "report" / "report.json").read_text(), parse_constant=strict)
-    assert "out is not finite where float64 is" in (folder / "report" / "report.md").read_text()
+    assert "out is not finite where the float64 reference is" in (folder / "report" / "report.md").read_text()
     run = CliRunner().invoke(fuseplan, ["run", "f32[1x8x4x4] -> relu", "--json"])
     assert (run.exit_code, json.loads(run.stdout, parse_constant=strict)["error"]) == (1, None)
 

@@ -83,7 +83,7 @@ def test_a_word_like_no_operator_gets_all_of_them() -> None:
         ("f32[2x3x4x4, channels_last]", "Did you mean `nhwc`?"),
         ("f32[2x3x4, channels_first]", "Did you mean `ncw`?"),
         ("f32[2x3x4, nlc]", "Did you mean `nwc`?"),
-        ("f32[2x3] -> matmul(4, bias=True)", "Write the operator behind it: `-> bias`"),
+        ("f32[2x3] -> matmul(4, bias=True)", "Write it as the next operator: `-> bias`"),
         ("f32[2x3x8x8] -> conv2d(4, kernel_size=3)", "Did you mean `kernel`?"),
         ("f32[2x3x8x8] -> conv2d(filters=4, kernel=3)", "Did you mean `features`?"),
         ("f32[2x3] -> relu(inplace=True)", "Leave it out"),
@@ -97,7 +97,7 @@ def test_dtypes_layouts_and_fields_are_known_by_their_other_names(text: str, say
 MISUSED = [
     ("Conv2d(16, kernel_size=3)", "conv2d has no field 'kernel_size'\n\n  Did you mean `kernel`?"),
     ("Relu(inplace=True)", "relu has no field 'inplace'\n\n  Leave it out"),
-    ("Matmul(4, bias=True)", "Write the operator behind it: `-> bias`"),
+    ("Matmul(4, bias=True)", "Write it as the next operator: `-> bias`"),
     (
         "Conv2d(16, 32, 3)",
         "conv2d takes 2 values without a name\n\n  got 3; want such as Conv2d(7, kernel=1)",

@@ -104,7 +104,7 @@ def test_the_setting_names_the_assembler(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        (None, 0, "is no file"),
+        (None, 0, "is not a file"),
         ("#!/bin/sh\necho Cuda compilation tools, release 13.4, V13.4.59\n", 0o755, "does not run as"),
         ("#!/bin/sh\necho NVIDIA (R) Ptx optimizing assembler\n", 0o755, "does not run as"),
         ("#!/bin/sh\nexit 3\n", 0o755, "does not run as"),

@@ -78,22 +78,22 @@ def test_what_cannot_be_launched_is_refused() -> None:
     template = ToyProduct(rows=128, columns=128, depth=64)
     source = template.emit(PRODUCT, SM_90)
     types = types_of(source, PRODUCT, template)
-    with pytest.raises(BuildError, match="tensor maps, which triton:gfx942 has not"):
+    with pytest.raises(BuildError, match="tensor maps, which triton:gfx942 does not have"):
         compiler.compile_source(source, types, GFX942)
     with pytest.raises(BuildError, match=r"needs 65552 bytes of shared memory; .* has 65536"):
         compiler.compile_source(source, types, replace(SM_90, l1_bytes=65536))
     with pytest.raises(BuildError, match="has 3 arguments, its record 2"):
         compiler.compile_source(source, types[:2], SM_90)
-    with pytest.raises(BuildError, match="asks for num_warp, which is no option"):
+    with pytest.raises(BuildError, match="asks for num_warp, which is not an option of the compiler"):
         compiler.compile_source(replace(source, options=(("num_warp", 4),)), types, SM_90)
-    with pytest.raises(BuildError, match="no kind of GPU"):
+    with pytest.raises(BuildError, match="not a kind of GPU"):
         compiler.compile_source(source, types, parse_target("reference"))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"strides": (13, 1)}, "a stride is no multiple of 16 bytes"),
+        ({"strides": (13, 1)}, "a stride is not a multiple of 16 bytes"),
         ({"strides": (256, 2)}, "innermost axis is not contiguous"),
         ({"steps": (9, 1)}, "a step is not 1 to 8"),
         ({"steps": (4, 1)}, "spans more than 256 elements"),
@@ -119,7 +119,7 @@ def test_bytes_that_are_no_artifact() -> None:
     template = ToyScale()
     packed = toolchain.compile_object(template.emit(SCALE, SM_90), SCALE, template, SM_90)
     for wrong in (b"", packed[:-1], b"x" + packed[1:], packed[:30] + b"\xff" + packed[31:]):
-        with pytest.raises(BuildError, match="not what this toolchain makes"):
+        with pytest.raises(BuildError, match="not made by this toolchain"):
             Artifact.unpack(wrong)
 
 

@@ -78,7 +78,7 @@ def test_what_is_refused_on_a_device(compiled: CompiledPlan, tensors: Tensors) -
     cases = [
         ({"saved_mean": torch.zeros(4, dtype=torch.float64)}, "has the wrong dtype"),
         ({"saved_mean": torch.zeros(4, device="meta")}, "is on meta"),
-        ({"saved_mean": room[1:5]}, "begins at an address that is no multiple of 16"),
+        ({"saved_mean": room[1:5]}, "begins at an address that is not a multiple of 16"),
         ({"saved_mean": tensors["running_mean"]}, "overlaps result `saved_mean`"),
         ({"saved_mean": tensors["src"].permute(0, 2, 3, 1).reshape(-1)[:4]}, "overlaps `src`"),
         ({"saved_mean": torch.zeros(4, requires_grad=True)}, "requires a gradient"),

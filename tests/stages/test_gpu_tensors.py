@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sparse": (lambda: torch.zeros(4, 64).to_sparse(), "to_dense"),
     "gradient": (lambda: torch.zeros(4, 64, requires_grad=True), "detach"),
     "negated": (negated, "resolve_neg|layout differs"),
-    "misaligned": (lambda: torch.zeros(SIZE + 1)[1:].view(4, 64), "no multiple of 16 bytes.*clone"),
+    "misaligned": (lambda: torch.zeros(SIZE + 1)[1:].view(4, 64), "not a multiple of 16 bytes.*clone"),
     "freed": (lambda: freed(0), "beyond its storage of 0 bytes|no memory"),
     "dlpack elsewhere": (lambda: Exported(torch.zeros(4, 64), (2, 1)), "on cuda:1, .* runs on cuda:0"),
     "dlpack on the host": (lambda: Exported(torch.zeros(4, 64), (1, 0)), "in the host's memory"),
@@ -162,8 +162,8 @@ def test_out_must_lie_apart_and_right(
     for out, says in (
         (src, "`out` overlaps `src`"),
         (given["other"], "`out` overlaps operand `other`"),
-        (whole[1 : SIZE + 1].view(4, 64), "no multiple of 16"),
-        (torch.zeros(4, 64).double(), "`out` is not what the plan takes"),
+        (whole[1 : SIZE + 1].view(4, 64), "not a multiple of 16"),
+        (torch.zeros(4, 64).double(), "`out` does not match the plan"),
         (np.zeros((4, 64), np.float32), "`out` is an ndarray"),
         (torch.zeros(4, 64, requires_grad=True), "detach"),
     ):

@@ -33,12 +33,12 @@ def layer() -> Any:
 
 
 def test_operands_without_names_are_told_their_names(layer: Any) -> None:
-    want = "operands are given by theirs, as in compiled(src, weight=..., bias=...)"
-    assert said(lambda: layer(X, W, B)).startswith(f"1 tensor behind `src` and `out` has no name: {want}")
-    assert said(lambda: layer(X, None, W, B)).startswith("2 tensors behind `src` and `out` have no name")
+    want = "pass operands by name, as in compiled(src, weight=..., bias=...)"
+    assert said(lambda: layer(X, W, B)).startswith(f"1 tensor after `src` and `out` has no name: {want}")
+    assert said(lambda: layer(X, None, W, B)).startswith("2 tensors after `src` and `out` have no name")
     assert want in said(lambda: layer.bind(weight=W)(X, None, B))
     assert want in said(lambda: layer.bind(weight=W, bias=B)(X, None, B))
-    assert "operands are given by their names" in said(lambda: layer(X, W, weight=W, bias=B))
+    assert "pass operands by name" in said(lambda: layer(X, W, weight=W, bias=B))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_operands_without_names_are_told_their_names(layer: Any) -> None:
         (
             "f32[1x3x9x9] -> conv2d(8, kernel=3)",
             (3, 3, 3, 8),
-            "axes stand in another order: transpose it",
+            "axes are in another order: transpose it",
         ),
-        ("f32[2x4] -> bias", (1, 4), "It has as many elements: reshape it to (4,)"),
+        ("f32[2x4] -> bias", (1, 4), "It has the right number of elements: reshape it to (4,)"),
         ("f32[2x4] -> bias", (5,), "got f32[5]; want f32[4]"),
     ],
 )

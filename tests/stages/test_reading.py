@@ -78,13 +78,13 @@ def test_a_missing_member_is_named() -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"\xff", "line 1: byte 0xff is no UTF-8 text"),
-        (b'"a\n\xc3"', "line 2: byte 0xc3 is no UTF-8 text"),
+        (b"\xff", "line 1: byte 0xff is not UTF-8 text"),
+        (b'"a\n\xc3"', "line 2: byte 0xc3 is not UTF-8 text"),
         (b"[" * 100_000, "nested deeper than 32 levels"),
         (b'{"a":' * 100_000, "nested deeper than 32 levels"),
         (b'"\\"' * 300_000 + b"[" * 40, "Extra data"),
-        (b"NaN", "NaN is no number in JSON"),
-        (b"[-Infinity]", "-Infinity is no number in JSON"),
+        (b"NaN", "NaN is not a number in JSON"),
+        (b"[-Infinity]", "-Infinity is not a number in JSON"),
         (b"1" * 5000, "digit"),
         (b"", "Expecting value"),
     ],
@@ -124,7 +124,7 @@ def test_a_sweep_that_is_no_text_or_never_ends_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lines").write_bytes(b"CBAInfer\n\xff")
-    with pytest.raises(ArgumentError, match="line 2: byte 0xff is no UTF-8 text; want lines of UTF-8 text"):
+    with pytest.raises(ArgumentError, match="line 2: byte 0xff is not UTF-8 text; want lines of UTF-8 text"):
         lines_of(tmp_path / "lines")
     monkeypatch.setattr(limits, "SWEEP_BYTES", 1000)
     with pytest.raises(ArgumentError, match="it has more than 1000 bytes"):

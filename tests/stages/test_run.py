@@ -187,7 +187,7 @@ class TestRefusals:
 
     def test_a_wrong_out_is_refused(self, bound: fuseplan.BoundPlan, arrays: Arrays) -> None:
         src = arrays["src"]
-        assert "`out` is not what the plan takes" in refused(bound, src, np.zeros((2, 6, 9, 7), np.float32))
+        assert "`out` does not match the plan" in refused(bound, src, np.zeros((2, 6, 9, 7), np.float32))
         assert "got f64" in refused(bound, src, np.zeros((2, 9, 7, 6)).transpose(0, 3, 1, 2))
         assert "`out` is a str" in refused(bound, src, "there")
 

@@ -207,5 +207,5 @@ def test_a_broken_line_of_history_is_passed_over(records: Records, own_folder: P
 @pytest.mark.skipif(os.name == "nt", reason="pipes are POSIX")
 def test_a_history_that_is_no_file_costs_a_warning(records: Records, own_folder: Path) -> None:
     os.mkfifo(own_folder / "verdicts.jsonl")
-    with pytest.warns(RuntimeWarning, match=r"verdicts\.jsonl is not used: .* no plain file"):
+    with pytest.warns(RuntimeWarning, match=r"verdicts\.jsonl is not used: .* not a regular file"):
         assert recorded("p", "t", "c") is None

@@ -126,7 +126,7 @@ def test_a_file_that_is_none_costs_a_warning_and_no_compile(
     make: Callable[[Path], None], own_folder: Path
 ) -> None:
     make(own_folder / tuned.OWN_FILE)
-    with pytest.warns(RuntimeWarning, match=r"tuned\.jsonl is not used: .* is (no plain file|a link)"):
+    with pytest.warns(RuntimeWarning, match=r"tuned\.jsonl is not used: .* is (not a regular file|a link)"):
         assert decide(PLAN, "cpu").choice.tuned is None
 
 

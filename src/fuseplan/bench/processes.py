@@ -81,7 +81,7 @@ class Process:
     def _died(self) -> dict[str, Any]:
         self.stop()
         said = self._log.read_text(errors="replace").strip().splitlines()
-        return {"refused": f"its process died: {said[-1][:SHOWN] if said else 'without a word'}"}
+        return {"refused": f"its process died: {said[-1][:SHOWN] if said else 'without a message'}"}
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         return convolved(step.op, step.src, x, operands["weight"])
     if isinstance(step.op, Matmul):
         return _multiplied(step.op, x, operands["weight"])
-    raise TypeError(f"float64 on a GPU is not written for {step.op.name!r}")
+    raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
 
 
 def _elementwise(step: Step, x: Tensor, tensors: Tensors) -> Tensor:

@@ -77,7 +77,7 @@ def convolution_of(layer: Layer) -> tuple[Conv, Window]:
     """
     op = layer.step.op
     if not isinstance(op, Conv):
-        raise CannotRunError(f"{layer.name!r} is no convolution")
+        raise CannotRunError(f"{layer.name!r} is not a convolution")
     return op, op.window(layer.step.src)
 
 
@@ -88,4 +88,4 @@ def running(plan: FusionPlan) -> list[str]:
 
 def refuse(name: str, layer: Layer) -> CannotRunError:
     """The refusal of one operator."""
-    return CannotRunError(f"{name} is not taught {layer.name!r} here")
+    return CannotRunError(f"{name} does not run {layer.name!r} in these measurements")

@@ -47,7 +47,7 @@ def training_call(
         return _forward(first, stages, tensors, compiler)
     if first.name == "batch_norm_backward" and first.attributes["statistics"] == "saved" and not rest:
         return _backward(first, tensors, compiler)
-    raise CannotRunError(f"{peer} is not taught this training plan here")
+    raise CannotRunError(f"{peer} does not run this training plan in these measurements")
 
 
 def _forward(

@@ -57,7 +57,7 @@ class miopenActivationDescriptor_t(Object):
         if self._told is None:
             raise StatusError(
                 miopenStatus_t.miopenStatusNotInitialized,
-                "the activation descriptor was never set: miopenSetActivationDescriptor says its mode",
+                "the activation descriptor was never set: miopenSetActivationDescriptor sets its mode",
             )
         return self._told
 
@@ -68,7 +68,7 @@ class miopenActivationDescriptor_t(Object):
 
 @api
 def miopenCreateActivationDescriptor(activDesc: Ref) -> None:
-    """Makes an activation descriptor; miopenSetActivationDescriptor says its mode."""
+    """Makes an activation descriptor; miopenSetActivationDescriptor sets its mode."""
     activDesc.value = miopenActivationDescriptor_t()
 
 

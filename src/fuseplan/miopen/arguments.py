@@ -85,8 +85,8 @@ def factor_of(kind: Kind, alpha: float | None, beta: float | None) -> dict[str, 
     """
     if beta:
         raise bad_parameter(
-            f"beta = {beta}: a result is written, and never added to what was there; want 0 or null "
-            "(miopenConvolutionBiasActivationForward adds a tensor, z)"
+            f"beta = {beta}: a result overwrites its tensor and is never added to the old values; "
+            "want 0 or null (miopenConvolutionBiasActivationForward adds a tensor, z)"
         )
     if alpha is None or alpha == 1:
         return {}
@@ -263,8 +263,10 @@ def miopenSetOpArgsActivBackward(
     values: dict[str, Any] = activBwdOp.operator.numbers(activAlpha, activBeta, activGamma)
     if not activBwdOp.follows(BACKWARD):
         if reserved is None:
-            raise bad_parameter("`reserved` is null: want what the activation was applied to, not y alone")
+            raise bad_parameter("`reserved` is null: want the activation's input; y alone is not enough")
         values |= {"input": reserved}
     elif reserved is not None:
-        raise bad_parameter("`reserved` is not null: behind batch normalization it is computed from its x")
+        raise bad_parameter(
+            "`reserved` is not null; want null: the x of the batch normalization before it is used"
+        )
     args.set(activBwdOp, ACTIVATION_BACKWARD, alpha, beta, values)

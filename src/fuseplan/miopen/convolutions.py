@@ -108,7 +108,7 @@ class miopenConvolutionDescriptor_t(Object):
                 f"the filter {weight} has {weight.rank - 2}"
             )
         if self.mode is miopenConvolutionMode_t.miopenTranspose:
-            raise not_implemented("miopenTranspose: nothing computes transposed convolutions")
+            raise not_implemented("miopenTranspose: transposed convolutions are not supported")
         if weight.dtype != src.dtype:
             raise bad_parameter(f"the types of input and filter differ: {src} and {weight}")
         if weight.shape[1] * self.groups != src.channels:

@@ -71,7 +71,8 @@ class miopenHandle_t(Object):
         """
         if stream is not None and self.target.device is None:
             raise bad_parameter(
-                f"{self.target} is no GPU of this machine and has no streams: want None; got {told(stream)}"
+                f"{self.target} is not a GPU of this machine and has no streams: "
+                f"want None; got {told(stream)}"
             )
         self.stream = None if stream is None else _torch_stream(stream, self.target)
 
@@ -121,9 +122,11 @@ class miopenHandle_t(Object):
                 target.
         """
         look = described if self.target.processors else view
-        given, wanted = look(tensor, what), look(like, "what it is copied to")
+        given, wanted = look(tensor, what), look(like, "the tensor to copy to")
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
-            raise bad_parameter(f"{what} is {given.text}; want {wanted.text}, as what it is copied to")
+            raise bad_parameter(
+                f"{what} is {given.text}; want {wanted.text}, like the tensor it is copied to"
+            )
         if not self.target.processors:
             return given.numpy().copy()
         with self._on_stream():
@@ -132,7 +135,7 @@ class miopenHandle_t(Object):
     def write(self, contents: Any, into: Any) -> None:
         """Writes such a copy into a tensor, in the stream's order."""
         if not self.target.processors:
-            view(into, "what is written").numpy()[...] = contents
+            view(into, "the tensor to write").numpy()[...] = contents
             return
         with self._on_stream():
             _torch_tensor(into).copy_(contents)

@@ -114,7 +114,7 @@ class Normalization:
             self.handle.contents(f"`{name}`", without_ones(made.plan, key, of), given[key])
             for key, (name, of) in zip(RUNNING, old.items(), strict=True)
         ]
-        before = [self.handle.contents("what is updated", each, each) for each in into]
+        before = [self.handle.contents("the tensor to update", each, each) for each in into]
         self._write(held, into)
         try:
             yield

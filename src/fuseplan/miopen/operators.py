@@ -113,7 +113,7 @@ def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) ->
     wanted = [TensorSpec(shape if ones < 0 else (1, *shape, *(1,) * ones), each) for each in takes[key]]
     if all((given.shape, given.dtype) != (each.shape, each.dtype) for each in wanted):
         told = " or ".join(dict.fromkeys(map(str, wanted)))
-        raise bad_parameter(f"{name} is described as {given}; it is {told}")
+        raise bad_parameter(f"{name} is described as {given}; want {told}")
 
 
 def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:

@@ -140,7 +140,7 @@ class miopenFusionPlanDescriptor_t(Object):
             StatusError: there is none.
         """
         if all(each.operator.kind is not CONVOLUTION for each in self.operators):
-            raise bad_parameter("the plan has no convolution, whose algorithm this is about")
+            raise bad_parameter("the plan has no convolution, and only a convolution has an algorithm")
 
 
 @api
@@ -276,7 +276,9 @@ def check_parameters(name: str, given: TensorSpec, place: TensorSpec, mode: miop
     ]
     if all((given.shape, given.dtype) != (each.shape, each.dtype) for each in wanted):
         raise PlanError(
-            f"`{name}` does not describe what {place} takes", got=given, want=" or ".join(map(str, wanted))
+            f"`{name}` does not describe the tensor that {place} takes",
+            got=given,
+            want=" or ".join(map(str, wanted)),
         )
 
 

@@ -225,13 +225,13 @@ def _described(part: Part, name: Id) -> TensorSpec:
 def _same(part: Part, name: Id, wanted: TensorSpec) -> None:
     given = part.tensors.get(name, wanted)
     if not is_same(given, wanted):
-        raise bad_parameter(f"{name.name} is described as {given}; it is {wanted}")
+        raise bad_parameter(f"{name.name} is described as {given}; want {wanted}")
 
 
 def _role(word: str, direction: Direction) -> Role:
     if (word, direction) not in ROLES:
         known = ", ".join(each.name for name, each in ROLES if name == word)
-        raise not_implemented(f"nothing computes a {word} problem of {direction.name}; want {known}")
+        raise not_implemented(f"a {word} problem of {direction.name} is not supported; want {known}")
     return ROLES[word, direction]
 
 

@@ -331,7 +331,7 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     head, _, body = data.partition(b"\n")
     match = re.fullmatch(rb"fuseplan solution (\d{1,9}) [0-9a-f]{8}", head)
     if match is None:
-        raise StatusError(INVALID, "`data` is not what miopenSaveSolution wrote")
+        raise StatusError(INVALID, "`data` was not written by miopenSaveSolution")
     if int(match[1]) != FORMAT:
         raise StatusError(
             miopenStatus_t.miopenStatusVersionMismatch,
@@ -342,7 +342,7 @@ def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
     try:
         solution.value = miopenSolution_t(record(Found, json_of(body)))
     except ValueError as error:
-        raise StatusError(INVALID, f"`data` is not what miopenSaveSolution wrote: {error}") from None
+        raise StatusError(INVALID, f"`data` was not written by miopenSaveSolution: {error}") from None
 
 
 @api

@@ -51,7 +51,7 @@ class miopenTensorDescriptor_t(Object):
         if self._spec is None:
             raise StatusError(
                 miopenStatus_t.miopenStatusNotInitialized,
-                "the tensor descriptor was never set: miopenSet4dTensorDescriptor, ... say its shape",
+                "the tensor descriptor was never set: miopenSet4dTensorDescriptor, ... set its shape",
             )
         return self._spec
 
@@ -71,7 +71,7 @@ class miopenTensorDescriptor_t(Object):
         """
         if kind not in DTYPES:
             known = ", ".join(each.name for each in DTYPES)
-            raise not_implemented(f"nothing computes with {kind.name}; want one of {known}")
+            raise not_implemented(f"{kind.name} is not supported; want one of {known}")
         self._spec = TensorSpec(shape, DTYPES[kind], layout, strides)
 
     @property
@@ -157,7 +157,7 @@ def miopenSetNdTensorDescriptorWithLayout(
         raise bad_parameter(f"`lens` has {counted(len(lens), 'number')}; want num_lens = {num_lens}")
     if tensorLayout not in LAYOUTS:
         known = ", ".join(each.name for each in LAYOUTS)
-        raise not_implemented(f"nothing computes in {tensorLayout.name}; want one of {known}, or strides")
+        raise not_implemented(f"{tensorLayout.name} is not supported; want one of {known}, or strides")
     tensorDesc.set(dataType, lens, layout=LAYOUTS[tensorLayout])
 
 

@@ -30,8 +30,8 @@ def driver_report(head: Record, records: Sequence[Record]) -> str:
         *(f"- {name}: {value}" for name, value in head.items()),
         f"- lines: {len(records)}, right: {len(records) - len(failed)}, failed: {len(failed)}",
         "",
-        "A cell says how many lines are right, of how many where some are not; in brackets the largest error",
-        "among them, as a share of the error that is allowed.",
+        "A cell holds the number of right lines, and the number of all lines where some are wrong. Brackets",
+        "hold the largest error among them, as a share of the allowed error.",
         "",
         *_cells(ran),
         *(_failures(failed) if failed else ()),
@@ -91,7 +91,7 @@ def _why_wrong(record: Record) -> str:
 def _wrong(check: Record) -> str | None:
     """What is wrong with a tensor; None where it is right."""
     if check["error"] is None:
-        return f"{check['tensor']} is not finite where float64 is, or the other way round"
+        return f"{check['tensor']} is not finite where the float64 reference is finite, or the reverse"
     if check["error"] <= check["allowed"]:
         return None
     return f"{check['tensor']} is {check['error']:.1e} from float64, at most {check['allowed']:.1e}"

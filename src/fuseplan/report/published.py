@@ -280,7 +280,7 @@ def _losses(found: Sequence[Point]) -> Iterator[str]:
     told = {
         "Fused is slower than one at a time": [each for each in found if each.kernel < 1],
         "Another library is faster": [each for each in found if (each.ahead or 1.0) < 1],
-        "Fused gains less than MIOpen's table says of its own": [
+        "Fusing gains less than in MIOpen's table": [
             each for each in found if each.kernel < each.shape.kernel_speedup
         ],
     }

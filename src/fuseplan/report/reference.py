@@ -51,15 +51,15 @@ Lines = Iterator[str]
 
 def operators() -> Lines:
     """Each operator: formula, fields, operands, results, and its samples."""
-    yield "An operand is a tensor given at run time; a parameter is a number given at run time, whose default"
-    yield "the plan writes down; an attribute is fixed in the plan. An attribute that is an activation is any"
-    yield "elementwise operator without operands, and brings its parameters."
+    yield "An operand is a tensor given at run time. A parameter is a number given at run time; its default"
+    yield "is in the plan. An attribute is fixed in the plan. An activation as an attribute is an elementwise"
+    yield "operator without operands, and brings its parameters."
     yield ""
-    yield "A result is a tensor that the operator gives besides its output, in the compute dtype; one that is"
-    yield "updated is given by the caller."
+    yield "A result is a tensor that the operator gives besides its output, in the compute dtype. The caller"
+    yield "gives the tensors of updated results."
     yield ""
     yield "Weights, and operands of the shape of src, have src's dtype. Other operands have the compute dtype"
-    yield "(f64 for f64, else f32); arrays of src's dtype are taken for them too, and widened."
+    yield "(f64 for f64, else f32); kernels widen them where they have src's dtype."
     for kind in OPERATORS:
         yield from _operator(kind)
     yield from ("", "## Functions of formulas", "")
@@ -159,8 +159,8 @@ def _claims(claims: Iterable[Claim]) -> Lines:
 
 def templates() -> Lines:
     """Each backend's templates: what they compute, read and write, their knobs and limits."""
-    yield "Of the templates whose limits a kernel keeps, the one with the least estimated time runs it. What"
-    yield "`fuseplan supported` prints is read off the same declarations."
+    yield "Several templates may support a kernel; the template with the least estimated time runs it."
+    yield "`fuseplan supported` prints the same declarations."
     for backend in BACKENDS:
         yield from ("", f"## {backend.name}", "", f"{backend.summary[0].upper()}{backend.summary[1:]}.")
         for template in backend.templates:
@@ -180,7 +180,7 @@ def _template(template: type[Template], target: str) -> Lines:
         yield from ("", "Knobs:", "", *(f"- `{name}`: {prose(said)}" for name, said in knobs))
     yield from ("", "Limits, in order:", "")
     yield from _claims(claims)
-    yield from ("", f"Takes, of the operators by themselves: {', '.join(f'`{name}`' for name in taken)}.")
+    yield from ("", f"Supported single operators: {', '.join(f'`{name}`' for name in taken)}.")
 
 
 def _limits(template: type[Template], target: str) -> tuple[list[Claim], list[str]]:
@@ -219,8 +219,8 @@ def _sample_plans() -> Iterator[FusionPlan]:
 
 def reasons() -> Lines:
     """The catalogue of reasons, and who gives each."""
-    yield "A refusal carries one of these codes, what was met and wanted, the index of the operator to blame,"
-    yield "and what to do. `fuseplan.explain(plan).to_json()` has them as data."
+    yield "A refusal has one of these codes, the value found and the value wanted, the index of the operator"
+    yield "to blame, and a remedy. `fuseplan.explain(plan).to_json()` has them as data."
     givers = _givers()
     for reason in Reason:
         yield from ("", f"## {reason.code}", "", f"{prose(reason.sentence)}.", "")
@@ -242,15 +242,15 @@ def _givers() -> dict[Reason, list[str]]:
 
 def settings() -> Lines:
     """The environment variables."""
-    yield "Read each time they matter, from the environment; a variable set to nothing is not set."
+    yield "Settings are environment variables, read at each use. An empty variable counts as unset."
     yield ""
     yield from table(["variable", "meaning"], [[f"`{each.name}`", prose(each.meaning)] for each in VARIABLES])
 
 
 def bounds() -> Lines:
     """The bounds on text, files and answers from outside."""
-    yield "Bounds on text, files and answers that come from outside, and what happens beyond them. Readers"
-    yield "take them from `fuseplan/limits.py`."
+    yield "Bounds on text, files and answers from outside, and the behaviour beyond each bound. The table is"
+    yield "declared in `fuseplan/limits.py`."
     yield ""
     rows = [
         [f"`{name}`", each.subject, f"{each:,} {each.unit}", each.beyond] for name, each in limits().items()

@@ -155,7 +155,10 @@ def page() -> str:
     lines += table(["combination", *(f"`{name}`" for name in TARGETS)], summary())
     lines += ["", f"Layouts and dtypes stand below. Activations: {_listed(ACTIVATIONS)}."]
     lines += [f"Batch normalization: {_listed(MODES)}.", ""]
-    lines += ["Asked for on each axis of a convolution, and `any` where all are taken:", ""]
+    lines += [
+        "The tested values of each property of a convolution; the table says `any` where all are supported:",
+        "",
+    ]
     lines += [f"- {axis}: {', '.join(values)}" for axis, values in AXES.items()]
     for target in TARGETS:
         lines += _section(target)
@@ -179,7 +182,7 @@ def _section(target: str) -> list[str]:
     return [
         *("", f"## {target}", ""),
         *table(heads, taken),
-        *("", "What a template leaves to the others, or nothing takes:", ""),
+        *("", "Combinations that a template does not support, with the reason:", ""),
         *table(["combinations", "algorithm", "layouts", "dtypes", "reason"], refused),
     ]
 

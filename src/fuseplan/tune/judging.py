@@ -74,7 +74,7 @@ def _torch(records: Records, ground: Ground) -> Callable[[], object]:
     got = call()
     deviation = ground.deviation(got if records.target.processors else _as_arrays(got))
     if not deviation <= ANOTHER:
-        raise CannotRunError(f"its result is {deviation:.1e} of the largest output from float64")
+        raise CannotRunError(f"its result is {deviation:.1e} of the largest output away from float64")
     return call
 
 

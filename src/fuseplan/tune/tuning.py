@@ -64,11 +64,11 @@ def tune(
 ) -> Tuned:
     """Measures a plan's candidates on this machine and keeps the fastest right one for later compiles.
 
-    Each is checked against float64 before it is timed; a wrong one is recorded and never chosen.
+    Each candidate is checked against float64 before it is timed. Wrong candidates are never chosen.
 
     Args:
         plan: the plan, or its text.
-        target: `cpu` or `cuda`: one of this machine's.
+        target: `cpu` or `cuda`, a target of this machine.
         seconds: about how long to search.
         accuracy: as for `compile`.
         threads: as for `compile`.

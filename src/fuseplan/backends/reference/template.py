@@ -49,7 +49,7 @@ class Interpreted(Template):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """That of a float64 sum in any order: one rounding a product."""
+        """The bound of a float64 sum in any order: one rounding per product."""
         depth = kernel.convolution.depth if kernel.convolution else kernel.reduced_count
         return float(depth * 2.0**-53)
 

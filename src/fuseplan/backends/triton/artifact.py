@@ -78,13 +78,13 @@ class Artifact:
         try:
             magic, head, binary, text = _HEAD.unpack_from(data)
             if magic != MAGIC or len(data) != _HEAD.size + head + binary + text:
-                raise ValueError("its head is not this version's")
+                raise ValueError("its header was written by another version")
             start = _HEAD.size + head
             told = json.loads(data[_HEAD.size : start])
             assembly = zlib.decompress(data[start + binary :]).decode()
             return _described(told, data[start : start + binary], assembly)
         except (KeyError, TypeError, ValueError, struct.error, zlib.error) as error:
-            raise BuildError(f"the kernel's object code is not what this toolchain makes: {error}") from error
+            raise BuildError(f"the kernel's object code was not made by this toolchain: {error}") from error
 
 
 def _described(told: Mapping[str, Any], binary: bytes, assembly: str) -> Artifact:

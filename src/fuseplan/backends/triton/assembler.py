@@ -121,14 +121,14 @@ def own_assembler(package: Path) -> Assembler:
     path = package / TOOLS / "ptxas"
     found = _asked(path)
     if found is None:
-        raise BuildError(f"{path} does not run, or does not tell its version")
+        raise BuildError(f"{path} does not run, or does not print its version")
     return found
 
 
 def _named(path: Path) -> Assembler:
     found = _asked(path)
     if found is None:
-        why = "does not run as NVIDIA's assembler" if path.is_file() else "is no file"
+        why = "does not run as NVIDIA's assembler" if path.is_file() else "is not a file"
         raise ArgumentError(
             f"{PTXAS}={path} {why}; want the path of a ptxas, such as /usr/local/cuda/bin/ptxas"
         )

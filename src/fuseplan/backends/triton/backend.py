@@ -52,7 +52,7 @@ class TritonBackend:
         if target.device is not None:
             return None
         if target.name.startswith("gfx"):
-            return "code for AMD GPUs is made up to the binary, and not launched"
+            return "code for AMD GPUs is compiled to a binary, and fuseplan does not launch it"
         try:
             here = gpu_target()
         except ArgumentError as error:
@@ -124,5 +124,5 @@ class TritonBackend:
 
 def _index(target: Target) -> int:
     if target.device is None:
-        raise ValueError(f"{target} has no device: load and run what `placed` gave")
+        raise ValueError(f"{target} has no device: load and run for the target that `placed` returned")
     return target.device

@@ -62,10 +62,12 @@ def compile_source(
             more shared memory than the target has, tensor maps on AMD, scratch memory.
     """
     if triton.knobs.runtime.interpret:
-        raise BuildError("TRITON_INTERPRET is set: Triton interprets in this process, and cannot compile")
+        raise BuildError(
+            "TRITON_INTERPRET is set: Triton interprets in this process and cannot compile. Unset it"
+        )
     gpu = gpu_target(target)
     if gpu.backend == "hip" and any(slot.map is not None for slot in source.slots):
-        raise BuildError(f"the kernel needs tensor maps, which {target} has not", source=source.text)
+        raise BuildError(f"the kernel needs tensor maps, which {target} does not have", source=source.text)
     with _lock, _loaded(source) as function:
         made = _Making(source, tuple(types), target, gpu, function)
         try:
@@ -99,7 +101,7 @@ def gpu_target(target: Target) -> GPUTarget:
         return GPUTarget("cuda", int(name), 32)
     if kind == "gfx":
         return GPUTarget("hip", target.name, target.warp or (64 if target.name.startswith("gfx9") else 32))
-    raise BuildError(f"{target} is no kind of GPU that Triton compiles for")
+    raise BuildError(f"{target} is not a kind of GPU that Triton compiles for")
 
 
 @contextmanager
@@ -131,7 +133,10 @@ class _Making:
         self.function = function
         unknown = dict(source.options).keys() - OPTIONS
         if unknown:
-            raise BuildError(f"the kernel asks for {min(unknown)}, which is no option", source=source.text)
+            raise BuildError(
+                f"the kernel asks for {min(unknown)}, which is not an option of the compiler",
+                source=source.text,
+            )
         self.compiler = make_backend(gpu)
         # torch.compile points Triton at an assembler of its own, whose language ours may not know.
         ours: dict[str, Any] = {}
@@ -239,7 +244,7 @@ class _Making:
         for name in ("global_scratch_size", "profile_scratch_size"):
             if self.metadata.get(name):
                 raise BuildError(
-                    f"the kernel needs {name}={self.metadata[name]}, which launches here do not give",
+                    f"the kernel needs {name}={self.metadata[name]}, which launches do not support",
                     source=self.source.text,
                 )
 

@@ -25,21 +25,21 @@ def faults(
         allowed_spill: bytes that it may spill.
     """
     if used["spill_bytes"] > allowed_spill:
-        yield f"spills {used['spill_bytes']} bytes of registers, allowed are {allowed_spill}"
+        yield f"spills {used['spill_bytes']} bytes of registers; at most {allowed_spill} are allowed"
     if used["serialized"]:
         yield "its matrix instructions are serialized"
     if used["shared_bytes"] > target.l1_bytes:
         yield f"needs {used['shared_bytes']} bytes of shared memory of {target.l1_bytes}"
     if not used["programs"]:
-        yield "no multiprocessor holds even one program"
+        yield "not even one program fits on a multiprocessor"
     places, programs = used["programs"] * target.processors, prod(source.grid)
     if dict(source.options).get("cooperative") and programs > places:
-        yield f"its {programs} programs wait for each other, and {places} run at once"
+        yield f"its {programs} programs wait for each other, and {places} can run at once"
     reads = [slot for slot in source.slots if slot.map is not None and slot.kind != "dst"]
     if reads and not used.get("tma_loads"):
-        yield "reads no tensor map, though it has some"
+        yield "has tensor maps, but reads none"
     if _wants_matrix_instructions(source, types) and not _matrix_instructions(used):
-        yield "has products, and no matrix instruction"
+        yield "has products, but no matrix instruction"
 
 
 def _wants_matrix_instructions(source: Source, types: tuple[str, ...]) -> bool:

@@ -51,7 +51,7 @@ def problems(mapped: TensorMap, layout: MapLayout) -> Iterator[str]:
     if mapped.strides[-1] != 1 or mapped.steps[-1] != 1:
         yield "its innermost axis is not contiguous"
     if any(stride * size % STRIDE_BYTES or not 0 < stride * size < 2**40 for stride in mapped.strides[:-1]):
-        yield f"a stride is no multiple of {STRIDE_BYTES} bytes"
+        yield f"a stride is not a multiple of {STRIDE_BYTES} bytes"
     if any(not 1 <= step <= WIDEST_STEP for step in mapped.steps):
         yield f"a step is not 1 to {WIDEST_STEP}"
     if any(

@@ -117,7 +117,7 @@ class GpuMemory:
         if in_place and buffer.address % ALIGNMENT:
             raise ArgumentError(
                 what,
-                f" begins at an address that is no multiple of {ALIGNMENT} bytes, and kernels for GPUs "
+                f" begins at an address that is not a multiple of {ALIGNMENT} bytes, and kernels for GPUs "
                 f"move {ALIGNMENT} at a time: pass a copy, tensor.clone()",
             )
         return buffer
@@ -148,7 +148,7 @@ class GpuMemory:
     ) -> DeviceCopy:
         """The operand in the order and padding of the template's `packing`; itself where it lies so."""
         if not isinstance(template, GpuTemplate):
-            raise TypeError(f"{template.text} is no template for GPUs")
+            raise TypeError(f"{template.text} is not a template for GPUs")
         owner = buffer.owner if isinstance(buffer.owner, torch.Tensor) else self._torch_view(buffer.owner)
         return DeviceCopy(packed(owner.detach(), operand.shape, template.packing(kernel, operand), keep=keep))
 

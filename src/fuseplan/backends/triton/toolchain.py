@@ -116,7 +116,7 @@ def compile_all(
 
 def _gpu(template: Template) -> GpuTemplate:
     if not isinstance(template, GpuTemplate):
-        raise TypeError(f"{template.text} is no template for GPUs")
+        raise TypeError(f"{template.text} is not a template for GPUs")
     return template
 
 

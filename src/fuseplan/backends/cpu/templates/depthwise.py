@@ -31,7 +31,7 @@ _MULTIPLIER = 8  # features a channel: each has code of its own
 
 @dataclass(frozen=True)
 class Depthwise(Template):
-    """Tiles of rows x columns of output positions, one vector of channels each; src is read where it is.
+    """Tiles of rows x columns of output positions, one vector of channels per position; src is read in place.
 
     reads:  src about twice from a near cache, once from memory; weight once for each tile
     writes: dst once
@@ -84,7 +84,7 @@ class Depthwise(Template):
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0, phases=phases)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """One rounding a product: their number times 2^-24, in f64 times 2^-53."""
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

@@ -68,7 +68,7 @@ class DepthwisePlanes(Template):
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """One rounding a product: their number times 2^-24, in f64 times 2^-53."""
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

@@ -44,7 +44,7 @@ class Direct(Template):
         block: tiles of positions in a task.
         block_panels: tile widths of features in a task.
         lines: output lines (of the first spatial axis) for which a task copies src into its thread's own part
-            of the workspace; 0 where src is copied whole, or not at all.
+            of the workspace; 0 where src is copied whole, or not copied.
     """
 
     name: ClassVar[str] = "direct"
@@ -89,7 +89,7 @@ class Direct(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        """One rounding a product: their number times 2^-24, in f64 times 2^-53."""
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

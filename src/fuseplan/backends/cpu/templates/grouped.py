@@ -36,8 +36,9 @@ class Grouped(Depthwise):
         yield claim(
             fits,
             Reason.GROUP_WIDTH,
-            got=f"{conv.groups} of {conv.channels_per_group} channels, {conv.features_per_group} features",
-            want=f"2 or more of 2 to {_WIDEST} channels, at most {most} features",
+            got=f"{conv.groups} groups of {conv.channels_per_group} channels, "
+            f"{conv.features_per_group} features each",
+            want=f"2 or more groups of 2 to {_WIDEST} channels, at most {most} features each",
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))

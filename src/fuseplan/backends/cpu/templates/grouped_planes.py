@@ -36,7 +36,7 @@ class GroupedPlanes(DepthwisePlanes):
             conv.groups > 1 and 2 <= conv.channels_per_group <= _WIDEST,
             Reason.GROUP_WIDTH,
             got=f"{conv.groups} of {conv.channels_per_group} channels",
-            want=f"2 or more of 2 to {_WIDEST} channels",
+            want=f"2 or more groups of 2 to {_WIDEST} channels",
             operator=kernel.contraction_step,
         )
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1

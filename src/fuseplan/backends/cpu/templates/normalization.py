@@ -33,20 +33,22 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 class Normalization(Template):
     """Statistics of all elements of a channel or a place, then the elementwise operators behind them.
 
-    reads:  src and operands once for each reduction and once for dst; once in all, where what a task sums
-            fits the second cache
+    reads:  src and operands once for each reduction and once for dst; once in all, where the data of
+            a task fits the second cache
     writes: dst and the results once
     chosen: for every plan with a normalization
 
     Attributes:
-        folded: lanes are positions of a row of channels, each with sums of its own, not of one channel.
-        whole: a task makes all of its sums, and dst behind them; else tasks make parts, and all wait for all.
+        folded: the lanes of a vector are channels or places with sums of their own; otherwise they are
+            positions of one channel.
+        whole: a task computes all of its sums and then its part of dst; otherwise tasks compute parts of
+            sums, and all tasks wait for all parts.
         block: columns or channels in a task.
         stream: writes go past the caches.
     """
 
     name: ClassVar[str] = "normalization"
-    error_scale: ClassVar[str] = "what each function of the formulas gives, and of a sum, the sum of |terms|"
+    error_scale: ClassVar[str] = "the result of each function of the formulas; for a sum, the sum of |terms|"
 
     folded: bool
     whole: bool
@@ -96,7 +98,7 @@ class Normalization(Template):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """One rounding a function, and those of a tile's sum: tiles are added in float64.
+        """One rounding per function, and the roundings of a tile's sum. Tiles are added in float64.
 
         A tile of a run is summed by four vectors of lanes, one of columns by pairs: no element is rounded
         more often than the longer of these.

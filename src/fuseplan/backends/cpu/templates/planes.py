@@ -97,7 +97,7 @@ class Planes(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        """One rounding a product: their number times 2^-24, in f64 times 2^-53."""
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

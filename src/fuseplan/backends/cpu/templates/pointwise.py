@@ -29,7 +29,7 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 class Pointwise(Template):
     """Chains of elementwise operators, in any layout.
 
-    reads:  src and every operand once; what depends on the channel alone is computed once a block
+    reads:  src and every operand once; expressions of the channel alone are computed once per block
     writes: dst once
     chosen: for every plan without a contraction
 
@@ -42,7 +42,7 @@ class Pointwise(Template):
     """
 
     name: ClassVar[str] = "pointwise"
-    error_scale: ClassVar[str] = "what each function of the formulas gives"
+    error_scale: ClassVar[str] = "the result of each function of the formulas"
 
     vectors: int
     repeat: int
@@ -78,7 +78,7 @@ class Pointwise(Template):
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
-        """One rounding a function, relative to the function's result: there is no sum of products."""
+        """One rounding per function, relative to the function's result: there is no sum of products."""
         return sum(functions(stage.expression) for stage in kernel.epilogue) * unit_roundoff(kernel)
 
     def error_bound(self, kernel: Kernel) -> float:

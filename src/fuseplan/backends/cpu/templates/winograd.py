@@ -46,7 +46,7 @@ class Winograd(Template):
         rows: tiles in a register tile of the products.
         vectors: vectors of features in a register tile.
         block: tiles in a task, at most.
-        panels: register tiles' widths of features in a task.
+        panels: features in a task, counted in widths of a register tile.
     """
 
     name: ClassVar[str] = "winograd"
@@ -120,7 +120,7 @@ class Winograd(Template):
         )
 
     def error_bound(self, kernel: Kernel) -> float:
-        """Roundings on the way from src to dst, times u, times the transforms' growth (see `_bound`)."""
+        """Roundings from src to dst times the unit roundoff times the transforms' growth (see `_bound`)."""
         return _bound(kernel.contraction, self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

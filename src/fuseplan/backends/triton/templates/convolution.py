@@ -24,20 +24,20 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layou
 class GpuConvolution(Knobs, GpuTemplate):
     """Tiles of output positions x features, src gathered tap by tap: any kernel, stride, groups, layout.
 
-    reads:  src once from memory, and once a tap and block of features from the caches; weight once for each
+    reads:  src once from memory, and once per tap and block of features from the caches; weight once for each
             block of positions
     writes: dst once
     chosen: where no template for one kind of convolution fits, and for channels first
 
     Attributes:
-        positions: output positions in a tile, a run of them over the whole batch.
+        positions: output positions in a tile, a run over the whole batch.
         features: features in a tile.
         depth: products summed in one step.
-        joined: channels of a position that one thread loads and has side by side; 1 where memory has them so.
-        ahead: a tile of src is loaded into registers while the one before it is multiplied.
+        joined: channels of a position that one thread loads and joins; 1 where memory has them side by side.
+        ahead: a tile of src is loaded into registers while the tile before it is multiplied.
         swapped: the product is features x positions, so that few positions waste nothing of the matrix unit.
         arithmetic: how products are computed, as in `product`.
-        warps: of a program.
+        warps: warps of a program.
         stages: steps in flight.
     """
 
@@ -69,7 +69,7 @@ class GpuConvolution(Knobs, GpuTemplate):
         return seconds(self, kernel, target)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """On tensor cores 2^-23 a product and what rounding factors adds, else one rounding a product."""
+        """On tensor cores 2^-23 per product plus the factors' rounding; else one rounding per product."""
         return bound(kernel, self.arithmetic)
 
     def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:

@@ -33,18 +33,18 @@ _SIDES = ((2, 4, 2), (2, 4, 1), (2, 7, 2), (4, 2, 2), (4, 4, 1), (4, 4, 2))  # f
 class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     """Depthwise convolution in one to three axes, any kernel, stride and dilation, any layout of src.
 
-    reads:  src once from memory, the weight once a program; a thread loads each element of src once for all
+    reads:  src once from memory, the weight once per program; a thread loads each element of src once for all
             of its outputs, `ahead` rows before it multiplies them
     writes: dst once
     chosen: where each group has one channel
 
     Attributes:
-        columns: threads of a tile along w; with channels last, elements: of each thread along w all features.
+        columns: threads of a tile along w; with channels last, threads along w times features.
         features: features in a tile; 1 with channels last.
         rows: output rows of a program.
-        warps: of a program.
+        warps: warps of a program.
         span: output positions along w that a thread has.
-        ahead: rows of src whose loads are under way while one is multiplied.
+        ahead: rows of src whose loads are under way while one row is multiplied.
     """
 
     name: ClassVar[str] = "depthwise"
@@ -113,7 +113,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         return 40 + outputs * (self.vector * (taps + finishing) + 3) + loads * (self.vector + 2)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """One rounding a product: their number times 2^-24, in f64 times 2^-53."""
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

@@ -23,27 +23,27 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
 class Hopper(GpuTemplate):
     """Products and convolutions of f16 and bf16, channels last, with a persistent grid.
 
-    reads:  src and weight once a tile from the L2 into shared memory (src again for each tap), each operand
-            once; `resident` weights once a program
+    reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
+            once; `resident` weights once per program
     writes: dst once, by copies from shared memory
     chosen: on sm_90, wherever the copy engine can read src
 
     One warp copies boxes of src and of the weight into a ring in shared memory; zeros come in for padding.
-    Groups of four warps multiply them. Groups either take tiles in turn, so that one finishes its tile while
-    another multiplies, or share a tile.
+    Groups of four warps multiply them. Groups share a tile, or take tiles in turn: one group finishes its
+    tile while another multiplies.
 
     Attributes:
         box: rows of a tile along dst's axes outside the channel.
         columns: features of a tile.
         depth: channels of one product.
-        stages: of the ring.
+        stages: stages of the ring.
         groups: groups of four warps that multiply.
-        together: whether they share a tile; else they take turns.
+        together: whether the groups share a tile; otherwise they take turns.
         resident: whether a program keeps the weight of its features in shared memory.
-        programs: on one processor.
-        band: tiles of rows that take all features before the next ones do.
-        swapped: whether features are the rows of the products, and positions their columns: of products with
-            many columns, the factors are read less often from shared memory.
+        programs: programs on one processor.
+        band: row tiles in a band; a band goes through all features before the next band begins.
+        swapped: whether features are the rows of the products, and positions their columns; products with
+            many columns read their factors less often from shared memory.
         reaching: whether one copy of src serves all taps along the first spatial axis.
     """
 
@@ -109,7 +109,7 @@ class Hopper(GpuTemplate):
         return hopper_choices.seconds(self.schedule(kernel), target)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """A tensor core cuts what is below the 23rd bit of a sum: the number of products times 2^-23."""
+        """A tensor core drops the bits below a sum's 23rd: the number of products times 2^-23."""
         return _bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

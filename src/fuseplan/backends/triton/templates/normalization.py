@@ -29,26 +29,29 @@ MOST = 26  # candidates
 class GpuNormalization(Choice, GpuTemplate):
     """Sums and moments over a channel or a place, and elementwise operators before and behind them.
 
-    Groups of programs share a tile's rows or positions. Each program reduces its own, passes on what it
-    found, waits for the others of its group, and goes on: one kernel, whatever has to be known first.
+    Groups of programs share a tile's rows or positions. Each program reduces its part, shares its sums,
+    waits for the other programs of its group, and goes on, so that the whole plan is one kernel.
 
-    reads:  src and operands per element once a reduction and once more, or once where a program keeps them
+    reads:  src and operands per element once per reduction and once for dst; once in all where a program
+            keeps them
     writes: dst and every result once
     chosen: for every plan with an operator that has statistics
 
     Attributes:
         form: `rows`: a tile has rows of channels or places; `planes`: positions of one channel.
-        rows: of a tile; 1 of planes.
-        columns: of a tile, or positions.
-        unrolled: tiles read at a time, in each pass; 0: all of a program's are read once and kept.
-        programs: of a group, which share the rows or positions of a tile.
-        groups: of programs, which share the tiles.
-        warps: of a program.
+        rows: rows of a tile; 1 for planes.
+        columns: columns of a tile, or its positions.
+        unrolled: tiles read at a time, in each pass; 0: a program reads all of its tiles once and keeps them.
+        programs: programs of a group; they share the rows or positions of a tile.
+        groups: groups of programs; they share the tiles.
+        warps: warps of a program.
         resident: programs that a processor has to hold at a time.
     """
 
     name: ClassVar[str] = "normalization"
-    error_scale: ClassVar[str] = "the sum of the sizes of what a reduction adds, and what each function gives"
+    error_scale: ClassVar[str] = (
+        "the sum of |terms| of a reduction, and the result of each function of the formulas"
+    )
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

@@ -30,22 +30,22 @@ _LARGE = 128  # positions of a channel from which a flat tile may be twice as la
 class GpuPointwise(GpuTemplate):
     """Chains of elementwise operators, in any layout.
 
-    reads:  src and every operand once; what depends on the channel alone is computed once a tile, or once for
+    reads:  src and every operand once; expressions of the channel alone are computed per tile, or once for
             all tiles of a program
     writes: dst once
     chosen: for every plan without a contraction
 
     Attributes:
-        form: what a row of a tile is: the channels of a position (`rows`), the positions of a channel
-            (`planes`), or whatever lies there (`flat`, of one row).
+        form: the contents of a row of a tile: the channels of a position (`rows`), the positions of a channel
+            (`planes`), or any neighbours in memory (`flat`, a single row).
         outer: rows of a tile.
         inner: elements of a row in a tile.
-        programs: programs that share the rows of one column of tiles; 0: one a tile.
-        warps: of a program.
+        programs: programs that share the rows of one column of tiles; 0: one program per tile.
+        warps: warps of a program.
     """
 
     name: ClassVar[str] = "pointwise"
-    error_scale: ClassVar[str] = "what each function of the formulas gives"
+    error_scale: ClassVar[str] = "the result of each function of the formulas"
 
     form: str
     outer: int

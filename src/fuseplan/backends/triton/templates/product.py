@@ -20,31 +20,31 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layou
 
 @dataclass(frozen=True)
 class Product(Knobs, GpuTemplate):
-    """Tiles of rows x features, one a program; any layout and strides of src, any dtype, any GPU.
+    """Tiles of rows x features, one per program; any layout and strides of src, any dtype, any GPU.
 
-    reads:  src once for each block of features that does not find it in the second cache, weight likewise for
+    reads:  src once for each block of features, unless the second cache still holds it; weight likewise for
         each block of rows
     writes: dst once; with the depth in parts, each part's sums to the workspace and back
     chosen: for f32, few rows, channels first, a prologue, or a GPU other than Hopper
 
-    Each f32 is two numbers of 11 bits, multiplied in three products on tensor cores (`tf32x3`), where there
-    are such. `strict` multiplies in IEEE f32.
+    Each f32 is two numbers of 11 bits, multiplied in three products on tensor cores (`tf32x3`), on GPUs
+    that have them. `strict` multiplies in IEEE f32.
 
     Attributes:
         rows: output positions of a tile.
         features: features of a tile.
         depth: channels of one step.
-        split: programs that share a tile, a part of the depth each; the last one adds the parts in order.
-        swapped: the tile's first axis is features: for few rows.
+        split: programs that share a tile; each takes a part of the depth, the last adds the parts in order.
+        swapped: the tile's first axis holds the features, which suits few rows.
         maps: the copy engine reads src and weight (sm_90 and later).
-        arithmetic: of the products: `native` (f16 and bf16), `tf32x3`, `tf32`, `ieee`, or `summed` element
-            by element.
-        group: row tiles that take all features before the next ones do.
+        arithmetic: arithmetic of the products: `native` (f16 and bf16), `tf32x3`, `tf32`, `ieee`, or `summed`
+            element by element.
+        group: row tiles in a group; a group goes through all features before the next group begins.
         parts: pieces of the tile that the epilogue takes one after another.
-        warps: of a program.
+        warps: warps of a program.
         stages: steps whose loads are under way at once.
-        ahead: src is loaded into registers one step ahead: where neighbours are aligned to less than 4 bytes,
-            which asynchronous copies do not take.
+        ahead: src is loaded into registers one step ahead. Asynchronous copies do not support neighbours that
+            are aligned to less than 4 bytes.
     """
 
     name: ClassVar[str] = "product"
@@ -89,7 +89,7 @@ class Product(Knobs, GpuTemplate):
         return product_cost.seconds(self, kernel, target)
 
     def error_bound(self, kernel: Kernel) -> float:
-        """On tensor cores 2^-23 a product and what rounding factors adds, else one rounding a product."""
+        """On tensor cores 2^-23 per product plus the factors' rounding; else one rounding per product."""
         return product_cost.bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
