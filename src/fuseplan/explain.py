@@ -260,8 +260,8 @@ def _resources_text(used: Mapping[str, int]) -> str:
     """What a GPU's kernel uses, in words."""
     spills = f"{used['spill_bytes']} bytes of them spilled" if used["spill_bytes"] else "none spilled"
     return (
-        f"{used['registers']} registers a thread, {spills}; {_bytes(used['shared_bytes'])} of shared memory "
-        f"for {used['threads']} threads; {used['programs']} at a time on a multiprocessor"
+        f"{used['registers']} registers per thread, {spills}; {_bytes(used['shared_bytes'])} of shared "
+        f"memory for {used['threads']} threads; {used['programs']} at a time on a multiprocessor"
     )
 
 
@@ -298,7 +298,7 @@ def _estimate_text(told: Mapping[str, Any]) -> str:
     estimate, model = told["estimated_seconds"], told["choice"]["considered"][0]["seconds"] or 0.0
     if estimate == model:
         return f"{_seconds(model)}, by the model that ranks templates"
-    return f"{_seconds(estimate)}, the floor; the model that ranks templates takes the machine for faster"
+    return f"{_seconds(estimate)}, the floor; the model that ranks templates estimates less"
 
 
 def _floor_text(told: Mapping[str, Any]) -> str:

@@ -38,8 +38,8 @@ def register_operator(kind: OperatorClass) -> OperatorClass:
     is_operator = isinstance(kind, type) and issubclass(kind, Elementwise)
     if not is_operator or "__dataclass_fields__" not in vars(kind):
         raise ArgumentError(
-            f"{kind!r} is no elementwise operator: write a class of fuseplan.op.Elementwise and decorate it "
-            "with fuseplan.op.operator"
+            f"{kind!r} is not an elementwise operator: write a class of fuseplan.op.Elementwise and decorate "
+            "it with fuseplan.op.operator"
         )
     known = BY_NAME.get(kind.name)
     if not kind.name.isidentifier() or kind.name in ("x", "inf"):
@@ -83,8 +83,8 @@ def register_template(kind: TemplateClass, backend: str = "cpu") -> TemplateClas
     is_template = isinstance(kind, type) and issubclass(kind, Template) and dataclasses.is_dataclass(kind)
     if not is_template or inspect.isabstract(kind):
         raise ArgumentError(
-            f"{kind!r} is no template: write a frozen dataclass of fuseplan.template.Template with all its "
-            "methods"
+            f"{kind!r} is not a template: write a frozen dataclass of fuseplan.template.Template with all "
+            "its methods"
         )
     others = tuple(each for each in made.templates if not _is_again(kind, each))
     for known in others:

@@ -113,7 +113,7 @@ def test_accepted_spills_give_their_reason(tmp_path: Path) -> None:
     place.write_text(entry.format(" "))
     with pytest.raises(ArgumentError, match="gives no reason"):
         allowances(place)
-    with pytest.raises(ArgumentError, match="no list of accepted spills"):
+    with pytest.raises(ArgumentError, match="not a list of accepted spills"):
         allowances(tmp_path / "none.toml")
 
 

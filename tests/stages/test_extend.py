@@ -115,9 +115,9 @@ class Forgetful(Elementwise):
         (tripled(name="x"), "is a word in a plan's text; got 'x'"),
         (Undecorated, "decorate it with fuseplan.op.operator"),
         (Forgetful, "a sample of forgetful fails: 'nothing here'"),
-        (ops.BY_NAME["conv2d"], "is no elementwise operator"),
-        (tripled()(), "is no elementwise operator"),
-        (int, "is no elementwise operator"),
+        (ops.BY_NAME["conv2d"], "is not an elementwise operator"),
+        (tripled()(), "is not an elementwise operator"),
+        (int, "is not an elementwise operator"),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "an object"),
 )
@@ -230,8 +230,8 @@ class Namesake(Pointwise):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Unfinished, "is no template: .* with all its methods"),
-        (Op, "is no template"),
+        (Unfinished, "is not a template: .* with all its methods"),
+        (Op, "is not a template"),
         (Namesake, r"`pointwise` is a template of cpu already, fuseplan\..*\.Pointwise"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_newer_triton_is_tried_with_one_warning(installed: Installed) -> None:
 def test_versions_are_compared_by_their_numbers() -> None:
     assert versions.parsed("3.10.0rc1") > versions.parsed("3.9.0")
     assert versions.parsed("3.6.0+git12") == (3, 6, 0)
-    with pytest.raises(ValueError, match="is no version"):
+    with pytest.raises(ValueError, match="is not a version"):
         versions.parsed("unknown")
 
 

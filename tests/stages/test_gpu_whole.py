@@ -142,7 +142,7 @@ def test_what_the_program_tells(gpu: PosingDriver) -> None:
     told = compiled.to_json()
     assert told["program"]["resources"]["wgmma"] > 0
     assert told["resources"]["spill_bytes"] == 0
-    assert "registers a thread, none spilled; 16.4 kB of shared memory for 128 threads" in str(
+    assert "registers per thread, none spilled; 16.4 kB of shared memory for 128 threads" in str(
         compiled.explain()
     )
 

@@ -177,7 +177,7 @@ def bench_footprint(options: Options) -> dict[str, Any]:
     lines = [["what", "is"], ["---"] * 2]
     lines.append(["import numpy", f"{_ms(found.numpy_import)} ms"])
     lines.append(["import fuseplan after it", f"{_ms(found.own_import)} ms"])
-    lines.append(["heavy packages it brings along", ", ".join(found.brought) or "none"])
+    lines.append(["heavy packages that it imports", ", ".join(found.brought) or "none"])
     for package, nbytes in found.installed.items():
         lines.append([f"{package}, installed", f"{nbytes / 1e6:.1f} MB"])
     lines.append(["all of it", f"{found.total / 1e6:.1f} MB"])

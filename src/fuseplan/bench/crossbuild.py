@@ -116,7 +116,7 @@ def allowances(place: Path) -> tuple[Allowance, ...]:
     try:
         found = read_toml(place, _Written).allowed
     except (OSError, ValueError) as error:
-        raise ArgumentError(f"{place} is no list of accepted spills: {error}") from error
+        raise ArgumentError(f"{place} is not a list of accepted spills: {error}") from error
     silent = [each.template for each in found if not each.reason.strip()]
     if silent:
         raise ArgumentError(f"{place}: {silent[0]} gives no reason")
@@ -163,7 +163,7 @@ def _choices(
         every = template.candidates(kernel, target, "default")
         for chosen in islice((each for each in every if versions.makes(version, each)), count):
             if not isinstance(chosen, GpuTemplate):
-                raise ArgumentError(f"{target} is no kind of GPU: name one, such as triton:sm_90")
+                raise ArgumentError(f"{target} is not a kind of GPU: name a kind, such as triton:sm_90")
             yield chosen
 
 

@@ -39,7 +39,7 @@ class GpuOptions:
     Attributes:
         libraries: peers, comma-separated, each in all its forms; `fuseplan` is ours.
         rounds, block_ms: blocks a variant gets, and how long one lasts.
-        only: cases whose name or group contains it; of `a & b`, both.
+        only: measure the cases whose name or group contains this text; `a & b` wants both.
         run: the stamp of the run, so that several commands count as one.
         is_host: also time the host, and CUDA graphs.
         folder: where results are appended; None appends none.
@@ -134,7 +134,7 @@ def bench_gpu_peaks(options: GpuOptions, show: Callable[[str], object]) -> dict[
     show("| product of | TFLOP/s |\n| --- | --- |\n" + "".join(lines))
     show(f"Copy: {found.bytes_a_second['dram'] / 1e9:.0f} GB/s, read and written.")
     if disturbance:
-        show(f"These are not kept: {disturbance}.")
+        show(f"These figures are not kept: {disturbance}.")
     return _recorded(PEAKS, {**found.to_json(), "disturbance": disturbance}, options)
 
 
@@ -165,15 +165,21 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs one suite; the exit status is 2 where it cannot."""
     parser = argparse.ArgumentParser(prog="python -m fuseplan.bench.gpu_command")
     parser.add_argument("suite")
-    parser.add_argument("--peers", default=LIBRARIES, help="comma-separated; fuseplan is ours")
+    parser.add_argument(
+        "--peers", default=LIBRARIES, help="names with commas between them; fuseplan is this library"
+    )
     parser.add_argument("--rounds", type=int, default=GpuOptions.rounds)
     parser.add_argument("--block-ms", type=float, default=GpuOptions.block_ms)
-    parser.add_argument("--only", default="", help="cases whose name or group contains it; of `a & b`, both")
-    parser.add_argument("--run", default="", help="stamp of the run: commands with the same count as one")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="measure the cases whose name or group contains this text; `a & b` wants both",
+    )
+    parser.add_argument("--run", default="", help="a name that several commands share as one run")
     parser.add_argument("--host", action="store_true", help="also time the host, and CUDA graphs")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder to append to")
     parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--commit", default="", help="of a copy of the sources, which git cannot tell")
+    parser.add_argument("--commit", default="", help="the commit of a copy of the sources without git")
     given = parser.parse_args(words)
     options = GpuOptions(
         given.peers, given.rounds, given.block_ms, given.only, given.run, given.host, given.results,

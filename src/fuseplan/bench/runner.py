@@ -136,7 +136,7 @@ class _Measured:
         if "refused" in answer:
             return answer
         if answer["outputs"] != len(want):
-            return {"refused": f"it gave {answer['outputs']} of {len(want)} tensors"}
+            return {"refused": f"it returned {answer['outputs']} of {len(want)} tensors"}
         parts = [part(place, number) for number in range(len(want))]
         error = max(deviation(np.load(each), exact) for each, exact in zip(parts, want, strict=True))
         for each in parts:
@@ -154,7 +154,7 @@ class _Measured:
     ) -> Row:
         told: dict[str, Any] = {**self._stamp, "peer": name, "versions": versions(*BY_NAME[name].packages)}
         if "refused" in answer or not blocks or not disturbed:
-            why = answer.get("refused", "it gave no samples")
+            why = answer.get("refused", "it returned no samples")
             return Row(**told, refused=why, error=answer.get("error"))
         facts = dict(answer["facts"])
         kernel = lower(match(self._plan))

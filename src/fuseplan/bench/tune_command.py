@@ -103,10 +103,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=MOST, help="candidates of a case; 0 for all")
     parser.add_argument("--accuracy", default="default")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--workers", type=int, default=0, help="compilers at a time; 0 for one a processor")
+    parser.add_argument("--workers", type=int, default=0, help="compiling processes; 0 for one per processor")
     parser.add_argument("--timeout", type=float, default=TuneOptions.timeout, help="seconds for a case")
-    parser.add_argument("--within", type=float, default=math.inf, help="no case begins after so many seconds")
-    parser.add_argument("--only", default="", help="cases whose name or group contains it")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, help="seconds after which no further case begins"
+    )
+    parser.add_argument("--only", default="", help="tune the cases whose name or group contains this text")
     parser.add_argument("--output", type=Path, help="a file for the choices")
     parser.add_argument("--merge", action="store_true", help="merge files of choices into --output")
     given = parser.parse_args(words)

@@ -173,7 +173,7 @@ def _lines(ctx: click.Context) -> Sequence[Line] | None:
     """
     sweep, is_all, problem = ctx.params["sweep"], ctx.params["is_all"], ctx.params["problem"]
     if (sweep is not None) + is_all + (problem is not None) > 1:
-        raise ArgumentError("want one of a problem, --sweep FILE and --all; got more")
+        raise ArgumentError("a problem, --sweep FILE and --all exclude each other: give one")
     said = _said(ctx)
     if sweep is None and not is_all:
         if "report" in said or "every" in said:
@@ -211,7 +211,7 @@ def _check_line(inner: click.Context) -> None:
     found = [name for name in _said(inner) if name in OF_ALL_LINES]
     if found:
         flags = ", ".join(each.opts[-1] for each in driver_command.params if each.name in found)
-        raise ArgumentError(f"{flags}: not in a line of a sweep, but beside --sweep")
+        raise ArgumentError(f"{flags}: give it beside --sweep, not in a line of the sweep")
 
 
 def _said(ctx: click.Context) -> list[str]:
@@ -262,7 +262,7 @@ def plan_of(ctx: click.Context) -> FusionPlan:
     own = [word for word in said if ctx.get_parameter_source(word) is ParameterSource.COMMANDLINE]
     if own:  # those of the sweep that it is in are for its other lines
         flags = ", ".join(BY_WORD[word].flag for word in own)
-        raise ArgumentError(f"a plan's text says all of the plan; got {flags} beside it")
+        raise ArgumentError(f"a plan's text is the whole plan: leave {flags} out")
     return FusionPlan.parse(problem)
 
 

@@ -69,7 +69,7 @@ class Problem:
             return str(self[letters.MODE])
         said = self.given.get(letters.MODE.word, "ca")
         if letters.MODE.read(said) != "ca":
-            raise letters.MODE.refused(said, f"5 or ca, which is all of {self.name}", "Write CBAInfer")
+            raise letters.MODE.refused(said, f"5 or ca, the only mode of {self.name}", "Write CBAInfer")
         return "ca"
 
     @property
@@ -115,7 +115,7 @@ class Problem:
             for place, letter in enumerate(each[: -self.axes]):
                 if letter.word in self.given:
                     remedy = f"Write {letters.SPATIAL.flag} {len(each) - place}, or leave it out"
-                    want = f"nothing, with {self.axes} spatial axes"
+                    want = f"no value, since there are {self.axes} spatial axes"
                     raise letter.refused(self.given[letter.word], want, remedy)
 
 

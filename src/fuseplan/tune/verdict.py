@@ -22,7 +22,7 @@ from fuseplan.tuned import processor_of
 FILE = "verdicts.jsonl"
 FUSED, UNFUSED = "fused", "one at a time"
 ROUNDS = 7
-UNKNOWN = "nobody looked for other programs"
+UNKNOWN = "other programs were not looked for"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Verdict:
             ValueError: it did not.
         """
         if not isinstance(told, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         found = record(cls, {name: told[name] for name in told if name not in ("speedup", "pays")})
         if min(found.fused, *found.others.values()) <= 0:
             raise ValueError("a time is not positive")

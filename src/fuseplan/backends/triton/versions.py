@@ -38,7 +38,7 @@ def parsed(text: str) -> Version:
     """
     found = re.match(r"\d+(\.\d+)*", text)
     if found is None:
-        raise ValueError(f"{text!r} is no version")
+        raise ValueError(f"{text!r} is not a version")
     return tuple(map(int, found[0].split(".")))
 
 
