@@ -249,7 +249,7 @@ def test_a_file_of_lines(sweep: Any) -> None:
         ("CBAInfer 'open", "cannot be read"),
         ("CBAInferfp8 -n 1", "names no problem"),
         ("f32[2x3] -> relu", "a plan's text is one word: want it in quotes"),
-        (f"{CBA} --sweep /dev/null", "--sweep: not in a line of a sweep"),
+        (f"{CBA} --sweep /dev/null", "--sweep: give it beside --sweep, not in a line"),
         (f"{CBA} --target gpu", "no target is named 'gpu'"),
     ],
 )
