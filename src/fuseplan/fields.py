@@ -107,7 +107,7 @@ def explained(made: Callable[..., None]) -> Callable[..., None]:
     """An operator's `__init__` that answers wrong fields by a PlanError, not by Python's TypeError."""
 
     @functools.wraps(made)
-    def init(self: Any, *given: Any, **named: Any) -> None:
+    def init(self: Any, /, *given: Any, **named: Any) -> None:
         try:
             made(self, *given, **named)
         except TypeError:

@@ -79,6 +79,7 @@ def test_every_function_may_stand_in_a_formula(name: str) -> None:
         (("x + k",), {"k": float("nan")}, "k must be a number"),
         (("x + exp",), {"exp": 1}, "can be named 'exp'"),
         (("x + x",), {"x": 1}, "can be named 'x'"),
+        (("x * self",), {"self": 2}, "can be named 'self'"),
         (("x + _k",), {"_k": 1}, "can be named '_k'"),
         (("x + lambda",), {"lambda": 1}, "can be named 'lambda'"),
         (("x + é",), {"é": 1}, "can be named 'é'"),

@@ -140,6 +140,8 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         ("f32[2x3] -> elementwise('1')", "'1'", "without x"),
         ("f32[2x3] -> elementwise('x > 1')", "'x > 1'", "where(x > 1, 1, 0)"),
         ("f32[2x3] -> elementwise('x * out', out=1)", "1", "can be named 'out'"),
+        ("f32[2x3] -> elementwise('x * self', self=2)", "2", "can be named 'self'"),
+        ("f32[2x3] -> relu(self=2)", "self=2", "relu has no field 'self'"),
         ("f32[2x3] -> elementwise(3)", "3", "expression must be a formula"),
     ],
 )

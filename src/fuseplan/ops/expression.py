@@ -37,7 +37,7 @@ class Expression(Elementwise):
     expression: str
     values: tuple[tuple[str, float], ...]
 
-    def __init__(self, expression: str | Callable[..., Scalar | float], **parameters: float) -> None:
+    def __init__(self, /, expression: str | Callable[..., Scalar | float], **parameters: float) -> None:
         values = {name: real(self.name, name, value) for name, value in sorted(parameters.items())}
         for name in values:
             _check_name(name)
