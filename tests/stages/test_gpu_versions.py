@@ -43,7 +43,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Insta
     ("found", "said"),
     [
         (None, "needs triton 3.6.0 or later, which is not installed"),
-        ("3.5.1", "this is 3.5.1: pip install -U"),
+        ("3.5.1", "this is 3.5.1: `pip install"),
     ],
 )
 def test_no_triton_and_an_older_one_are_refused(installed: Installed, found: str | None, said: str) -> None:
