@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from recorder import Versions
 
 # Examples have no deadline: how long one takes says more about what else the machine does. Continuous
 # integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
@@ -54,3 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole", action="store_true", help="what continuous integration runs a part of is run in full"
     )
+    parser.addoption("--versions", help="file to append a JSON line to: what passed with which versions")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    place = config.getoption("versions")
+    is_controller = not hasattr(config, "workerinput")  # with xdist, workers report to it
+    if place and is_controller:
+        config.pluginmanager.register(Versions(Path(place)))

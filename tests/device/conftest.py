@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
 from fuseplan.measure.versions import commit
+from recorder import Counts
 
 HERE = Path(__file__).parent
 
@@ -37,21 +37,16 @@ def _no_gradients():  # type: ignore[no-untyped-def]
         yield
 
 
-class Recorder:
+class Recorder(Counts):
     """Counts outcomes by file, and remembers the largest share of an allowed error."""
 
     def __init__(self, place: Path, what: str) -> None:
+        super().__init__(lambda file: file.stem)
         self._place, self._commit = place, what
-        self._outcomes: dict[str, Counter[str]] = {}
-        self._failed: list[str] = []
         self._worst: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and report.outcome == "passed":
-            return
-        self._outcomes.setdefault(Path(report.fspath).stem, Counter())[report.outcome] += 1
-        if report.outcome == "failed":
-            self._failed.append(report.nodeid)
+        super().pytest_runtest_logreport(report)
         for name, value in report.user_properties:
             template, share = str(name), float(str(value))
             self._worst[template] = max(self._worst.get(template, 0.0), share)
@@ -64,24 +59,18 @@ class Recorder:
         if (last.get("commit"), last.get("machine")) == (what, machine):
             lines.pop()
             self._add(last)
-        record = {
-            "benchmark": "device",
-            "run": datetime.now(UTC).isoformat(timespec="seconds"),
-            "outcomes": {name: dict(counted) for name, counted in sorted(self._outcomes.items())},
-            "failed": self._failed,
-            "worst_share_of_bound": self._worst,
-            "machine": machine,
-            "versions": gpu_versions(),
-            "commit": what,
-        }
+        shares = self._worst
+        record = self.told(
+            "device", worst_share_of_bound=shares, machine=machine, versions=gpu_versions(), commit=what
+        )
         self._place.write_text(
             "".join(f"{line}\n" for line in [*lines, json.dumps(record)]), encoding="utf-8"
         )
 
     def _add(self, record: dict[str, Any]) -> None:
         for name, counted in record["outcomes"].items():
-            self._outcomes.setdefault(name, Counter()).update(counted)
-        self._failed = record["failed"] + self._failed
+            self.outcomes.setdefault(name, Counter()).update(counted)
+        self.failed = record["failed"] + self.failed
         for name, share in record["worst_share_of_bound"].items():
             self._worst[name] = max(self._worst.get(name, 0.0), share)
 
