@@ -246,7 +246,7 @@ def compile(
         raise ArgumentError(f"`cache` must be True or False; got {cache!r}")
     budget = None if tune is None else checked_seconds(tune)
     records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
-    if budget is not None and records.choice.tuned is None:
+    if budget is not None and not records.choice.is_current:
         if template is not None:
             raise ArgumentError(
                 f"template={template!r} leaves nothing to tune: give template or tune, not both"

@@ -270,6 +270,8 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
     if tuned is None:
         return
     yield f"            measured: {_seconds(tuned['seconds'])}, the best of {tuned['tried']}, {tuned['date']}"
+    if not tuned["is_current"]:
+        yield f"            with {tuned['toolchain']}; not yet with the versions here: tune again"
     if tuned["disturbance"]:
         yield f"            the times are unreliable: {tuned['disturbance']}; tune again when they rest"
     elif tuned["untuned"] != tuned["template"] and tuned["untuned_seconds"] is not None:

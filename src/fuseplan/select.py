@@ -41,12 +41,14 @@ class Choice:
         considered: each candidate, the chosen one first and then by estimate, and after them the refusals.
         candidates: templates that can run the kernel, by estimate.
         tuned: the measurement behind the choice; None if the cost model or the caller chose.
+        is_current: whether that measurement was made with the installed versions of the toolchain.
     """
 
     template: Template
     considered: tuple[Considered, ...]
     candidates: tuple[Template, ...] = ()
     tuned: Tuned | None = None
+    is_current: bool = False
 
     @property
     def seconds(self) -> float:
@@ -62,7 +64,7 @@ class Choice:
             "template": self.template.name,
             "knobs": self.template.knobs,
             "considered": [each.to_json() for each in self.considered],
-            "tuned": self.tuned.to_json() if self.tuned else None,
+            "tuned": {**self.tuned.to_json(), "is_current": self.is_current} if self.tuned else None,
         }
 
 
@@ -118,10 +120,12 @@ def _text_of(template: str | None, target: Target) -> str:
 
 def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:
     """The choice with the fastest measured candidate in front, if there is a measurement."""
-    found = lookup(kernel, target, accuracy, backend_of(target.backend).fingerprint)
+    toolchain = backend_of(target.backend).fingerprint
+    found = lookup(kernel, target, accuracy, toolchain)
     if found is None or all(found.template != each.text for each in choice.candidates):
         return choice
-    return replace(_exactly(choice, found.template), tuned=found)
+    is_current = found.key.toolchain == toolchain()
+    return replace(_exactly(choice, found.template), tuned=found, is_current=is_current)
 
 
 def _named(wanted: str, target: Target) -> tuple[type[Template], ...]:

@@ -1,8 +1,10 @@
 """Measured choices: which template and knobs were fastest for a kernel, in files that can be merged.
 
 A file holds one JSON object a line. Two kinds of files are read: those that ship with the package, and the
-user's own, in the cache folder, which win. A choice counts where kernel, accuracy, target, processor and
-toolchain are those it was measured with; nothing is guessed from another machine's.
+user's own, in the cache folder, which win. A choice counts where kernel, accuracy, target and processor are
+those that it was measured with; nothing is guessed from another machine's. Where none was measured with the
+versions of the toolchain that are installed, the last one of other versions is a preference, until the plan is
+tuned: the cost model knows no more of the versions.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +109,10 @@ def processor_of(target: Target) -> str:
 def lookup(
     kernel: Kernel, target: Target, accuracy: object, toolchain: Callable[[], str | None]
 ) -> Tuned | None:
-    """The stored choice; the user's own before a shipped one. None where there is none.
+    """The stored choice of these versions, the user's own before a shipped one; else the last of others.
 
-    `toolchain` is asked for its versions only if something is stored for the target: it may take an import.
+    None where there is none. `toolchain` is asked for its versions only if something is stored for the
+    target: it may take an import.
     """
     stored = [choices for choices in (_own(), _shipped()) if choices]
     if not any(key.target == str(target) for choices in stored for key in choices):
@@ -118,7 +121,15 @@ def lookup(
     if versions is None:
         return None
     key = key_of(kernel, target, accuracy, versions)
-    return next((choices[key] for choices in stored if key in choices), None)
+    found = next((choices[key] for choices in stored if key in choices), None)
+    return found or max(_of_other_versions(key, stored), key=lambda choice: choice.date, default=None)
+
+
+def _of_other_versions(key: Key, stored: Iterable[Mapping[Key, Tuned]]) -> Iterator[Tuned]:
+    for choices in stored:
+        for other, choice in choices.items():
+            if other.kernel == key.kernel and replace(other, toolchain=key.toolchain) == key:
+                yield choice
 
 
 def own_file() -> Path | None:

@@ -112,7 +112,9 @@ def test_what_the_copy_engine_cannot_do_is_refused(changes: dict[str, tuple[int,
 def test_a_fingerprint_without_triton_imported() -> None:
     found = toolchain.fingerprint()
     assert found is not None
-    assert re.fullmatch(rf"triton {versions.dotted(versions.version_of() or ())}, ptxas \d+\.\d+\.\d+ of \d+ bytes", found)
+    assert re.fullmatch(
+        rf"triton {versions.dotted(versions.version_of() or ())}, ptxas \d+\.\d+\.\d+ of \d+ bytes", found
+    )
 
 
 def test_bytes_that_are_no_artifact() -> None:

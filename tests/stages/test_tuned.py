@@ -51,10 +51,33 @@ def test_a_stored_choice_goes_before_the_cost_models() -> None:
     assert compiled.choice.template.text == chosen.template
 
 
-@pytest.mark.parametrize("field", ["processor", "toolchain", "accuracy", "target", "kernel"])
-def test_a_choice_of_another_machine_or_version_does_not_count(field: str) -> None:
+@pytest.mark.parametrize("field", ["processor", "accuracy", "target", "kernel"])
+def test_a_choice_of_another_machine_does_not_count(field: str) -> None:
     tuned.keep(choice_for(PLAN, 1, **{field: "another"}))
     assert decide(PLAN, "cpu").choice.tuned is None
+
+
+def test_the_last_choice_of_other_versions_is_a_preference() -> None:
+    earlier = choice_for(PLAN, 2, "2026-01-01", toolchain="LLVM 1")
+    later = choice_for(PLAN, 1, "2026-02-01", toolchain="LLVM 2")
+    tuned.keep(later)
+    tuned.keep(earlier)
+    choice = decide(PLAN, "cpu").choice
+    assert choice.tuned == later
+    assert choice.template.text == later.template
+    assert not choice.is_current
+    assert "with LLVM 2; not yet with the versions here" in str(fuseplan.explain(PLAN))
+    own = choice_for(PLAN, 3, "2025-01-01")
+    tuned.keep(own)
+    assert decide(PLAN, "cpu").choice.tuned == own
+    assert decide(PLAN, "cpu").choice.is_current
+    assert "not yet with the versions here" not in str(fuseplan.explain(PLAN))
+
+
+def test_a_choice_of_other_versions_is_measured_anew() -> None:
+    text = "f32[1x4x4x4] -> relu"
+    tuned.keep(choice_for(text, 0, toolchain="LLVM 1"))
+    assert fuseplan.compile(text, tune=0.1).choice.is_current
 
 
 def test_a_choice_that_is_no_candidate_any_more_does_not_count() -> None:
