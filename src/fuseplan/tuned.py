@@ -3,8 +3,8 @@
 A file holds one JSON object a line. Two kinds of files are read: those that ship with the package, and the
 user's own, in the cache folder, which win. A choice counts where kernel, accuracy, target and processor are
 those that it was measured with; nothing is guessed from another machine's. Where none was measured with the
-versions of the toolchain that are installed, the last one of other versions is a preference, until the plan is
-tuned: the cost model knows no more of the versions.
+installed versions of the toolchain, the last one of other versions is a preference, until the plan is tuned:
+the cost model knows no more of the versions.
 """
 
 from __future__ import annotations

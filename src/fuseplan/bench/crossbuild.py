@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fuseplan import limits
 from fuseplan.backends import backend_of
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.backends.triton.assembler import assembler
 from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
@@ -34,6 +36,9 @@ from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
+from fuseplan.measure.machine import machine
+from fuseplan.measure.versions import commit
+from fuseplan.measure.versions import versions as software
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.target import Target
@@ -192,3 +197,26 @@ def judged(build: Build, job: Job, result: bytes | BuildError, allowed: Sequence
     known = [each for each in allowed if (each.target, each.template, each.plan) == own]
     spill = sum(each.bytes for each in known if dotted(build.version[:2]) in each.triton)
     return Built(build, used, tuple(faults(job.source, job.types, used, build.target, spill)))
+
+
+def summaries(found: Iterable[Built], suites: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A record for each Triton: how many kernels it compiled, and those that are unsound."""
+    for triton, group in groupby(found, key=lambda built: built.build.triton):
+        own = list(group)
+        package = versions.package() if triton is None else triton / "triton"
+        assert package is not None  # it compiled
+        yield {
+            "benchmark": "crossbuild",
+            "run": datetime.now(UTC).isoformat(timespec="seconds"),
+            "suites": list(suites),
+            "targets": sorted({built.build.target.name for built in own}),
+            "kernels": len(own),
+            "unsound": [built.to_json() for built in own if built.faults],
+            "machine": machine().to_json(),
+            "versions": {
+                **software(),
+                "triton": dotted(own[0].build.version),
+                "ptxas": assembler(package).version,
+            },
+            "commit": commit(),
+        }

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fuseplan.backends.triton.versions import dotted
-from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild
+from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild, summaries
 from fuseplan.bench.suite import chosen, load
 from fuseplan.cli.options import AS_JSON, DURATION, PLAN, loud_command
 from fuseplan.errors import ArgumentError, counted
@@ -52,6 +52,11 @@ SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgm
     multiple=True,
     help="A folder with another Triton, made by `pip install --target FOLDER --no-deps triton==VERSION`.",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file to append a JSON line to for each Triton: how many kernels are sound.",
+)
 @AS_JSON
 @loud_command
 @click.pass_context
@@ -66,6 +71,7 @@ def crossbuild_command(
     seconds: float,
     allowed: Path | None,
     folders: tuple[Path, ...],
+    record: Path | None,
     as_json: bool,
 ) -> None:
     """Compile what every GPU template emits for the plans of SUITE, and judge it; no GPU is needed.
@@ -87,12 +93,16 @@ def crossbuild_command(
         raise ArgumentError(f"there is nothing to compile: no template {template!r} takes these plans")
     place = allowed or (ALLOWED if ALLOWED.exists() else None)
     accepted = allowances(place) if place else ()
-    count, unsound, workers = 0, 0, jobs or os.cpu_count() or 1
-    for built in crossbuild(asked, workers=workers, seconds=seconds, allowed=accepted):
-        count, unsound = count + 1, unsound + bool(built.faults)
+    found: list[Built] = []
+    for built in crossbuild(asked, workers=jobs or os.cpu_count() or 1, seconds=seconds, allowed=accepted):
+        found.append(built)
         click.echo(json.dumps(built.to_json()) if as_json else _lines(built))
+    unsound = sum(bool(built.faults) for built in found)
     if not as_json:
-        click.echo(f"{counted(count, 'kernel')}, {unsound} unsound")
+        click.echo(f"{counted(len(found), 'kernel')}, {unsound} unsound")
+    if record is not None:
+        with record.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(each) + "\n" for each in summaries(found, suites))
     ctx.exit(1 if unsound else 0)
 
 

@@ -20,7 +20,7 @@ from fuseplan.bench.table import is_on_gpu, markdown
 from fuseplan.errors import counted
 from fuseplan.measure.clock import SHORTEST_SAMPLE, Protocol
 from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, GpuProtocol
-from fuseplan.report import gpu
+from fuseplan.report import gpu, versions
 from fuseplan.report.docstrings import table
 from fuseplan.report.facts import facts
 from fuseplan.report.gpu import RECORDS
@@ -40,7 +40,7 @@ def page(folder: Path) -> str:
     rows: list[Row] = []
     records: list[Record] = []
     for place in sorted(folder.glob("*.jsonl")):
-        if place.stem.startswith(PUBLISHED):
+        if place.stem.startswith(PUBLISHED) or place.name == versions.FILE:
             continue
         if place.stem in SINGLE or place.stem.startswith(COMPILE):
             records += [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
