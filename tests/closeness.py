@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.compile import CompiledPlan
+from fuseplan.dtypes import DTYPES
 from fuseplan.measure.data import reference
-from fuseplan.tensor import DTYPES
 
 
 def wide(array: NDArray[Any]) -> NDArray[np.float64]:

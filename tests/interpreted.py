@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import NUMPY_DTYPES, narrow
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.dtypes import DTYPES
 from fuseplan.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
@@ -41,7 +42,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.settings import environment
 from fuseplan.target import Target, parse_target
-from fuseplan.tensor import DTYPES, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
 WRITTEN = ("dst", "result", "workspace")

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fuseplan.dtypes import DTYPES
 from fuseplan.measure.data import terms
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Clamp, Gelu
@@ -20,7 +21,7 @@ from fuseplan.ops.matmul import Matmul
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
-from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+from fuseplan.tensor import LAYOUTS, TensorSpec
 
 RANKS = tuple(LAYOUTS)
 MODERATE = st.floats(-4, 4, allow_nan=False).map(lambda value: round(value, 3))

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.dlpack import view_array_interface, view_dlpack
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError, PlanError, a_thing
-from fuseplan.tensor import Dense, TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec
 
 if TYPE_CHECKING:
     from fuseplan.torch_tensors import TorchForm

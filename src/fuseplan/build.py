@@ -6,7 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from fuseplan import cache, foreign, limits
 from fuseplan.backends import backend_of
@@ -41,7 +41,7 @@ class Program:
         toolchain: the versions that made the code; empty where they cannot be told.
     """
 
-    source: Source
+    source: Source = field(repr=False)
     code: bytes = field(repr=False)
     target: Target
     loaded: Loaded | None
@@ -194,7 +194,7 @@ def _key(backend: Backend, template: Template, kernel: Kernel, target: Target) -
     if generator is None or toolchain is None or outside is None:
         return None
     anywhere = replace(target, device=None)
-    return cache.key_of(kernel.text, repr(template), repr(anywhere), generator, toolchain, outside)
+    return cache.key_of(kernel.text, repr(template), repr(asdict(anywhere)), generator, toolchain, outside)
 
 
 @dataclass(frozen=True)

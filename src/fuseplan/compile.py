@@ -11,6 +11,7 @@ from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, a_thing
 from fuseplan.explain import Explanation, explain_records
 from fuseplan.measure.ground import ground_of
+from fuseplan.notebook import table
 from fuseplan.plan import FusionPlan
 from fuseplan.run import NOT_CARRIED, BoundPlan
 from fuseplan.runner import runner_of
@@ -198,6 +199,11 @@ class CompiledPlan:
 
     def __repr__(self) -> str:
         return f"<compiled for {self.target}: {self.plan}>"
+
+    def _repr_html_(self) -> str:
+        moved = f"{self.traffic.total} bytes"
+        facts = (str(self.target), self.target.shape, self.choice.template.text, moved)
+        return self.plan._repr_html_() + table(("target", "runs on", "template", "moves"), [facts])
 
 
 @untraced

@@ -9,8 +9,9 @@ import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError
-from fuseplan.tensor import Dense, dtype_of
+from fuseplan.tensor import Dense
 
 # What a capsule holds: https://dmlc.github.io/dlpack/latest/c_api.html
 CPU, PINNED = 1, 3  # device types whose memory the processor reads as its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 SLOT_KINDS = ("src", "dst", "operand", "result", "parameters", "parameter", "workspace")
@@ -55,7 +55,7 @@ class Slot:
         return f"{self.kind}:{self.key}" if self.key else self.kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
     """A generated kernel: `text` in `language`; its function `entry` reads pointers in the order of `slots`.
 
@@ -71,7 +71,7 @@ class Source:
             is launched: `cooperative`, where all programs have to run at once, because they meet.
     """
 
-    text: str = field(repr=False)
+    text: str
     entry: str
     slots: tuple[Slot, ...]
     workspace_bytes: int = 0
@@ -79,6 +79,9 @@ class Source:
     language: str = "llvm"
     grid: tuple[int, int, int] = (1, 1, 1)
     options: tuple[tuple[str, int], ...] = ()
+
+    def __repr__(self) -> str:
+        return self.text or f"<source of {self.entry}, whose text was not generated: its code was cached>"
 
     def workspace(self, threads: int) -> int:
         """Bytes of workspace for that many threads."""

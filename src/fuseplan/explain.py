@@ -14,6 +14,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.measure.gpu_peaks import gpu_peaks
 from fuseplan.measure.peaks import peaks
+from fuseplan.notebook import preformatted
 from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
@@ -57,6 +58,9 @@ class Explanation:
         return self.text()
 
     __repr__ = __str__  # who asks at the prompt wants to read it
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 def explain(

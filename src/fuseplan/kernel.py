@@ -14,10 +14,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fuseplan.dtypes import dtype_of
 from fuseplan.locks import cached_property
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import Scalar, fold, leaves_of, text
-from fuseplan.tensor import Dense, TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.dot import dot_text
 from fuseplan.errors import Unsupported
 from fuseplan.plan import FusionPlan, Step, as_plan
 from fuseplan.reasons import Refusal, first_refusal
@@ -38,6 +37,8 @@ class Match:
 
     def to_dot(self) -> str:
         """The plan in Graphviz's language, with a frame around the operators of the kernel."""
+        from fuseplan.dot import dot_text
+
         return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
 
 

@@ -21,11 +21,12 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
 from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
-from fuseplan.tensor import MAX_BYTES, TensorSpec, dtype_of
+from fuseplan.tensor import MAX_BYTES, TensorSpec
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]

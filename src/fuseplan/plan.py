@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from fuseplan.dot import dot_text
-from fuseplan.driver.command import command_text
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, near_miss
 from fuseplan.excerpt import ARROW, shown
 from fuseplan.given import check_keys, number, wide
+from fuseplan.models import instead_of
+from fuseplan.notebook import PlanTable
 from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
@@ -115,7 +115,7 @@ class Step:
         return self.op.formula(self.keys)
 
 
-class FusionPlan:
+class FusionPlan(PlanTable):
     """An input and the operators applied to it, in order.
 
     Args:
@@ -273,10 +273,14 @@ class FusionPlan:
 
         `fuseplan driver` with MIOpenDriver's letters if they can express the plan, else `fuseplan run`.
         """
+        from fuseplan.driver.command import command_text
+
         return command_text(self._src, self.ops)
 
     def to_dot(self) -> str:
         """The plan as a graph in Graphviz's language; `Match.to_dot` frames the kernel too."""
+        from fuseplan.dot import dot_text
+
         return dot_text(self._src, self._steps)
 
     @classmethod
@@ -346,7 +350,8 @@ def as_plan(plan: FusionPlan | str) -> FusionPlan:
     if isinstance(plan, FusionPlan):
         return plan
     if not isinstance(plan, str):
-        raise ArgumentError(f"want a FusionPlan or its text, got {a_thing(plan)}")
+        told = f"want a FusionPlan or its text, got {a_thing(plan)}\n  {instead_of(plan)}"
+        raise ArgumentError(told.rstrip())
     return FusionPlan.parse(plan)
 
 
@@ -355,7 +360,8 @@ def _input(src: object) -> TensorSpec:
     if isinstance(src, TensorSpec):
         return src
     if not isinstance(src, str):
-        raise PlanError("a plan begins with a TensorSpec or its text", got=shown(src))
+        got = a_thing(src) if hasattr(src, "shape") else shown(src)  # a tensor prints its elements
+        raise PlanError("a plan begins with a TensorSpec or its text", got=got, remedy=instead_of(src))
     if ARROW in src:
         raise PlanError("this is a whole plan, not its input", text=src, remedy="Use FusionPlan.parse(text)")
     return TensorSpec.parse(src)

@@ -19,7 +19,7 @@ from fuseplan.settings import parse_size, settings
 KIB = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Target:
     """A machine of one kind.
 
@@ -55,6 +55,10 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.name}" if self.name else self.backend
+
+    def __repr__(self) -> str:
+        machine = f"{self.cpu}, " if self.cpu else ""
+        return f"<target {self}: {machine}{self.shape}>"
 
     @property
     def is_host(self) -> bool:

@@ -11,51 +11,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fuseplan import limits
-from fuseplan.elsewhere import DTYPES as NAMED_ELSEWHERE
+from fuseplan.dtypes import dtype_name, dtype_of, strides_of
 from fuseplan.elsewhere import LAYOUTS as LAYOUT_PLACES
 from fuseplan.errors import PlanError, counted, near_miss
 from fuseplan.excerpt import Span, bounded, shown, stripped
 from fuseplan.locks import cached_property
+from fuseplan.models import instead_of
 from fuseplan.syntax import check_length, no_arrow
 
 MAX_BYTES = 2**63 - 1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class DType:
-    """The storage of an element: its bytes, and the distance from 1 to the next number."""
-
-    name: str
-    itemsize: int
-    epsilon: float
-
-
-DTYPES = {
-    dtype.name: dtype
-    for dtype in (
-        DType("f64", 8, 2.0**-52),
-        DType("f32", 4, 2.0**-23),
-        DType("f16", 2, 2.0**-10),
-        DType("bf16", 2, 2.0**-7),
-    )
-}
-
 # The named layouts of each rank; the first is the default, which is not printed.
 LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 CHANNELS_LAST = ("nc", "nwc", "nhwc", "ndhwc")
-
-
-def dtype_of(name: str) -> DType:
-    """The dtype of that name.
-
-    Raises:
-        PlanError: there is none.
-    """
-    if not isinstance(name, str) or name not in DTYPES:
-        remedy = near_miss(str(name), DTYPES, NAMED_ELSEWHERE)
-        raise PlanError(f"there is no dtype {shown(name)}", want=" ".join(DTYPES), remedy=remedy)
-    return DTYPES[name]
 
 
 @dataclass(frozen=True, init=False)
@@ -64,7 +34,7 @@ class TensorSpec:
 
     Attributes:
         shape: extents in logical order.
-        dtype: `f64`, `f32`, `f16` or `bf16`.
+        dtype: `f64`, `f32`, `f16` or `bf16`; also given as a dtype of NumPy, torch or JAX.
         layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` are given.
         is_layout_said: a layout or strides were given, so the default one was not merely assumed. Equal
             tensors may differ in it.
@@ -85,10 +55,11 @@ class TensorSpec:
     def __init__(
         self,
         shape: Sequence[int],
-        dtype: str = "f32",
+        dtype: object = "f32",
         layout: str | None = None,
         strides: Sequence[int] | None = None,
     ) -> None:
+        dtype = dtype_name(dtype)
         extents = _positive("an extent", shape)
         if len(extents) not in LAYOUTS:
             raise PlanError(
@@ -206,6 +177,22 @@ class TensorSpec:
         elif names_layout or self.layout != LAYOUTS[self.rank][0]:
             parts.append(str(self.layout))
         return f"{self.dtype}[{', '.join(parts)}]"
+
+    @classmethod
+    def like(cls, tensor: Any) -> TensorSpec:
+        """The description of a tensor: its shape, its dtype, and where its elements lie.
+
+        Args:
+            tensor: a NumPy array, a torch tensor on any device, or another array with `shape` and `dtype`.
+                An array that tells no strides is dense; an array of uint16 is bf16, as it is in a call.
+
+        Raises:
+            PlanError: it is no tensor, or none that a plan takes.
+        """
+        if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+            raise PlanError("this is not a tensor", got=shown(tensor), want="an array with shape and dtype")
+        dtype = dtype_name(tensor.dtype, stored=True)
+        return cls(tuple(tensor.shape), dtype, strides=strides_of(tensor, dtype_of(dtype).itemsize))
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
@@ -361,7 +348,8 @@ def _no_tensor(text: str) -> PlanError:
     if tensor is not None:
         return no_arrow(text, tensor.end())
     if re.fullmatch(r"[\w./\\~-]*[/.][\w.-]*[A-Za-z]\w*", words):
-        remedy = f"Give the text that the file holds: pathlib.Path({words!r}).read_text()"
+        read = f"Give the text that the file holds: pathlib.Path({words!r}).read_text()"
+        remedy = instead_of(words) or read
         return PlanError("this is the name of a file, not a plan", text=text, span=whole, remedy=remedy)
     if re.match(r"[A-Za-z_]\w*\s*(\(|$)", words):
         want = f"such as f32[1x16] -> {words}"

@@ -15,8 +15,9 @@ import torch
 from torch.autograd import forward_ad
 
 from fuseplan.dlpack import View, Wrote
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError
-from fuseplan.tensor import Dense, TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.untraced import skip_frames
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from fuseplan.compile import CompiledPlan
+from fuseplan.dtypes import DTYPES
 from fuseplan.measure.gpu_data import applied, evaluated, random_tensors, torch_dtype
 from fuseplan.plan import FusionPlan, Step
-from fuseplan.tensor import DTYPES
 
 Tensor = Any
 

@@ -8,6 +8,7 @@ import pytest
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.normalization_choice import Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
+from fuseplan.dtypes import DTYPES
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -15,7 +16,6 @@ from fuseplan.measure.data import random_arrays
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from fuseplan.target import parse_target
-from fuseplan.tensor import DTYPES
 from interpreted import Array, interpret_all, wide
 
 H100 = parse_target("triton:sm_90")

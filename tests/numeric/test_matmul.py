@@ -14,12 +14,12 @@ from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.compile import compile as compile_plan
+from fuseplan.dtypes import DTYPES
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
-from fuseplan.tensor import DTYPES
 
 WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])
 WEIGHTS = pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.templates.product_shape import merged, offset_text
+from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -14,7 +15,6 @@ from fuseplan.measure.data import random_arrays
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from fuseplan.target import parse_target
-from fuseplan.tensor import dtype_of
 from interpreted import assert_interpreted, interpret
 
 SM_90, GFX942 = parse_target("triton:sm_90"), parse_target("triton:gfx942")

@@ -191,8 +191,8 @@ def test_show_prints_all_for_another_machine() -> None:
 
 
 def test_supported_lists_every_operator_and_dtype() -> None:
+    from fuseplan.dtypes import DTYPES
     from fuseplan.ops import OPERATORS
-    from fuseplan.tensor import DTYPES
 
     rows = told("supported")["supported"]
     assert {row["operator"] for row in rows} == {operator.name for operator in OPERATORS}

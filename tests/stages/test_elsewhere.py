@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fuseplan.dtypes import DTYPES as OURS
 from fuseplan.elsewhere import DTYPES, FIELDS, LACKING, LAYOUTS, OPERATORS, folded
 from fuseplan.errors import PlanError
 from fuseplan.fields import fields_of
@@ -12,7 +13,6 @@ from fuseplan.ops import OPERATORS as OPERATORS_HERE
 from fuseplan.ops.expression import Expression
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import Scalar
-from fuseplan.tensor import DTYPES as OURS
 from fuseplan.text import parse_operator
 
 

@@ -15,13 +15,13 @@ from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.bench.crossbuild import builds
 from fuseplan.compile import compile as compile_plan
+from fuseplan.dtypes import DTYPES
 from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernel import Kernel
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
-from fuseplan.tensor import DTYPES
 from posing import CUDA_0, PosingDriver, posing
 from toy_templates import HEAD, Toy, ToyProduct
 

@@ -14,6 +14,7 @@ import pytest
 import fuseplan
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.reference import REFERENCE
+from fuseplan.dtypes import DTYPES
 from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError, Unsupported
 from fuseplan.kernel import Kernel, functions
@@ -27,7 +28,6 @@ from fuseplan.select import select
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy, Template, Traffic, pack_operand
-from fuseplan.tensor import DTYPES
 
 FULL = (
     "f16[2x8x5x6, nhwc] -> leaky_relu(0.3)"

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fuseplan
 from carets import above_carets
+from fuseplan.dtypes import DTYPES, dtype_of
 from fuseplan.errors import FuseplanError, PlanError
-from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec, dtype_of
+from fuseplan.tensor import LAYOUTS, TensorSpec
 from strategies import tensors
 
 
@@ -174,3 +179,64 @@ def test_dtypes_are_what_other_libraries_have(name: str) -> None:
         {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[name]
     )
     assert (dtype_of(name).itemsize * 8, dtype_of(name).epsilon) == (known.bits, known.eps)
+
+
+# ---- other packages' dtypes and tensors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float64, "f64"),
+        (torch.float32, "f32"),
+        (torch.bfloat16, "bf16"),
+        (np.float16, "f16"),
+        (np.dtype("float32"), "f32"),
+        (ml_dtypes.bfloat16, "bf16"),
+        (SimpleNamespace(dtype=np.dtype("float32")), "f32"),  # as jax.numpy.float32 is
+    ],
+)
+def test_a_dtype_may_be_another_packages(dtype: object, name: str) -> None:
+    assert TensorSpec((2, 3), dtype) == TensorSpec((2, 3), name)
+
+
+@pytest.mark.parametrize("dtype", [None, float, int, 4, np.int32, np.uint16, torch.int64, np.dtype(">f4")])
+def test_what_is_no_dtype_of_a_plan_is_refused(dtype: object) -> None:
+    with pytest.raises(PlanError, match="there is no dtype") as refused:
+        TensorSpec((2, 3), dtype)
+    assert "want f64 f32 f16 bf16" in str(refused.value)
+
+
+def test_a_tensor_is_described_where_it_lies() -> None:
+    image = torch.zeros(2, 3, 4, 5, dtype=torch.float16)
+    for tensor, text in (
+        (image, "f16[2x3x4x5]"),
+        (image.to(memory_format=torch.channels_last), "f16[2x3x4x5, nhwc]"),
+        (image.to("meta"), "f16[2x3x4x5]"),
+        (image[:, :2], "f16[2x2x4x5, strides=60:20:5:1]"),
+        (np.zeros((2, 4, 5, 3), np.float32).transpose(0, 3, 1, 2), "f32[2x3x4x5, nhwc]"),
+        (np.zeros((4, 6))[:, ::2], "f64[4x3, strides=6:2]"),
+        (np.zeros((2, 3), np.uint16), "bf16[2x3]"),
+        (np.zeros((2, 3), ml_dtypes.bfloat16), "bf16[2x3]"),
+        (SimpleNamespace(shape=(2, 3), dtype=np.dtype("float32")), "f32[2x3]"),
+    ):
+        assert str(TensorSpec.like(tensor)) == text
+    compiled = fuseplan.compile(fuseplan.FusionPlan(TensorSpec.like(image[:, :2]), fuseplan.Relu()))
+    assert compiled(image[:, :2]).shape == (2, 2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        ([1.0], "this is not a tensor"),
+        (np.zeros((2, 3), np.int32), "there is no dtype"),
+        (np.zeros(3), "2 to 5 axes"),
+        (torch.zeros(1, 3).expand(4, 3), "a stride must be a positive integer"),
+        (np.zeros((2, 3))[:, ::-1], "a stride must be a positive integer"),
+        (np.zeros(3, "f4, i1")["f0"][None], "strides are whole elements"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_tensor_that_no_plan_takes_is_not_described(tensor: object, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        TensorSpec.like(tensor)

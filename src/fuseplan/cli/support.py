@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.backends import backend_of
+from fuseplan.dtypes import DTYPES
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.op import Op
@@ -14,7 +15,7 @@ from fuseplan.ops import OPERATORS
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.target import Target
-from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+from fuseplan.tensor import LAYOUTS, TensorSpec
 
 
 @dataclass(frozen=True)

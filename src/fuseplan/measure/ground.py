@@ -12,6 +12,7 @@ import numpy as np
 
 from fuseplan.arguments import dense
 from fuseplan.arrays import empty
+from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.locks import cached_property
 from fuseplan.measure import data
@@ -22,7 +23,7 @@ from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import Dense, TensorSpec, dtype_of
+from fuseplan.tensor import Dense, TensorSpec
 
 Call = Callable[[], object]
 

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any, cast
 
 from fuseplan.backends import backend_of
+from fuseplan.dtypes import DTYPES
 from fuseplan.errors import Unsupported
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
@@ -24,7 +25,7 @@ from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import DTYPES, LAYOUTS, TensorSpec
+from fuseplan.tensor import LAYOUTS, TensorSpec
 
 COMBINATIONS = (
     "C", "CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "CNSA", "CAN", "CAA", "CNN", "CANA", "NAC",

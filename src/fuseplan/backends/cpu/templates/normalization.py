@@ -14,12 +14,12 @@ from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
 from fuseplan.backends.cpu.templates.normalization_runs import RunWriter
 from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Shape, can_fold, shape_of
+from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, pack_operand, unit_roundoff
-from fuseplan.tensor import dtype_of
 
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
 _WIDEST = 4096  # columns in a task: their partial sums go through the first cache

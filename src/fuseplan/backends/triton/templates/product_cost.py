@@ -6,9 +6,9 @@ from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved
+from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
-from fuseplan.tensor import dtype_of
 
 STEP = 32  # the most products that a tensor core adds before their sum leaves it, in `tf32x3`
 

@@ -1,0 +1,74 @@
+"""A model or a tensor in the place of a plan: the error says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import fuseplan
+from fuseplan.cli.commands import fuseplan as command
+from fuseplan.errors import FuseplanError
+
+
+class ModelProto:
+    """As ONNX's is."""
+
+    __module__ = "onnx.onnx_ml_pb2"
+
+
+TAKES: tuple[Callable[[Any], object], ...] = (
+    fuseplan.compile,
+    fuseplan.explain,
+    fuseplan.unfuse,
+    fuseplan.Arguments,
+    fuseplan.FusionPlan,
+)
+
+
+@pytest.mark.parametrize("takes", TAKES, ids=lambda value: value.__name__)
+@pytest.mark.parametrize(
+    ("value", "page"),
+    [
+        (torch.nn.Linear(64, 32), "From PyTorch"),
+        (torch.nn.Sequential(), "From PyTorch"),
+        (torch.nn.Linear, "From PyTorch"),
+        (ModelProto(), "From ONNX"),
+        ("model.onnx", "From ONNX"),
+        ("nets/Model.ONNX", "From ONNX"),
+        (Path("model.pt2"), "From PyTorch"),
+    ],
+    ids=str,
+)
+def test_a_model_is_told_the_way_in(takes: Callable[[Any], object], value: object, page: str) -> None:
+    with pytest.raises(FuseplanError, match="Models are not read yet") as refused:
+        takes(value)
+    assert f"The guide's page {page!r}" in str(refused.value)
+    (plan,) = [line.strip() for line in str(refused.value).splitlines() if "->" in line]
+    assert fuseplan.FusionPlan.parse(plan).output.shape == (8, 32)
+    assert page in (Path(__file__).parents[2] / "docs" / "guide" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("takes", TAKES, ids=lambda value: value.__name__)
+@pytest.mark.parametrize("tensor", [torch.zeros(100, 100), np.zeros((100, 100))], ids=["torch", "numpy"])
+def test_a_tensor_is_not_printed(takes: Callable[[Any], object], tensor: object) -> None:
+    with pytest.raises(FuseplanError, match=r"TensorSpec\.like\(tensor\)") as refused:
+        takes(tensor)
+    assert "0." not in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_other_files_hold_plans() -> None:
+    with pytest.raises(FuseplanError, match=r"pathlib\.Path\('plan.txt'\)\.read_text"):
+        fuseplan.compile("plan.txt")
+
+
+def test_the_command_explains_no_model() -> None:
+    told = CliRunner().invoke(command, ["explain", "model.onnx"])
+    assert told.exit_code == 2
+    assert "Models are not read yet" in told.output
