@@ -71,9 +71,10 @@ def compiled(
     """`formula` as a function of arrays of one length."""
     code = toolchain.compile_object(written(formula, arity, element, lanes))
     address = toolchain.load_object(code, ("apply",))["apply"]
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (arity + 1), ctypes.c_int64)(address)
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (arity + 1), ctypes.c_int64)
 
     def run(*arrays: Array) -> Array:
+        call = kind(address)  # the address keeps the code, and no function of ctypes keeps the address
         padding = np.ones(-arrays[0].size % lanes, DTYPES[element])
         padded = [np.concatenate([array.astype(DTYPES[element]), padding]) for array in arrays]
         dst = np.empty_like(padded[0])
