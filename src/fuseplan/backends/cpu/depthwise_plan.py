@@ -18,6 +18,7 @@ from fuseplan.template import lanes
 
 _UNROLLED_TAPS = 64  # of the last two axes; a larger kernel loops over its rows
 _UNROLLED_COLUMNS = 64  # taps along the last axis; a longer row of taps is a loop
+_UNROLLED_EDGES = 80  # outputs along the last axis that read padding; a copy has more of it written out
 _MOST_SUMS, _MOST_PLANE_SUMS = 24, 16  # in a tile
 _MOST_PRODUCTS = 800  # that a tile writes out
 _WHOLE = 520  # products of the plane that is written out as straight code
@@ -47,13 +48,25 @@ def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], 
     A row of taps too long to be written out becomes a far axis with one output, and leaves columns with
     one tap: this needs columns without padding.
     """
-    if conv.kernel[-1] > _UNROLLED_COLUMNS:
+    if _loops_over_taps(conv):
         last = every[-1]
         taps = replace(last, out=1, size=last.reach(1), stride=1, low=0)
         return (*every[:-1], taps), NO_AXIS, replace(last, kernel=1, dilation=1)
     near = min(len(every), 2 if prod(conv.kernel[-2:]) <= _UNROLLED_TAPS else 1)
     row, column = [NO_AXIS, *every[len(every) - near :]][-2:]
     return tuple(every[: len(every) - near]), row, column
+
+
+def _loops_over_taps(conv: Convolution) -> bool:
+    return conv.kernel[-1] > _UNROLLED_COLUMNS
+
+
+def _needs_padding(conv: Convolution) -> bool:
+    """Whether the last axis is read from a copy with padding: taps are a loop, or many outputs read padding.
+
+    Each tile with padding has code of its own, whose length must not grow with the padding.
+    """
+    return _loops_over_taps(conv) or axes(conv)[-1].edges > _UNROLLED_EDGES
 
 
 class Plan:
@@ -76,7 +89,7 @@ class Plan:
         element = any(
             op.role == "prologue" and op.per in ("element", "activation") for op in self.kernel.operands
         )
-        if self.conv.kernel[-1] > _UNROLLED_COLUMNS or self.kernel.src.element_strides[1] != 1:
+        if _needs_padding(self.conv) or self.kernel.src.element_strides[1] != 1:
             return False
         return cost <= (_PROLOGUE if self.packing.products == 1 else 0) and not element
 
@@ -87,7 +100,7 @@ class Plan:
             image, spatial = self.staged.image, self.staged.strides
         else:
             image, spatial = self.kernel.src.element_strides[0], self.kernel.src.element_strides[2:]
-        steps = [*spatial, spatial[-1]] if self.conv.kernel[-1] > _UNROLLED_COLUMNS else list(spatial)
+        steps = [*spatial, spatial[-1]] if _loops_over_taps(self.conv) else list(spatial)
         row, column = [0, *steps[len(self.far) :]][-2:]
         return image, tuple(steps[: len(self.far)]), row, column
 
@@ -114,7 +127,7 @@ class Plan:
     def waste(self, rows: int, columns: int) -> float:
         """Time of the tiles over time of the products alone."""
         row, column, each = self.row, self.column, self.packing.products
-        edges = len(row.tiles(rows)) * rows / row.out * len(column.tiles(columns)) * columns / column.out
+        edges = row.tiles(rows) * rows / row.out * column.tiles(columns) * columns / column.out
         taps = row.kernel * column.kernel * each
         elements = len(row.users(rows)) * len(column.users(columns))
         shuffles = 0 if self.conv.features_per_group == 1 else elements * each
@@ -136,7 +149,7 @@ class Plan:
         block = -(-pack.blocks // -(-pack.blocks // block))
         sheets = self.conv.batch * prod(axis.out for axis in self.far) * -(-pack.blocks // block)
         wanted = -(-4 * threads // sheets)
-        return max(1, len(self.row.tiles(rows)) // wanted) * rows, block
+        return max(1, self.row.tiles(rows) // wanted) * rows, block
 
 
 class PlanePlan:
@@ -147,7 +160,7 @@ class PlanePlan:
         self.lanes = lanes(kernel, target)
         plain = storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
         step = kernel.src.element_strides[-1]
-        self.pads = self.conv.kernel[-1] > _UNROLLED_COLUMNS
+        self.pads = _needs_padding(self.conv)
         self.copies = not plain or self.pads or (step != 1 and self.conv.src_spatial[-1] > 1)
         every = axes(self.conv)
         if self.pads:
@@ -155,7 +168,7 @@ class PlanePlan:
             every = (*every[:-1], replace(last, size=max(last.reach(last.out), last.low + last.size), low=0))
         self.far, self.row, self.column = _split(self.conv, every)
         # Axes of src outside its rows: taps that became a far axis are none, the channels of a group are one.
-        self.volume = self.far[:-1] if self.pads else self.far
+        self.volume = self.far[:-1] if _loops_over_taps(self.conv) else self.far
         each = self.conv.channels_per_group
         if each > 1:
             channels = Axis(out=1, size=each, kernel=each, stride=1, dilation=1, low=0)
@@ -202,7 +215,7 @@ class PlanePlan:
             used = -(-row.out // self.rows_a_vector) * self.lanes / (row.out * column.out)
             return again * used * (1 + 0.2 / features + 0.3 * spills)
         width = min(self.lanes, column.out)
-        edges = len(row.tiles(rows)) * rows / row.out * len(column.tiles(width)) * self.lanes / column.out
+        edges = row.tiles(rows) * rows / row.out * column.tiles(width) * self.lanes / column.out
         lines = len(row.users(rows)) / rows
         latency = max(1.0, 4 / (rows * vectors * features))
         elements = (0.3 * lines * min(column.stride, 4) / row.kernel + 0.1 * lines / vectors) / features
@@ -216,6 +229,6 @@ class PlanePlan:
         work = conv.flops * self.waste(rows, vectors, features) / planes / self.lanes / 4  # cycles a group
         if planes >= wanted or not rows:
             return max(1, min(planes // wanted, int(_TASK_CYCLES / work) + 1)), max(1, row.out)
-        tiles = len(row.tiles(step))
+        tiles = row.tiles(step)
         parts = min(tiles, -(-wanted // planes), max(1, int(work / _TASK_CYCLES)))
         return 1, -(-tiles // parts) * step

@@ -35,7 +35,8 @@ class PlaneCopy:
         sizes = [axis.size for axis in plan.volume]
         slab = self.rows * self.pitch
         steps = [prod(sizes[i + 1 :]) * slab for i in range(len(sizes))]
-        self.far_strides = (*steps, 1) if plan.pads else tuple(steps)
+        # Taps that became a far axis lie side by side.
+        self.far_strides = (*steps, 1)[: len(plan.far)]
         self.low = plan.conv.padding[-1][0] if plan.pads else 0
         self.nbytes = -(-prod(sizes) * slab * model.itemsize(self.kernel) // 64) * 64
 

@@ -57,9 +57,23 @@ class Axis:
         """Whether any output reads padding."""
         return not self.is_inside(0, self.out)
 
-    def tiles(self, count: int) -> list[int]:
-        """First outputs of tiles of `count`; the last starts early instead of being smaller."""
-        return [min(start, self.out - count) for start in range(0, self.out, count)]
+    @property
+    def edges(self) -> int:
+        """Outputs that read padding."""
+        before, _, behind = self.starts(1)
+        return len(before) + len(behind) + (not self.is_inside(self.out - 1, 1))
+
+    def tiles(self, count: int) -> int:
+        """Tiles of `count` outputs that cover the axis; the last starts early instead of being smaller."""
+        return -(-self.out // count)
+
+    def starts(self, count: int) -> tuple[range, range, range]:
+        """First outputs of all tiles but the last: before, among and behind the tiles without padding."""
+        starts = range(0, self.out, count)[:-1]
+        step = count * self.stride
+        first = -(-self.low // step)
+        end = max(first, (self.size + self.low - self.reach(count)) // step + 1)
+        return starts[:first], starts[first:end], starts[end:]
 
 
 NO_AXIS = Axis(out=1, size=1, kernel=1, stride=1, dilation=1, low=0)

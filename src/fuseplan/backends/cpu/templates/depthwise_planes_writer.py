@@ -269,20 +269,22 @@ class Writer:
     def _columns(self, sheet: _Sheet, line: _Spot) -> None:
         """Tiles along a row: a loop over those that read no padding, code of its own for each other."""
         column, width = self.plan.column, min(self.lanes, self.plan.column.out)
-        starts, many = column.tiles(width), self.knobs.vectors
-        groups = [starts[i : i + many] for i in range(0, len(starts), many)]
-        inner = [g for g in groups[:-1] if column.is_inside(g[0], many * width)]
-        for group in groups:
-            relative = tuple(start - group[0] for start in group)
-            if group not in inner:
-                spot = replace(line, column=group[0], starts=relative, dst=line.dst + group[0])
-                self._tile(sheet, spot)
-            elif group == inner[0]:
-                with self.b.loop(group[0], inner[-1][0] + 1, many * width, name="column") as first:
-                    at = self.b.at(line.line, first * column.stride - column.low)
-                    self._tile(
-                        sheet, replace(line, line=at, column=None, starts=relative, dst=line.dst + first)
-                    )
+        step = self.knobs.vectors * width
+        before, inner, behind = column.starts(step)
+        whole = replace(line, starts=tuple(range(0, step, width)))
+        for start in before:
+            self._tile(sheet, replace(whole, column=start, dst=line.dst + start))
+        if inner:
+            with self.b.loop(inner[0], inner[-1] + 1, step, name="column") as first:
+                at = self.b.at(line.line, first * column.stride - column.low)
+                self._tile(sheet, replace(whole, line=at, column=None, dst=line.dst + first))
+        for start in behind:
+            self._tile(sheet, replace(whole, column=start, dst=line.dst + start))
+        # The last vector starts early instead of being shorter.
+        rest = range((column.tiles(step) - 1) * step, column.out, width)
+        begin, *others = (min(start, column.out - width) for start in rest)
+        starts = (0, *(start - begin for start in others))
+        self._tile(sheet, replace(line, column=begin, starts=starts, dst=line.dst + begin))
 
     def _tile(self, sheet: _Sheet, spot: _Spot) -> None:
         sums = self._sums(self.knobs.rows, len(spot.starts))

@@ -131,15 +131,15 @@ class Writer:
     def _columns(self, line: _Spot, begin: Index, end: Index) -> None:
         """Tiles along the last axis: a loop over those without padding, code of its own for each other."""
         axis, count = self.plan.column, self.knobs.columns
-        starts = axis.tiles(count)
-        inner = [start for start in starts[:-1] if axis.is_inside(start, count)]
-        for start in starts:
-            if start not in inner:
-                first = None if axis.is_inside(start, count) else axis.first(start)
-                self._channels(self._at(line, start, first), begin, end)
-            elif start == inner[0]:
-                with self.b.loop(start, inner[-1] + 1, count, name="column") as column:
-                    self._channels(self._at(line, column, None), begin, end)
+        before, inner, behind = axis.starts(count)
+        for start in before:
+            self._channels(self._at(line, start, axis.first(start)), begin, end)
+        if inner:
+            with self.b.loop(inner[0], inner[-1] + 1, count, name="column") as column:
+                self._channels(self._at(line, column, None), begin, end)
+        for start in (*behind, axis.out - count):
+            first = None if axis.is_inside(start, count) else axis.first(start)
+            self._channels(self._at(line, start, first), begin, end)
 
     def _at(self, line: _Spot, column: Index, first: int | None) -> _Spot:
         axis = self.plan.column

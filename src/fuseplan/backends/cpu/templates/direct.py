@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -27,6 +29,8 @@ from fuseplan.template import (
     layout_claims,
     summation_bound,
 )
+
+_LINE_COUNTS = 512  # about as many numbers of lines are compared
 
 
 @dataclass(frozen=True)
@@ -191,12 +195,9 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
         copied = plan.lines_under(lines) / (lines * conv.stride[0] * prod(plan.extents[1:-1]))
         return tiling(plan, rows, lines * inner).waste * blocks * (1 + 0.03 * copied)
 
-    fitting = [
-        lines
-        for lines in range(1, height + 1)
-        if lines * inner >= rows
-        and direct_writer.room(plan, lines) * model.itemsize(kernel) <= target.l2_bytes // 4
-        and conv.batch * (height // lines) >= 3 * target.threads
-    ]
-    best = min(fitting, key=loss, default=0)
+    room = target.l2_bytes // 4 // model.itemsize(kernel)
+    fitting = bisect_right(range(1, height + 1), room, key=partial(direct_writer.room, plan))
+    shared = height // -(-3 * target.threads // conv.batch)
+    counts = range(-(-rows // inner), min(fitting, shared) + 1)
+    best = min(counts[:: max(1, len(counts) // _LINE_COUNTS)], key=loss, default=0)
     return best if best and loss(best) < 1.2 * _covering(kernel, rows).waste else 0
