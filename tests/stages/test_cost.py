@@ -87,3 +87,23 @@ def test_the_largest_extents_are_chosen_for_at_once() -> None:
         "f32[1x16x2147483647, nwc] -> conv1d(16, kernel=5, padding=2, groups=16)",
     ):
         assert lines_executed(partial(chosen_and_written, plan, "cpu:avx2"), 1_000_000) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "f32[1x8x14x14] -> conv2d(8, kernel=1) -> {}",
+        "f32[1x8x14x14, nhwc] -> conv2d(8, kernel=3, padding=1) -> {}",
+        "f32[1x8x14x14] -> {} -> conv2d(8, kernel=3, padding=1, groups=8)",
+        "f32[4x8x14x14] -> batch_norm_training -> {}",
+        "f32[4x8] -> {}",
+    ],
+)
+def test_more_operators_add_each_its_own_length(form: str) -> None:
+    """Long stages are written once: an operator more adds about as much text as it has by itself."""
+
+    def length(count: int) -> int:
+        return len(decide(form.format(" -> ".join(["gelu"] * count)), "cpu:avx512").source.text)
+
+    alone = len(decide("f32[4x1] -> gelu", "cpu:avx512").source.text)
+    assert length(60) - length(40) < 20 * alone

@@ -35,6 +35,14 @@ class Dependence:
         for child in children(node):
             yield from self.invariants(child)
 
+    def inputs(self, node: Scalar) -> Iterator[Scalar]:
+        """What is no number: the largest parts that `invariants` gives, and the leaves that vary."""
+        if not self.varies(node) or not children(node):
+            yield from () if node.fn == "const" else (node,)
+            return
+        for child in children(node):
+            yield from self.inputs(child)
+
     def _per(self, leaf: Scalar) -> str:
         operand = self.operands.get(str(leaf.args[0]))
         return operand.per if operand else ""
