@@ -66,6 +66,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
         yield decide(plan, target, accuracy=float(refusal.got or 0))
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
         yield from (decide(laid_out(plan, each), target) for each in LAYOUTS[plan.src.rank])
+    elif refusal.reason is Reason.PADDED_SRC:
+        yield decide(plan, "triton:sm_90", template="convolution")
     elif refusal.reason is Reason.EMPTY_PLAN:
         yield decide(FusionPlan.parse(f"{plan.src} -> relu"), target)
     else:

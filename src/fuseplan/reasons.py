@@ -136,6 +136,12 @@ class Reason(Enum):
         "`direct` on the CPU and `product` on a GPU take a weight for each image",
     )
 
+    PADDED_SRC = (
+        "padded-src",
+        "the template copies src with its padding, and a process cannot address such a copy",
+        "Reduce padding and dilation, or choose a GPU: there `convolution` reads src without a copy",
+    )
+
     # Kernels that the template for Hopper leaves to others.
     NOT_HOPPER = (
         "not-hopper",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from fuseplan.kernel import Kernel
+from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Traffic
 
@@ -13,6 +14,7 @@ _CYCLES_A_SECOND = 3.0e9
 _PRODUCTS_A_CYCLE = 2  # vector multiply-adds
 _BYTES_A_SECOND = 20.0e9  # memory, one core
 _PHASE_SECONDS = 1.0e-6
+_MOST_BYTES = 2**47  # addresses of a process on x86-64, and of the usual one on ARM
 
 
 def itemsize(kernel: Kernel) -> int:
@@ -23,6 +25,20 @@ def itemsize(kernel: Kernel) -> int:
 def features_innermost(kernel: Kernel) -> bool:
     """Whether the features of one position follow one another in dst."""
     return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1
+
+
+def padding_claim(kernel: Kernel) -> Claim:
+    """Whether a copy of src with its padding can be addressed; no product of sizes exceeds 64 bits then."""
+    conv = kernel.contraction
+    extents = [size + sum(around) for size, around in zip(conv.src_spatial, conv.padding, strict=True)]
+    size = conv.batch * conv.channels * prod(extents) * itemsize(kernel)
+    return claim(
+        size <= _MOST_BYTES,
+        Reason.PADDED_SRC,
+        got=f"{size:.1e} bytes",
+        want=f"at most {_MOST_BYTES:.1e}",
+        operator=kernel.contraction_step,
+    )
 
 
 def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:

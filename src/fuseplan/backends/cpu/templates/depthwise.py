@@ -64,6 +64,7 @@ class Depthwise(Template):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
+        yield model.padding_claim(kernel)
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 

@@ -50,6 +50,7 @@ class DepthwisePlanes(Template):
         yield from depthwise_claims(kernel)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
+        yield model.padding_claim(kernel)
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 

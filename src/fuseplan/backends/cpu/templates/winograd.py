@@ -71,6 +71,7 @@ class Winograd(Template):
                 operator=kernel.contraction_step,
             )
             yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
+            yield model.padding_claim(kernel)
             yield from layout_claims(kernel)
             tiles = TILES[conv.kernel[0]]
             yield claim(
