@@ -43,7 +43,7 @@ TAKES: tuple[Callable[[Any], object], ...] = (
         ("nets/Model.ONNX", "From ONNX"),
         (Path("model.pt2"), "From PyTorch"),
     ],
-    ids=str,
+    ids=["layer", "sequence", "class", "ONNX's", "a file of ONNX", "in capitals", "a file of torch"],
 )
 def test_a_model_is_told_the_way_in(takes: Callable[[Any], object], value: object, page: str) -> None:
     with pytest.raises(FuseplanError, match="Models are not read yet") as refused:
