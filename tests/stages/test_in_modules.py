@@ -43,6 +43,7 @@ def src() -> torch.Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch's, of Python 3.13.0
 def test_torch_compile_breaks_its_graph_once_around_a_plan(layer: Layer, src: torch.Tensor) -> None:
     torch._dynamo.reset()
     counters.clear()
@@ -56,6 +57,7 @@ def test_torch_compile_breaks_its_graph_once_around_a_plan(layer: Layer, src: to
     assert untraced.REASON in told
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")
 def test_all_of_a_plans_life_may_be_in_a_compiled_function(layer: Layer, src: torch.Tensor) -> None:
     torch._dynamo.reset()
     weight, out = torch.randn(8, 8), torch.empty(4, 8)

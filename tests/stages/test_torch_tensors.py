@@ -155,6 +155,7 @@ def test_parameters_are_taken_where_no_gradient_is_recorded(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what it uses itself
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 def test_what_torch_transforms_is_refused(relu: fuseplan.CompiledPlan, src: torch.Tensor) -> None:
     bound = relu.bind()
     bound(src)
@@ -180,6 +181,7 @@ def test_what_torch_transforms_is_refused(relu: fuseplan.CompiledPlan, src: torc
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
 def test_a_trace_is_refused_and_not_filled_with_constants(
     relu: fuseplan.CompiledPlan, src: torch.Tensor
 ) -> None:
