@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from fuseplan.backends.cpu import dialect, storage
@@ -12,6 +11,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import PTR, Builder, Index, Value
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.kernel import KernelOperand, Stage, functions
+from fuseplan.locks import cached_property
 from fuseplan.scalar import Scalar, leaf
 
 # Scalar functions that stages written out may have. A kernel has stages for 5 to 40 vectors in its code, so
