@@ -100,7 +100,7 @@ def test_faults() -> None:
     meeting = replace(source, options=(("cooperative", 1),), grid=(132, 1, 1))
     assert list(faults(meeting, types, sound, target)) == []
     (said,) = faults(replace(meeting, grid=(133, 1, 1)), types, sound, target)
-    assert said == "its 133 programs wait for each other, and 132 run at once"
+    assert said == "its 133 programs wait for each other, and 132 can run at once"
     assert not list(faults(source, types, sound | {"spill_bytes": 4}, target, allowed_spill=4))
 
 
