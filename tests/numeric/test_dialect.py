@@ -25,6 +25,7 @@ from last_places import (
     doubles,
     edges,
     every_exponent,
+    exact_numpy,
     pairs,
     powers,
     reference,
@@ -166,6 +167,7 @@ def test_powers(element: str, bound: float) -> None:
         assert_within(bound, function("pow", element)(x, y), powers(x, y), x, y)
 
 
+@exact_numpy
 @pytest.mark.parametrize(
     ("exponent", "bound"),
     [
