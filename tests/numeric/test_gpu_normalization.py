@@ -167,6 +167,31 @@ def test_what_one_program_keeps_has_its_variance_to_a_few_roundings(
         np.testing.assert_allclose(results[key], want, rtol=rounded)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "mode", "knobs"),
+    [
+        *(("5x20x5x7, nhwc", "spatial", knobs) for knobs in CHANNELS_LAST[2:]),
+        *(("5x20x5x6", "spatial", knobs) for knobs in (*CHANNELS_FIRST[1:3], *CHANNELS_FIRST[5:])),
+        ("9x6x3x5", "per_activation", BY_PLACE[1]),
+    ],
+)
+def test_f64_keeps_its_digits_at_any_mean(
+    tensor: str, mode: str, knobs: tuple[str, int, int, int, int, int]
+) -> None:
+    """The mean to a rounding, and the variance as exact as that of the same numbers around zero."""
+    plan, kernel = lowered(f"f64[{tensor}] -> batch_norm_training({mode}, running=True, momentum=1)")
+    arrays = random_arrays(plan, 5)
+    arrays["src"] += 1e6
+    arrays["running_variance"][...] = arrays["running_mean"][...] = 0
+    template = GpuNormalization(*knobs, warps=4, resident=1)
+    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    _, results = interpret_all(template, kernel, H100, arrays, parameters)
+    near = arrays["src"] - 1e6  # without a rounding
+    axes = (0, 2, 3) if mode == "spatial" else (0,)
+    np.testing.assert_allclose(results["saved_mean"], near.mean(axis=axes) + 1e6, rtol=2.3e-16)
+    np.testing.assert_allclose(results["running_variance"], near.var(axis=axes, ddof=1), rtol=1e-13)
+
+
 def test_the_same_from_run_to_run() -> None:
     """Whatever the order in which programs arrive."""
     text = "f32[16x8x9x9] -> batch_norm_training"

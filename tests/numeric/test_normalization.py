@@ -187,6 +187,26 @@ def test_a_large_mean_costs_no_digits_of_many_elements(tensor: str) -> None:
     np.testing.assert_allclose(got.running_variance, variance * count / (count - 1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["spatial", "per_activation"])
+@pytest.mark.parametrize("tensor", ["9x24x7x7", "3x5x41x67", "2x2x95000", "40x70, nc", "16x64x7x7, nhwc"])
+def test_f64_keeps_its_digits_at_any_mean(tensor: str, mode: str) -> None:
+    """The mean to a rounding, and the variance as exact as that of the same numbers around zero."""
+    text = f"f64[{tensor}] -> bias -> batch_norm_training({mode}, running=True, momentum=1)"
+    plan = plan_of(text)
+    arrays = training_arrays(plan, 3)
+    for mean in (1e6, -1e9):
+        src, bias = arrays["src"] + mean, arrays["bias"].reshape(-1, *[1] * (arrays["src"].ndim - 2))
+        near = (src + bias) - mean  # without a rounding
+        axes = (0,) if mode == "per_activation" else (0, *range(2, src.ndim))
+        center, variance = near.mean(axis=axes), near.var(axis=axes, ddof=1)
+        for template in knobs_of(text):
+            given = {key: array.copy() for key, array in arrays.items()} | {"src": src}
+            given["running_variance"][...] = 0
+            got = forced(plan, Normalization, narrowed(64, threads=2), template)(**given)
+            np.testing.assert_allclose(got.saved_mean, center + mean, rtol=2.3e-16)
+            np.testing.assert_allclose(got.running_variance, variance, rtol=1e-13)
+
+
 @pytest.mark.parametrize("tensor", ["8x2x64x64", "64x128x8x8, nhwc", "128x64x5x5"])
 def test_sums_keep_the_stated_bound(tensor: str) -> None:
     """Terms of one sign, so that the sum of |terms| is the sum: the bound is relative to it."""
@@ -238,12 +258,13 @@ def test_rows_that_begin_anywhere_are_not_written_past_the_caches() -> None:
         Normalization(False, False, 17, stream=True).emit(kernel, narrowed(64))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("tensor", ["4x5x3x3", "4x5x30x20", "4x5x3x3, nhwc"])
-def test_infinity_and_nan_reach_the_numbers_that_they_reach_in_float64(tensor: str) -> None:
-    text = f"f32[{tensor}] -> batch_norm_training"
-    for bad, knobs in product((np.nan, np.inf, -np.inf), knobs_of(text)):
+def test_infinity_and_nan_reach_the_numbers_that_they_reach_in_float64(tensor: str, dtype: str) -> None:
+    text = f"{dtype}[{tensor}] -> batch_norm_training"
+    for bad, knobs, place in product((np.nan, np.inf, -np.inf), knobs_of(text), ((1, 2, 0, 1), (0, 2, 0, 0))):
         plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
-        arrays["src"][1, 2, 0, 1] = bad
+        arrays["src"][place] = bad
         got = forced(plan, Normalization, narrowed(64), knobs)(**arrays)
         with np.errstate(all="ignore"):
             out, results = evaluated(plan, arrays)

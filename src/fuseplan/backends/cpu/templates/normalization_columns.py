@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.ir import I64, Index, Value
 from fuseplan.backends.cpu.lane_sums import widened
-from fuseplan.backends.cpu.templates.normalization_shape import TILE, offsets
-from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer
+from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit, offsets
+from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.kernel import KernelOperand
 from fuseplan.scalar import Scalar
 
@@ -47,13 +48,17 @@ class ColumnWriter(Writer):
     """Writes one kernel whose lanes are columns."""
 
     def rooms_wanted(self) -> int:
-        self.passes = [self._pass(number) for number in range(self.kernel.passes)]
-        return max(len(each.nodes) for each in self.passes)
+        self.passes = [
+            self._pass(partial(self.pass_formulas, number)) for number in range(self.kernel.passes)
+        ]
+        self.pivot_passes = {
+            number: self._pass(partial(self.first_formulas, number)) for number in self.pivots
+        }
+        return max(len(each.nodes) for each in (*self.passes, *self.pivot_passes.values()))
 
-    def _pass(self, number: int) -> _Pass:
+    def _pass(self, formulas_of: Callable[[Callable[[KernelOperand], str]], Formulas]) -> _Pass:
         images = self.shape.images
-        formulas = self.pass_formulas(number, _by_column if images else _as_it_is)
-        by_channel = self.pass_formulas(number, _as_it_is)
+        formulas, by_channel = formulas_of(_by_column if images else _as_it_is), formulas_of(_as_it_is)
         spread = by_channel.invariants(channel=True) if images else []
         kept = [
             node for node in formulas.invariants(channel=True) if node.fn != "leaf" and node not in spread
@@ -135,6 +140,17 @@ class ColumnWriter(Writer):
         return low, self.b.smaller(low + shape.part, shape.row_count)
 
     # ---- sums
+
+    def firsts(self, number: int, unit: Unit) -> Callable[[Index, int], Value]:
+        made = self.pivot_passes[number]
+        uniform, row = self._prepared(made, unit), (0, 0, 0)
+
+        def first(at: Index, count: int) -> Value:
+            columns, known = self._known(made, unit, uniform, at, count)
+            place = self._place(columns, unit, row, at)
+            return made.formulas.values(self._read(unit, row, at, count), place, known)[0]
+
+        return first
 
     def reduce(self, number: int, unit: Unit, part: Index) -> None:
         b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]

@@ -10,8 +10,8 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.ir import I64, Index, Value, Variable
 from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
-from fuseplan.backends.cpu.templates.normalization_shape import offsets
-from fuseplan.backends.cpu.templates.normalization_writer import Unit, Writer
+from fuseplan.backends.cpu.templates.normalization_shape import Unit, offsets
+from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.kernel import KernelOperand
 
 _UNROLL = 4
@@ -35,6 +35,7 @@ class RunWriter(Writer):
 
     def rooms_wanted(self) -> int:
         self.passes = [self.pass_formulas(number, self._seen) for number in range(self.kernel.passes)]
+        self.pivot_formulas = {number: self.first_formulas(number, self._seen) for number in self.pivots}
         return 0
 
     def _seen(self, operand: KernelOperand) -> str:
@@ -101,6 +102,16 @@ class RunWriter(Writer):
         return known
 
     # ---- sums
+
+    def firsts(self, number: int, unit: Unit) -> Callable[[Index, int], Value]:
+        formulas = self.pivot_formulas[number]
+        tile = _Tile(0, 1, unit.dst, unit.src, unit.image)
+
+        def first(at: Index, count: int) -> Value:
+            place, known = self._place(unit, tile, 0, 1), self._known(formulas, unit)
+            return formulas.values(self._read(tile, 0, 1), place, known)[0]
+
+        return first
 
     def reduce(self, number: int, unit: Unit, part: Index) -> None:
         b, reduction = self.b, self.kernel.reductions[number]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.walk import Axis, image_strides, merged
@@ -84,6 +85,44 @@ class Shape:
         if self.columns:
             return row
         return row // self.chunks * self.run.extent + row % self.chunks * self.chunk
+
+
+class Knobs(Protocol):
+    """What the template chose; see `Normalization`."""
+
+    @property
+    def whole(self) -> bool:
+        """A task makes all of its sums, and then the elements behind them."""
+
+    @property
+    def block(self) -> int:
+        """Columns or channels in a task."""
+
+    @property
+    def stream(self) -> bool:
+        """Writes go past the caches."""
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Columns, or one channel, that are gone through together.
+
+    Attributes:
+        low, high: the first and the one behind the last, of their run.
+        first: the first, of all.
+        dst, src, image: where their run begins.
+    """
+
+    low: Index
+    high: Index
+    first: Index
+    dst: Index = 0
+    src: Index = 0
+    image: Index = 0
 
 
 def offsets(axes: tuple[Axis, ...], index: Index) -> tuple[Index, Index, Index]:

@@ -4,6 +4,8 @@ Sums are made in parts, each of tiles: a tile in the compute type, tiles and par
 moments are its sum and that of squared deviations from its mean, so that no large mean is ever squared; two
 such pairs become one by the formula of Chan, Golub and LeVeque, "Algorithms for computing the sample
 variance", The American Statistician 37 (1983). Parts depend on the kernel alone, and are combined in order.
+Where sums are as wide as what they sum, moments are of the distances from a sum's first element, its pivot:
+the rounding of a large mean would cost the variance half of its digits.
 """
 
 from __future__ import annotations
@@ -11,15 +13,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import Index, Value, vector
 from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
-from fuseplan.backends.cpu.templates.normalization_shape import Shape, offsets
+from fuseplan.backends.cpu.templates.normalization_shape import Knobs, Shape, Unit, offsets
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.scalar import Scalar, leaf
@@ -28,44 +29,6 @@ from fuseplan.target import Target
 F64 = "double"
 _SUMS_A_TASK = 8  # vectors, or sums of several columns, that one task combines
 _LINE = 64
-
-
-class Knobs(Protocol):
-    """What the template chose; see `Normalization`."""
-
-    @property
-    def whole(self) -> bool:
-        """A task makes all of its sums, and then the elements behind them."""
-
-    @property
-    def block(self) -> int:
-        """Columns or channels in a task."""
-
-    @property
-    def stream(self) -> bool:
-        """Writes go past the caches."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Columns, or one channel, that are gone through together.
-
-    Attributes:
-        low, high: the first and the one behind the last, of their run.
-        first: the first, of all.
-        dst, src, image: where their run begins.
-    """
-
-    low: Index
-    high: Index
-    first: Index
-    dst: Index = 0
-    src: Index = 0
-    image: Index = 0
 
 
 class Writer(ABC):
@@ -78,7 +41,12 @@ class Writer(ABC):
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.wide = vector(self.lanes, F64)
         self.quantities = max(len(each.names) for each in kernel.reductions)
-        self.names = [name for each in kernel.reductions for name in each.names]
+        self.pivots = {
+            number: f"{each.names[0]}.pivot"
+            for number, each in enumerate(kernel.reductions)
+            if each.kind == "moments" and self.b.element == F64
+        }
+        self.names = [*(name for each in kernel.reductions for name in each.names), *self.pivots.values()]
         self.along = shape.columns and shape.fold == 1
         self._lay_out()
 
@@ -111,6 +79,10 @@ class Writer(ABC):
         """Arrays of a block's length that a thread needs."""
 
     @abstractmethod
+    def firsts(self, number: int, unit: Unit) -> Callable[[Index, int], Value]:
+        """What gives the first of the elements that one reduction sums: of sums from `at` on, so many."""
+
+    @abstractmethod
     def reduce(self, number: int, unit: Unit, part: Index) -> None:
         """The partial sums of one reduction."""
 
@@ -136,6 +108,7 @@ class Writer(ABC):
             self._units(task, self.knobs.block) as unit,
         ):
             for number in range(self.kernel.passes):
+                self._find_pivots(number, unit)
                 with b.loop(0, shape.parts, name="part") as part:
                     self._visit(number, unit, self._turned(number, part, shape.parts))
                 self._finish(number, unit)
@@ -147,6 +120,10 @@ class Writer(ABC):
         blocks, sums = self._blocks(block), self._blocks(few)
         tasks = blocks * self.shape.parts
         for number in range(self.kernel.passes):
+            if number in self.pivots:
+                with self.frame.tasks(blocks) as task, self._units(task, block) as unit:
+                    self._find_pivots(number, unit)
+                self.frame.wait(blocks)
             with self.frame.tasks(tasks) as taken:
                 task = self._turned(number, taken, tasks)
                 with self._units(task % blocks, block) as unit:
@@ -231,7 +208,14 @@ class Writer(ABC):
         kernel = self.kernel
         if number == len(kernel.reductions):
             return self.formulas((*kernel.prologue, *kernel.epilogue), (), seen)
-        return self.formulas(kernel.prologue, kernel.reductions[number].expressions, seen)
+        expressions = kernel.reductions[number].expressions
+        if number in self.pivots:
+            expressions = tuple(each - leaf(self.pivots[number]) for each in expressions)
+        return self.formulas(kernel.prologue, expressions, seen)
+
+    def first_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
+        """What the pivot of a reduction is of an element."""
+        return self.formulas(self.kernel.prologue, self.kernel.reductions[number].expressions, seen)
 
     def by_sum(self, operand: KernelOperand) -> str:
         """Seen by whoever has one sum at hand: an operand per activation is indexed as sums are."""
@@ -241,22 +225,41 @@ class Writer(ABC):
         results = self.kernel.results
         return [KernelOperand(each.key, each.per, each.shape, each.dtype, "epilogue") for each in results]
 
+    # ---- pivots
+
+    def _find_pivots(self, number: int, unit: Unit) -> None:
+        """The first element of each sum, but zero for one that is not finite."""
+        if number not in self.pivots:
+            return
+        b, first = self.b, self.firsts(number, unit)
+
+        def keep(at: Index, count: int) -> None:
+            value = first(at, count if self.along else 1)
+            apart = value - value
+            finite = b.select(b.compare("ord", apart, apart), value, 0.0)
+            where = self._statistic(self.pivots[number], unit.first + at)
+            b.store_first(finite, where, count if self.along else 1)
+
+        self._each_sum(unit, keep)
+
     # ---- combination
 
     def combine(self, number: int, unit: Unit) -> None:
         """Statistics of partial sums, each written once."""
-        b, low = self.b, unit.low
+        self._each_sum(unit, lambda at, count: self._cell(number, unit, at, count))
+
+    def _each_sum(self, unit: Unit, visit: Callable[[Index, int], None]) -> None:
+        """Visits the sums of a unit: some at a time, or the columns of one at a time."""
+        length, fold = unit.high - unit.low, self.shape.fold
         if self.along:
-            self.each_vector(
-                0,
-                unit.high - low,
-                self.shape.run.extent,
-                lambda at, count: self._cell(number, unit, at, count),
-            )
+            self.each_vector(0, length, self.shape.run.extent, visit)
             return
-        fold = self.shape.fold
-        with b.loop(0, (unit.high - low) // fold, name="sum") as cell:
-            self._cell(number, unit, cell * fold, fold)
+        with self.b.loop(0, length // fold, name="sum") as cell:
+            visit(cell * fold, fold)
+
+    def _statistic(self, name: str, first: Index) -> Value:
+        """Where a statistic of the sum of a column lies."""
+        return self.b.at(self.statistics[name], first if self.along else first // self.shape.fold)
 
     def _cell(self, number: int, unit: Unit, at: Index, count: int) -> None:
         reduction = self.kernel.reductions[number]
@@ -266,19 +269,18 @@ class Writer(ABC):
                 for quantity in range(len(reduction.names))
             ]
         else:
-            found = self._moments(unit, at, count)
+            found = self._moments(number, unit, at, count)
         first = unit.first + at
         for name, value in zip(reduction.names, found, strict=True):
             narrow = value if self.b.element == F64 else self.b.convert("fptrunc", value, self.b.element)
-            where = self.b.at(self.statistics[name], first if self.along else first // self.shape.fold)
-            self.b.store_first(narrow, where, count if self.along else 1)
+            self.b.store_first(narrow, self._statistic(name, first), count if self.along else 1)
 
     def _loaded(self, unit: Unit, quantity: int) -> Callable[[Index, Index, int], Value]:
         return lambda part, at, count: self.b.load_first(
             self.partial(unit, part, quantity, at), count, self.wide
         )
 
-    def _moments(self, unit: Unit, at: Index, count: int) -> list[Value]:
+    def _moments(self, number: int, unit: Unit, at: Index, count: int) -> list[Value]:
         """Mean and variance of all parts: of their sums, and of what each mean deviates from the whole's."""
         b, sums, squares = self.b, self._loaded(unit, 0), self._loaded(unit, 1)
         elements = self.kernel.reduced_count
@@ -290,7 +292,11 @@ class Writer(ABC):
             apart = sums(part, column, lanes) / own - spread
             return squares(part, column, lanes) + apart * apart * own
 
-        return [mean, self._total(at, count, deviation) * (1 / elements)]
+        variance = self._total(at, count, deviation) * (1 / elements)
+        if number not in self.pivots:
+            return [mean, variance]
+        where = self._statistic(self.pivots[number], unit.first + at)
+        return [mean + b.load_first(where, count if self.along else 1, mean.type), variance]
 
     def _elements(self, part: Index) -> Value:
         """The elements of one column in a part; the last part may be shorter."""

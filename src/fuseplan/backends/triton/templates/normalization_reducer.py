@@ -52,7 +52,9 @@ class Reducer:
         if reduction.kind == "sums":
             made = self._sums(len(reduction.names), visit)
         else:
-            made = self._moments(visit, (lambda take: give(held[0], take)) if held else None)
+            pivot = self._pivot(reduction, give) if self.compute == "tl.float64" else ""
+            first = self._apart(lambda take: give(held[0], take), pivot) if held else None
+            made = self._moments(self._apart(visit, pivot), first, pivot)
         elements.given |= dict(zip(reduction.names, made, strict=True))
 
     def _sums(self, count: int, visit: Visit) -> list[str]:
@@ -71,8 +73,35 @@ class Reducer:
             made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
         return made
 
-    def _moments(self, visit: Visit, first: Visit | None) -> list[str]:
-        """Mean and variance; `first` gives the first tile alone, where tiles are kept."""
+    def _pivot(self, reduction: Reduction, give: Callable[[Held, Take], None]) -> str:
+        """The mean of each channel's first block, which is the same number in every program.
+
+        Sums in float64 are as wide as what they sum: of distances from this number they keep digits that the
+        rounding of a large mean would cost. It is zero where the mean is not finite.
+        """
+        (block,) = self.reader.read_next(["0"], reduction.expressions)
+        (total,) = self._totals(1, lambda take: give(block, take))
+        count = min(self.cut.block, self.cut.extent) * self.cut.segment
+        mean = self.text.let("pivot", f"{total} / {float(count)!r}")
+        return self.text.let("pivot", f"tl.where({mean} - {mean} == 0.0, {mean}, 0.0)")
+
+    def _apart(self, visit: Visit, pivot: str) -> Visit:
+        """The same tiles, as distances from a number of each channel; as they are without one."""
+        if not pivot:
+            return visit
+        each = self._by_column(pivot)
+
+        def shifted(take: Take) -> None:
+            visit(lambda made, exists: take([self.text.let("near", f"{made[0]} - {each}")], exists))
+
+        return shifted
+
+    def _by_column(self, number: str) -> str:
+        """A number of each channel where its columns are."""
+        return self.text.let("guess", f"tl.gather({number}, which, 0)") if self.cut.segment > 1 else number
+
+    def _moments(self, visit: Visit, first: Visit | None, pivot: str) -> list[str]:
+        """Mean and variance; tiles are less `pivot`. `first` gives the first one, where tiles are kept."""
         text = self.text
         own = text.let("own", self._share(self.reader.member))
         found = self._of_kept(visit, first, own) if first else self._of_read(visit, own)
@@ -80,7 +109,8 @@ class Reducer:
         if self.meeting.is_needed:
             mean, square = self.meeting.exchange([found.mean, found.square])
             found = together(text, Moments(self._shares(), mean, square), every)
-        return [found.mean, text.let("variance", f"{found.square} / {every}")]
+        mean = text.let("mean", f"{found.mean} + {pivot}") if pivot else found.mean
+        return [mean, text.let("variance", f"{found.square} / {every}")]
 
     def _of_kept(self, visit: Visit, first: Visit, own: str) -> Moments:
         """Of what is at hand: the mean of the first tile, then all deviations from it.
@@ -94,7 +124,7 @@ class Reducer:
         guess = text.let(
             "guess", f"{total} / ({own if self.cut.steps == 1 else f'{self.cut.block}.0'}{many})"
         )
-        each = text.let("guess", f"tl.gather({guess}, which, 0)") if segment > 1 else guess
+        each = self._by_column(guess)
 
         def deviate(take: Take) -> None:
             def apart(made: list[str], exists: str) -> None:
