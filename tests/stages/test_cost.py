@@ -22,7 +22,6 @@ FORMS = (
     "f32[1x3x9x9] -> conv2d(8, kernel=(3, 1), dilation=({N}, 1), padding=({N}, 0))",
     "f32[2x16x{N}x9] -> conv2d(8, kernel=1) -> relu",
     "f32[1x16x{N}, nwc] -> conv1d(16, kernel=5, padding=2, groups=16)",
-    "f32[1x16x{N}x{N}] -> conv2d(16, kernel=5, padding=2, groups=16)",
     "f32[1x16x9x9] -> conv2d(16, kernel=5, padding=(0, {N}), groups=16)",
     "f32[1x16x9x9, nhwc] -> conv2d(16, kernel=5, padding=(0, {N}), groups=16)",
     "f32[1x16x9x{N}] -> conv2d(16, kernel=3, dilation=(1, {N}), padding=(1, {N}), groups=16)",
