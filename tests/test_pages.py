@@ -81,10 +81,11 @@ def command(code: str, folder: Path) -> str:
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fuseplan "$@"\n')
     script.chmod(0o755)
     paths = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    width = {"COLUMNS": "100"}  # that of a pipe; a process of pytest-xdist has its terminal's
     told = subprocess.run(
         ["sh", "-c", code],
         cwd=folder,
-        env={**os.environ, **paths},
+        env={**os.environ, **paths, **width},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

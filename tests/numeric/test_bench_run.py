@@ -102,7 +102,7 @@ def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     for given in made:
         monkeypatch.setattr(runner, "evaluated", lambda plan, arrays, given=given: given)
         ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
-        assert row.refused == f"it gave 3 of {1 + len(given[1])} tensors"
+        assert row.refused == f"it returned 3 of {1 + len(given[1])} tensors"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def candidates(plan: str, target: str = "triton:sm_90", accuracy: str | float = 
         "[7x5] -> matmul(9, transposed=True)",
         "[1x200] -> matmul(3) -> bias",
         "[3x17x20, nwc] -> matmul(19, batched=True) -> bias -> relu",
-        "[3x17x20] -> matmul(19, batched=True, transposed=True) -> relu",
+        "[3x17x20, ncw] -> matmul(19, batched=True, transposed=True) -> relu",
         "[2x20x7x7] -> conv2d(19, kernel=1) -> bias -> relu",
         "[2x20x7x7, nhwc] -> conv2d(19, kernel=1) -> batch_norm -> add -> relu",
         "[2x20x2x3x4] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
@@ -47,7 +47,7 @@ def candidates(plan: str, target: str = "triton:sm_90", accuracy: str | float = 
         "[2x20x3x5, strides=900:3:300:60] -> conv2d(7, kernel=1) -> add",
         "[2x20x7x7] -> batch_norm -> relu -> conv2d(19, kernel=1)",
         "[2x20x7x7, nhwc] -> add -> silu -> conv2d(19, kernel=1) -> bias",
-        "[3x20x5] -> batch_norm(per_activation) -> matmul(19, batched=True)",
+        "[3x20x5, ncw] -> batch_norm(per_activation) -> matmul(19, batched=True)",
         "[3x20x5, nwc] -> batch_norm(per_activation) -> matmul(19) -> bias",
     ],
 )
