@@ -40,6 +40,7 @@ docs: $(VENV)/ready-run ## write the reference and a stub from the code, the pag
 	@$(BIN)/python -m fuseplan.report.reference docs
 	@$(BIN)/python -m fuseplan.report.miopen_stub src/fuseplan/miopen/__init__.pyi
 	@$(BIN)/python -m fuseplan.report.measured benchmarks/results docs/measured.md
+	@$(BIN)/python -m fuseplan.report.versions benchmarks/results docs/versions.md
 	@$(BIN)/python -m fuseplan.report.published benchmarks/results docs/published.md
 	@$(BIN)/python -m fuseplan.report.supported docs
 	@$(BIN)/python -m fuseplan.report.miopen docs

@@ -39,7 +39,7 @@ def records(folder: Path) -> list[Record]:
 
 def _what(record: Record) -> tuple[object, ...]:
     numbers = (tuple(map(_number, record["versions"].get(name, "").split("."))) for name in SHOWN)
-    return record["benchmark"], *numbers, record.get("suites", ())
+    return record["benchmark"], *numbers, tuple(record.get("suites", ()))
 
 
 def _number(part: str) -> tuple[int, str]:
