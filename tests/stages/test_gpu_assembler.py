@@ -122,6 +122,20 @@ def test_a_setting_that_names_no_assembler(
         compile_plan(PLAN, "triton:sm_90")
 
 
+def test_an_assembler_is_asked_once_on_a_machine(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    path = program(
+        tmp_path / "triton" / TOOLS / "ptxas", f"{SAYS.format(release='12.8', patch=93)}echo >> {asked}\n"
+    )
+    for _ in range(2):
+        assemblers._asked.cache_clear()  # as in another process
+        assert own_assembler(tmp_path / "triton").version == "12.8.93"
+    assert asked.read_text() == "\n"
+    program(path, SAYS.format(release="13.4", patch=59))
+    assemblers._asked.cache_clear()
+    assert own_assembler(tmp_path / "triton").version == "13.4.59"
+
+
 def test_a_package_without_assembler(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="ptxas does not run"):
         assembler(tmp_path)

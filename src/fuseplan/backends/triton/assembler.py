@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from fuseplan import limits
+from fuseplan import cache, limits
 from fuseplan.backends.triton.driver import driver_release
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.settings import PTXAS, settings
@@ -152,13 +153,19 @@ def _suits(found: Assembler) -> bool:
 
 @functools.cache
 def _asked(path: Path) -> Assembler | None:
-    """The assembler at a path, asked for its version, which takes 3 to 10 ms; None where none runs."""
+    """The assembler at a path; None if none runs there. Its answer is kept, by the file's size and time."""
     try:
-        ran = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, check=True, timeout=limits.TOOL_SECONDS
+        found = path.stat()
+        said = cache.kept(
+            partial(_said, path), "ptxas", str(path), str(found.st_size), str(found.st_mtime_ns)
         )
-        size = path.stat().st_size
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    version = re.search(r"release \d+\.\d+, V(\d+\.\d+\.\d+)", ran.stdout)
-    return Assembler(path, version[1], size) if version and "Ptx" in ran.stdout else None
+    version = re.search(r"release \d+\.\d+, V(\d+\.\d+\.\d+)", said.decode(errors="replace"))
+    return Assembler(path, version[1], found.st_size) if version and b"Ptx" in said else None
+
+
+def _said(path: Path) -> bytes:
+    """The output of `--version`, which takes 3 to 10 ms, and more in a process with torch."""
+    command = [str(path), "--version"]
+    return subprocess.run(command, capture_output=True, check=True, timeout=limits.TOOL_SECONDS).stdout
