@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from recorder import Versions
 # integration draws the same ones each time, so what fails there fails for its commit; elsewhere they are new.
 settings.register_profile("fuseplan", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fuseplan")
+
+# The many processes that tests start read the package's bytecode instead of compiling it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
     is_controller = not hasattr(config, "workerinput")  # with xdist, workers report to it
     if place and is_controller:
         config.pluginmanager.register(Versions(Path(place)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with the mark `part(n)`, one case in n runs, drawn by its name; `--whole` runs all."""
+    if config.getoption("whole"):
+        return
+    for item in items:
+        mark = item.get_closest_marker("part")
+        if mark is not None and zlib.crc32(item.name.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.skip(reason=f"one case in {mark.args[0]} runs: --whole runs all"))

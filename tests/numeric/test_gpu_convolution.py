@@ -104,6 +104,7 @@ def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
     assert_interpreted(plan, GpuConvolution)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(
     ("positions", "features", "depth"), [(16, 16, 16), (32, 64, 32), (64, 16, 16), (16, 32, 64)]
