@@ -56,7 +56,7 @@ LAYERS = (
     ("measure",),
     ("select", "build", "runner", "run"),
     ("stages",),
-    ("tune",),
+    ("tuning",),
     ("compile", "explain", "extend"),
     ("bench", "report", "demo", "miopen", "cli"),
 )
@@ -66,7 +66,7 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
-LINES_AN_IMPORT = 13_500  # of the 31,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 11_100  # of the 45,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 
@@ -246,6 +246,8 @@ def test_importing_the_package_is_cheap() -> None:
     slow = {"importlib.metadata", "email", "statistics", "fractions", "unittest"}  # 1 to 20 ms each
     assert not loaded & (toolchains | slow)
     assert not [name for name in loaded if ".templates" in name], "a backend loads them when it is asked"
+    late = ("fuseplan.measure", "fuseplan.tuning")
+    assert not [name for name in loaded if name.startswith(late)], "compiling measures nothing"
     lines = sum(NAMES[name].read_text().count("\n") for name in loaded & NAMES.keys())
     assert lines <= LINES_AN_IMPORT
 

@@ -9,6 +9,7 @@ Operators are made from the classes here; the functions that formulas are made o
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.arguments import Arguments
@@ -47,12 +48,12 @@ from fuseplan.plan import FusionPlan, Step
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
-from fuseplan.tune.tuning import tune
-from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import Tuned
 
 if TYPE_CHECKING:
     from fuseplan.extend import register_operator, register_template
+    from fuseplan.tuning.tune import tune
+    from fuseplan.tuning.verdict import Verdict
 
 __version__ = "0.1.0"
 
@@ -115,14 +116,20 @@ __all__ = [
     "unfuse",
 ]
 
+# Names that few programs use: their modules are loaded when one is asked for.
+_LATE = {
+    "register_operator": "fuseplan.extend",
+    "register_template": "fuseplan.extend",
+    "tune": "fuseplan.tuning.tune",
+    "Verdict": "fuseplan.tuning.verdict",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What few programs use is loaded when it is asked for."""
-    if not name.startswith("register_") or name not in __all__:
+    """Loads the module of a name that few programs use."""
+    if name not in _LATE:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
-    from fuseplan import extend
-
-    return getattr(extend, name)
+    return getattr(import_module(_LATE[name]), name)
 
 
 def __dir__() -> list[str]:

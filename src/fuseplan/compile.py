@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fuseplan.arguments import Arguments
 from fuseplan.build import Program, build
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, a_thing
 from fuseplan.explain import Explanation, explain_records
-from fuseplan.measure.ground import ground_of
 from fuseplan.notebook import table
 from fuseplan.plan import FusionPlan
 from fuseplan.run import NOT_CARRIED, BoundPlan
@@ -19,10 +18,10 @@ from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
 from fuseplan.tensor import TensorSpec
-from fuseplan.tune.tuning import checked_seconds
-from fuseplan.tune.tuning import tune as tune_plan
-from fuseplan.tune.verdict import Verdict
 from fuseplan.untraced import untraced
+
+if TYPE_CHECKING:
+    from fuseplan.tuning.verdict import Verdict
 
 Part = TypeVar("Part")
 
@@ -170,7 +169,8 @@ class CompiledPlan:
             ArgumentError: the fused kernel's result is wrong here.
             MemoryError: the tensors, or what float64 needs besides, do not fit.
         """
-        from fuseplan.tune.judging import verdict_on  # noqa: PLC0415 - with what runs unfused: few ask for it
+        from fuseplan.measure.ground import ground_of
+        from fuseplan.tuning.judging import verdict_on
 
         runner = self._running(self._runner)
         ground = ground_of(self.plan, self.target, seed)
@@ -250,14 +250,11 @@ def compile(
     """
     if not isinstance(cache, bool):
         raise ArgumentError(f"`cache` must be True or False; got {cache!r}")
-    budget = None if tune is None else checked_seconds(tune)
-    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
-    if budget is not None and not records.choice.is_current:
-        if template is not None:
-            raise ArgumentError(
-                f"template={template!r} leaves nothing to tune: give template or tune, not both"
-            )
-        tune_plan(records.plan, records.target, seconds=budget, accuracy=accuracy)
-        records = decide(records.plan, records.target, accuracy=accuracy)
+    if tune is None:
+        records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+    else:
+        from fuseplan.tuning.tune import tuned_records
+
+        records = tuned_records(plan, target, tune, threads=threads, accuracy=accuracy, template=template)
     program = build(records.choice, records.kernel, records.target, use_cache=cache)
     return CompiledPlan(records, program)

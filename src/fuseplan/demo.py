@@ -28,7 +28,7 @@ from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
 from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 CHART = Path("demo.svg")
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"

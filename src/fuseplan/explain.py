@@ -12,14 +12,11 @@ from fuseplan.excerpt import operator_span, underlined
 from fuseplan.folding import WIDTH, fold
 from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
-from fuseplan.measure.gpu_peaks import gpu_peaks
-from fuseplan.measure.peaks import peaks
 from fuseplan.notebook import preformatted
 from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy, Traffic
-from fuseplan.tune.verdict import recorded
 from fuseplan.tuned import processor_of
 
 NEAREST = 3  # candidates of each template that the text shows besides the chosen one
@@ -191,6 +188,8 @@ def _floor(records: Records, moved: int) -> dict[str, Any] | None:
         return _gpu_floor(target, kernel)
     if target.backend != "cpu" or not target.is_host:
         return None
+    from fuseplan.measure.peaks import peaks
+
     measured = peaks(target.threads)
     if measured is None:
         return None
@@ -201,6 +200,8 @@ def _floor(records: Records, moved: int) -> dict[str, Any] | None:
 
 
 def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
+    from fuseplan.measure.gpu_peaks import gpu_peaks
+
     measured = gpu_peaks(target.cpu)
     if measured is None:
         return None
@@ -210,6 +211,8 @@ def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
 
 def _verdict(records: Records) -> dict[str, Any] | None:
     """The last verdict that was measured on this kind of machine; None where there is none."""
+    from fuseplan.tuning.verdict import recorded
+
     found = recorded(str(records.plan), str(records.target), processor_of(records.target))
     return None if found is None else {**found.to_json(), "text": str(found)}
 

@@ -20,7 +20,7 @@ from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, r
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_training import NEAR_ZERO, before_relu, decided
 from fuseplan.plan import FusionPlan
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
 QUICK = Protocol(rounds=2, block_seconds=0.001)

@@ -190,11 +190,7 @@ def test_peaks_of_a_busy_moment_are_not_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_estimate_is_not_below_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = peaks.Peaks("c", 1, 1e6, MADE_UP.bytes_a_second, 1 << 20, 1 << 24)
-    monkeypatch.setitem(
-        fuseplan.CompiledPlan.explain.__globals__["explain_records"].__globals__,
-        "peaks",
-        lambda threads: slow,
-    )
+    monkeypatch.setattr(peaks, "peaks", lambda threads: slow)
     told = fuseplan.explain(PLAN, threads=1)
     assert told.to_json()["estimated_seconds"] == told.to_json()["floor"]["seconds"]
     assert "estimates less" in str(told)
@@ -203,11 +199,7 @@ def test_an_estimate_is_not_below_the_floor(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("resting")
 def test_a_floor_above_a_measured_time_is_said_to_be_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = peaks.Peaks("c", 1, 1e3, MADE_UP.bytes_a_second, 1 << 20, 1 << 24)
-    monkeypatch.setitem(
-        fuseplan.CompiledPlan.explain.__globals__["explain_records"].__globals__,
-        "peaks",
-        lambda threads: slow,
-    )
+    monkeypatch.setattr(peaks, "peaks", lambda threads: slow)
     fuseplan.compile(PLAN, threads=1).verdict()
     assert "too high, since a launch took" in fuseplan.explain(PLAN, threads=1).text(1000)
 

@@ -17,8 +17,8 @@ from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import Records, decide
 from fuseplan.template import Template
-from fuseplan.tune.search import Ready, search
-from fuseplan.tune.verdict import FUSED, UNFUSED, Verdict, judge, recorded
+from fuseplan.tuning.search import Ready, search
+from fuseplan.tuning.verdict import FUSED, UNFUSED, Verdict, judge, recorded
 
 pytestmark = pytest.mark.usefixtures("resting")
 

@@ -20,7 +20,7 @@ from fuseplan.measure import checks, gpu_data, quiet
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
-from fuseplan.tune.tuning import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
+from fuseplan.tuning.tune import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
 from posing import CUDA_0, posing
 
 pytestmark = pytest.mark.usefixtures("resting")
@@ -287,8 +287,7 @@ def test_a_wrong_kernel_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_verdict_on_a_gpu_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    made = fuseplan.CompiledPlan.verdict.__globals__
-    monkeypatch.setitem(made, "ground_of", lambda plan, target, seed: PosingGround(plan))
+    monkeypatch.setattr("fuseplan.measure.ground.ground_of", lambda plan, target, seed: PosingGround(plan))
     with posing():
         compiled = fuseplan.compile("f16[2x16x8x8, nhwc] -> scale -> relu", CUDA_0)
         before = torch.backends.cudnn.benchmark, torch.is_inference_mode_enabled()

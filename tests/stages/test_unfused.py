@@ -9,7 +9,7 @@ from fuseplan.measure.ground import HostGround
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import eager
 from fuseplan.plan import FusionPlan
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from fuseplan.errors import FuseplanError
 from fuseplan.target import parse_target
-from fuseplan.tune.tuning import Search, measured, undecided
+from fuseplan.tuning.tune import Search, measured, undecided
 
 MARK = "@"
 

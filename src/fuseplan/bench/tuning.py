@@ -21,8 +21,8 @@ from fuseplan.errors import FuseplanError, PlanError, Unsupported
 from fuseplan.stages import Records
 from fuseplan.target import Target, available_threads
 from fuseplan.template import Accuracy, Template
-from fuseplan.tune.tuning import COMPILE_SECONDS, shortlist, undecided
 from fuseplan.tuned import Tuned
+from fuseplan.tuning.tune import COMPILE_SECONDS, shortlist, undecided
 
 MOST = 16  # candidates of a case
 WORKER = ("-m", "fuseplan.bench.tune_worker")

@@ -35,7 +35,7 @@ from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit, versions
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
-from fuseplan.tune.verdict import Verdict
+from fuseplan.tuning.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one of many lines

@@ -14,9 +14,9 @@ from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import Ground, ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.runner import runner_of
-from fuseplan.tune.judging import verdict_on
-from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import processor_of
+from fuseplan.tuning.judging import verdict_on
+from fuseplan.tuning.verdict import Verdict
 
 
 @dataclass(frozen=True)

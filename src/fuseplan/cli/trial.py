@@ -15,7 +15,7 @@ from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import as_plan
 from fuseplan.template import Accuracy
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 
 @dataclass(frozen=True)

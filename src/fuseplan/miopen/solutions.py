@@ -39,7 +39,7 @@ from fuseplan.miopen.tensors import miopenTensorDescriptor_t
 from fuseplan.plan import FusionPlan
 from fuseplan.reading import json_of, record
 from fuseplan.stages import decide
-from fuseplan.tune.tuning import tune
+from fuseplan.tuning.tune import tune
 
 Id = miopenTensorArgumentId_t
 INVALID = miopenStatus_t.miopenStatusInvalidValue

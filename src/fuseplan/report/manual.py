@@ -27,9 +27,9 @@ from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
-from fuseplan.tune.tuning import tune
-from fuseplan.tune.verdict import Verdict
 from fuseplan.tuned import Tuned
+from fuseplan.tuning.tune import tune
+from fuseplan.tuning.verdict import Verdict
 
 Kind = inspect.Parameter
 MARKS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}

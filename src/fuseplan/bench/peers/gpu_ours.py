@@ -12,7 +12,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.gpu_data import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 POISON = float("nan")  # what an output holds before a kernel writes it
 

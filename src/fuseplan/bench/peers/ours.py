@@ -17,7 +17,7 @@ from fuseplan.op import Result
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
 from fuseplan.tensor import Dense
-from fuseplan.tune.unfused import OneAtATime
+from fuseplan.tuning.unfused import OneAtATime
 
 
 class Fuseplan:

@@ -23,8 +23,8 @@ from fuseplan.runner import runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, available_threads, parse_target
 from fuseplan.template import Accuracy, Template
-from fuseplan.tune.search import Progress, Ready, search
 from fuseplan.tuned import Tuned
+from fuseplan.tuning.search import Progress, Ready, search
 
 COMPILE_SECONDS = 30.0  # most kernels take one or two; what takes longer is not worth the search
 LEAST_A_TEMPLATE = 3  # candidates of each in a short list, whatever the cost model thinks of them
@@ -141,6 +141,31 @@ def shortlist(candidates: Sequence[Template], most: int | None) -> tuple[Templat
     rest = [each for each in candidates if each not in best][: most - len(best)]
     chosen = {each.text for each in [*best, *rest]}
     return tuple(each for each in candidates if each.text in chosen)
+
+
+def tuned_records(
+    plan: FusionPlan | str,
+    target: Target | str,
+    seconds: float,
+    *,
+    threads: int | None,
+    accuracy: Accuracy,
+    template: str | None,
+) -> Records:
+    """A plan's records, decided by a measurement: the stored one, or one that is made now.
+
+    Raises:
+        PlanError, Unsupported, ArgumentError, BuildError, MemoryError: as `tune` does; or a template is
+            named, which leaves nothing to tune.
+    """
+    budget = checked_seconds(seconds)
+    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+    if records.choice.is_current:
+        return records
+    if template is not None:
+        raise ArgumentError(f"template={template!r} leaves nothing to tune: give template or tune, not both")
+    tune(records.plan, records.target, seconds=budget, accuracy=accuracy)
+    return decide(records.plan, records.target, accuracy=accuracy)
 
 
 def checked_seconds(seconds: float) -> float:

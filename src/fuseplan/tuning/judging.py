@@ -15,8 +15,8 @@ from fuseplan.measure.layers import CannotRunError
 from fuseplan.run import BoundPlan
 from fuseplan.runner import Runner
 from fuseplan.stages import Records
-from fuseplan.tune.unfused import OneAtATime
-from fuseplan.tune.verdict import FUSED, UNFUSED, Verdict, judge
+from fuseplan.tuning.unfused import OneAtATime
+from fuseplan.tuning.verdict import FUSED, UNFUSED, Verdict, judge
 
 TORCH = "torch"
 ANOTHER = 0.1  # of the largest output: what is further away computes something else
