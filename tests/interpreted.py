@@ -185,8 +185,8 @@ class _Call:
             spec = self.kernel.shape_of(operand)
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
             return storage(lying, self.arrays[key])
-        packed = self.template.pack(self.kernel, self.target, operand, wide(self.arrays[key]))
-        wanted = self.template.packing(self.kernel, operand)
+        wanted = self.template.packing(self.kernel, self.target, operand)
+        packed = wanted.of(wide(self.arrays[key]))
         assert packed.shape == wanted.extents
         return narrow(packed.astype(np.float64), wanted.dtype).reshape(-1)
 
@@ -226,7 +226,7 @@ def interpret_all(
         {
             "text": source.text,
             "entry": source.entry,
-            "types": list(types_of(source, kernel, template)),
+            "types": list(types_of(source, kernel, template, target)),
             "values": values,
             "grid": list(source.grid),
             "writes": [place for place, slot in enumerate(source.slots) if slot.kind in WRITTEN],

@@ -106,7 +106,7 @@ class _Known:
         operand = kernel.operand(slot.key)
         if operand.per == "element":
             return kernel.shape_of(operand).span, operand.dtype
-        packed = self.template.packing(kernel, operand)
+        packed = self.template.packing(kernel, CUDA_0, operand)
         return prod(packed.extents), packed.dtype
 
 

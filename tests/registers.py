@@ -88,7 +88,9 @@ def looked_at(known: set[str], assemblers: Iterable[Assembler]) -> Iterator[dict
         if key in known:
             continue
         known.add(key)
-        artifact = compiler.compile_source(source, types_of(source, kernel, template), SM_90, assembly=True)
+        artifact = compiler.compile_source(
+            source, types_of(source, kernel, template, SM_90), SM_90, assembly=True
+        )
         ptx = artifact.assembly
         line = {"triton": triton.__version__, "key": key, "plan": plan, "template": template.text}
         line["factors"] = len(repairs.FROM_REGISTERS.findall(ptx))

@@ -46,7 +46,7 @@ LAYERS = (
     ("op", "fields"),
     ("ops",),
     ("text", "driver", "dot", "given", "notebook", "plan"),
-    ("kernel", "target", "emit"),
+    ("kernel", "packing", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),
     ("arrays", "arguments", "dlpack", "torch_tensors"),

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim
 from fuseplan.target import Target
 from fuseplan.template import Traffic
@@ -39,11 +40,10 @@ class Toy(GpuTemplate):
     def error_bound(self, kernel: Kernel) -> float:
         return 1e-6
 
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         if operand.role == "weight":
-            axes = (0, *range(2, len(operand.shape)), 1)
-            return Packing(axes, tuple(operand.shape[axis] for axis in axes), operand.dtype)
-        return vector_packing(kernel, operand)
+            return weight_packing(operand, (0, *range(2, len(operand.shape)), 1))
+        return super().packing(kernel, target, operand)
 
 
 @dataclass(frozen=True)

@@ -258,16 +258,16 @@ class BoundPlan:
         words: Words = []
         held: list[Packed] = []
         in_place: dict[str, Buffer] = {}
-        for key, operand in runner.operands.items():
+        for key, packing in runner.operands.items():
             place = runner.place("operand", key)
             if key not in values or place is None:
                 continue
             buffer = operand_buffer(runner.plan, runner.plan_operands[key], values[key], self._memory.view)
-            if operand.per == "element":
+            if packing is None:
                 in_place[key] = buffer
                 words.append((place, buffer.address))
                 continue
-            held.append(runner.packed(key, buffer, keep=keep))
+            held.append(runner.memory.packed(packing, buffer, keep=keep))
             words.append((place, held[-1].address))
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
         numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}

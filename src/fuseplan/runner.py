@@ -16,10 +16,13 @@ from fuseplan.backends.backend import Block, Loaded, Memory, Packed
 from fuseplan.build import Program
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
+from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
+from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE, Template
 
 Words = list[tuple[int, int]]  # which slot, and what
+Packings = Mapping[str, Packing | None]  # of operands by key; None where the kernel reads the caller's memory
 Given = tuple[Any, Buffer]  # a tensor for a result, and how it lies
 _BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 
@@ -33,16 +36,14 @@ class Runner:
     def __init__(
         self,
         plan: FusionPlan,
-        kernel: Kernel,
-        template: Template,
+        operands: Packings,
         source: Source,
         loaded: Loaded,
         memory: Memory,
         threads: int,
     ) -> None:
-        self.plan, self.kernel, self.template, self.memory = plan, kernel, template, memory
+        self.plan, self.operands, self.memory = plan, operands, memory
         self.free: list[Block] = []
-        self.operands = {operand.key: operand for operand in kernel.operands}
         self.plan_operands = {operand.key: operand for operand in plan.operands}
         self.results = {result.key: result for result in plan.results}
         self.outcome = outcome_of(tuple(self.results))
@@ -69,13 +70,9 @@ class Runner:
         """Results, by key, each with how its tensor lies."""
         return [(self.results[key], buffer) for key, (_, buffer) in given.items()]
 
-    def packed(self, key: str, buffer: Buffer, *, keep: bool) -> Packed:
-        """The operand as the kernel reads it."""
-        return self.memory.packed(self.template, self.kernel, self.operands[key], buffer, keep=keep)
-
     def parameters(self, given: Mapping[str, float]) -> tuple[Words, list[Packed]]:
         """The plan's parameters, but for those given, as the kernel reads them: by pointer or by value."""
-        dtype = NUMPY_COMPUTE[self.kernel.compute_dtype]
+        dtype = NUMPY_COMPUTE[self.plan.src.compute_dtype]
         listed = [given.get(each.key, each.parameter.value) for each in self.plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
             values = np.array(listed, np.float64).astype(dtype)
@@ -85,7 +82,7 @@ class Runner:
         if place is not None:
             keep.append(self.memory.kept(values))
             words.append((place, keep[0].address))
-        bits = values.view(_BITS[self.kernel.compute_dtype])
+        bits = values.view(_BITS[self.plan.src.compute_dtype])
         for each, word in zip(self.plan.parameters, bits, strict=True):
             place = self.place("parameter", each.key)
             if place is not None:
@@ -111,4 +108,13 @@ def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Pro
         return None
     target = program.target
     memory = backend_of(target.backend).memory(target)
-    return Runner(plan, kernel, template, program.source, program.loaded, memory, target.threads)
+    operands = packings_of(kernel, template, target)
+    return Runner(plan, operands, program.source, program.loaded, memory, target.threads)
+
+
+def packings_of(kernel: Kernel, template: Template, target: Target) -> Packings:
+    """How a template's kernel reads each operand."""
+    return {
+        operand.key: None if operand.per == "element" else template.packing(kernel, target, operand)
+        for operand in kernel.operands
+    }

@@ -9,14 +9,13 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing, Pad, Reshape, Step, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
-from fuseplan.tensor import TensorSpec
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
@@ -114,16 +113,12 @@ class Template(ABC):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's source; the same text for the same arguments, in every process."""
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
-        """The operand as the kernel reads it: flat or shaped, contiguous; the caller sees to alignment.
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        """How the kernel reads an operand that is not per element: those, it reads where the caller has them.
 
-        `array` has the operand's logical shape and any strides, in the compute dtype (f16 and bf16 already
-        widened). Templates that read a weight override this and call it for the other operands: see
-        `pack_operand`. Operands per element are never packed; the kernel reads the caller's storage.
+        Templates that read a weight override this and call it for the other operands: see `vector_packing`.
         """
-        return pack_operand(kernel, target, operand, array)
+        return vector_packing(kernel, target, operand)
 
     @property
     def text(self) -> str:
@@ -142,29 +137,30 @@ def lanes(kernel: Kernel, target: Target) -> int:
     return target.vector_bytes // NUMPY_COMPUTE[kernel.compute_dtype].itemsize
 
 
-def pack_operand(kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]) -> NDArray[Any]:
-    """An operand that is not a weight, in the compute dtype.
+def vector_packing(kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    """How an operand that is not a weight is read on a CPU: in the compute dtype, zeros to whole vectors.
 
-    per channel: zeros after the last, to whole vectors. per activation: in the order in which one image of
-    the tensor it is applied to is stored, then zeros to whole vectors. shared: its one element, then zeros to
-    one vector.
+    per channel: in order. per activation: in the order in which one image of the tensor it is applied to is
+    stored. shared: its one element.
 
     Raises:
         ValueError: the operand is a weight, or per element; its template must say how it is read.
     """
     if operand.per not in ("channel", "activation", "shared"):
         raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
-    values = np.asarray(array, NUMPY_COMPUTE[kernel.compute_dtype])
-    if operand.per == "activation":
-        values = in_storage_order(values, kernel.shape_of(operand))
+    ordered = (Transpose(storage_axes(kernel, operand)),) if operand.per == "activation" else ()
     width = lanes(kernel, target)
-    padded = np.zeros(-(-values.size // width) * width, values.dtype)
-    padded[: values.size] = values.reshape(-1)
-    return padded
+    padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))
+    return Packing(operand.shape, kernel.compute_dtype, (*ordered, *padded))
 
 
-def in_storage_order(image: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """One image (c and spatial axes) with its axes as `spec` stores them, outermost first."""
-    strides = spec.element_strides[1:]
-    axes = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    return image.reshape(spec.shape[1:]).transpose(axes)
+def weight_packing(kernel: Kernel, *steps: Step) -> Packing:
+    """How a weight is read on a CPU: in the compute dtype; `steps` take its axes in canonical order."""
+    ordered = Transpose(kernel.weight_axes)
+    return Packing(kernel.weight.shape, kernel.compute_dtype, (ordered, *steps))
+
+
+def storage_axes(kernel: Kernel, operand: KernelOperand) -> tuple[int, ...]:
+    """Axes of one image (c and spatial), outermost first, as the tensor of the operand's stage is stored."""
+    strides = kernel.shape_of(operand).element_strides[1:]
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))

@@ -79,7 +79,7 @@ def job_of(kind: type[GpuTemplate], plan: FusionPlan | str, target: str, place: 
     chosen = next(islice((each for each in every if versions.makes(version, each)), place, None))
     assert isinstance(chosen, GpuTemplate)
     source = chosen.emit(kernel, known)
-    return Job(source, types_of(source, kernel, chosen), known)
+    return Job(source, types_of(source, kernel, chosen, known), known)
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=name_of)

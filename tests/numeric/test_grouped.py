@@ -7,13 +7,14 @@ import pytest
 
 from closeness import assert_close, assert_same_exceptions, wide
 from forced import forced, narrowed, refusal_of
-from fuseplan.backends.cpu.packing import packing
+from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.grouped import Grouped
 from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.select import select
@@ -166,12 +167,12 @@ def test_a_block_holds_whole_groups_and_every_feature_has_its_weights() -> None:
     plan = FusionPlan.parse("f32[1x22x4x4, nhwc] -> conv2d(33, kernel=(1, 2), groups=11)")
     conv = lower(match(plan)).convolution
     assert conv is not None
-    pack = packing(conv, 8)
+    pack = grouping(conv, 8)
     assert (pack.channels, pack.features, pack.parts, pack.blocks) == (4, 6, 1, 6)
     assert pack.sources(0, 1, 6) == [1, 1, 1, 3, 3, 3]
     assert pack.features_of(2, 0) == 3
     array = np.arange(33 * 2 * 2, dtype=np.float32).reshape(33, 2, 1, 2)
-    packed = pack.weights(array)
+    packed = Packing(array.shape, "f32", pack.steps).of(array)
     assert packed.shape == (6, 2, 1, 2, 8)
     np.testing.assert_array_equal(packed[1, 1, 0, 0, :6], array[6:12, 0, 0, 1])
     assert not packed[5, :, :, :, 3:].any()
@@ -181,7 +182,7 @@ def test_a_channel_with_several_features_fills_its_vectors() -> None:
     plan = FusionPlan.parse("f32[1x5x4x4, nhwc] -> conv2d(15, kernel=2, groups=5)")
     conv = lower(match(plan)).convolution
     assert conv is not None
-    pack = packing(conv, 4)
+    pack = grouping(conv, 4)
     assert (pack.channels, pack.features, pack.parts, pack.blocks) == (4, 12, 3, 2)
     assert pack.sources(1, 0, 4) == [1, 1, 2, 2]
     assert pack.features_of(1, 0) == 3

@@ -95,7 +95,7 @@ def emulated(
         elif kernel.operand(slot.key).per == "element":
             memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
         else:
-            packed = choice.pack(kernel, target, kernel.operand(slot.key), arrays[slot.key])
+            packed = choice.packing(kernel, target, kernel.operand(slot.key)).of(arrays[slot.key])
             memories.append(np.ravel(packed).astype(np.float32))
     gluon_emulator.run(source, memories)
     found: NDArray[Any] = dst[offsets(kernel.dst.shape, kernel.dst.element_strides)]

@@ -17,6 +17,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.packing import Product
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 
@@ -329,7 +330,7 @@ def test_transforms_convolve(tile: int) -> None:
     np.testing.assert_allclose(
         made.dst @ products @ made.dst.T, np.einsum("ijkl,kl->ij", windows, weight), atol=1e-12
     )
-    packed = made.weights(weight[None, None]).reshape(made.size, made.size)
+    packed = Product(made.squared).of(weight.astype(np.float32).reshape(9, 1)).reshape(made.size, made.size)
     np.testing.assert_allclose(packed, made.weight @ weight @ made.weight.T, rtol=1e-6, atol=1e-7)
 
 

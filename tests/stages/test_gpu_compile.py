@@ -47,7 +47,9 @@ def test_a_kernel_for_any_gpu() -> None:
 def test_tensor_maps_and_matrix_instructions_are_told() -> None:
     template = ToyProduct(rows=128, columns=128, depth=64)
     source = template.emit(PRODUCT, SM_90)
-    artifact = compiler.compile_source(source, types_of(source, PRODUCT, template), SM_90, assembly=True)
+    artifact = compiler.compile_source(
+        source, types_of(source, PRODUCT, template, SM_90), SM_90, assembly=True
+    )
     assert {place: layout.swizzle for place, layout in artifact.maps.items()} == {0: 3, 1: 3, 2: 3}
     assert artifact.maps[2].box == (128, 64)  # a row of 128 f16 is two of the widest swizzle
     used = artifact.resources
@@ -77,7 +79,7 @@ def test_what_is_wrong_with_a_text_is_told(body: str, said: str) -> None:
 def test_what_cannot_be_launched_is_refused() -> None:
     template = ToyProduct(rows=128, columns=128, depth=64)
     source = template.emit(PRODUCT, SM_90)
-    types = types_of(source, PRODUCT, template)
+    types = types_of(source, PRODUCT, template, SM_90)
     with pytest.raises(BuildError, match="tensor maps, which triton:gfx942 does not have"):
         compiler.compile_source(source, types, GFX942)
     with pytest.raises(BuildError, match=r"needs 65552 bytes of shared memory; .* has 65536"):
@@ -139,7 +141,7 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
     """A text may do what it likes when it is executed: here it ends the process, or never ends."""
     template = ToyScale()
     source = template.emit(SCALE, SM_90)
-    good = Job(source, types_of(source, SCALE, template), SM_90)
+    good = Job(source, types_of(source, SCALE, template, SM_90), SM_90)
 
     def job(text: str) -> Job:
         return replace(good, source=replace(source, text=text))
@@ -178,4 +180,4 @@ def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(template, GpuTemplate)
     source = template.emit(kernel, target)
     with pytest.raises(BuildError, match=r"128 columns of tensor memory; triton:sm_100 has 32"):
-        compiler.compile_source(source, types_of(source, kernel, template), target)
+        compiler.compile_source(source, types_of(source, kernel, template, target), target)

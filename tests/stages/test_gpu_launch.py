@@ -68,7 +68,7 @@ def block_of(
 ) -> tuple[GpuBlock, Artifact, Source]:
     kernel = lower(match(FusionPlan.parse(plan)))
     source = template.emit(kernel, SM_90)
-    artifact = compiler.compile_source(source, types_of(source, kernel, template), SM_90)
+    artifact = compiler.compile_source(source, types_of(source, kernel, template, SM_90), SM_90)
     return load(source, artifact.pack(), queue or Queue()).block(1), artifact, source
 
 
@@ -294,7 +294,7 @@ def test_what_was_compiled_before_loads_without_triton(tmp_path: Path) -> None:
     kernel = lower(match(FusionPlan.parse(STRIDED)))
     template = ToySteps()
     source = template.emit(kernel, SM_90)
-    artifact = compiler.compile_source(source, types_of(source, kernel, template), SM_90)
+    artifact = compiler.compile_source(source, types_of(source, kernel, template, SM_90), SM_90)
     place = tmp_path / "artifact"
     place.write_bytes(artifact.pack())
     program = (

@@ -32,7 +32,7 @@ def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
     template = next(each for each in GpuConvolution.candidates(kernel, SM_90, "default") if tile in each.text)
     assert isinstance(template, GpuTemplate)
     source = template.emit(kernel, SM_90)
-    return compiler.compile_source(source, types_of(source, kernel, template), SM_90, assembly=True)
+    return compiler.compile_source(source, types_of(source, kernel, template, SM_90), SM_90, assembly=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_products_that_nothing_uses_may_be_dropped() -> None:
     records = decide("bf16[4096x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias", "triton:sm_90")
     template = records.choice.template
     assert isinstance(template, Hopper)
-    types = types_of(records.source, records.kernel, template)
+    types = types_of(records.source, records.kernel, template, SM_90)
     artifact = compiler.compile_source(records.source, types, SM_90, assembly=True)
     assert repairs.lacks_products(artifact.binary)
     assert not repairs.uses_products(artifact.assembly)
@@ -90,7 +90,7 @@ def made(kind: type[GpuTemplate], plan: str, most: int) -> list[Artifact]:
     for template in islice(kind.candidates(kernel, SM_90, "default"), most):
         assert isinstance(template, kind)
         source = template.emit(kernel, SM_90)
-        types = types_of(source, kernel, template)
+        types = types_of(source, kernel, template, SM_90)
         found.append(compiler.compile_source(source, types, SM_90, assembly=True))
     return found
 

@@ -14,9 +14,9 @@ import torch
 import fuseplan
 from fuseplan import Arguments
 from fuseplan.backends.triton.memory import GpuMemory, packed
-from fuseplan.backends.triton.template import Packing
 from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.packing import Packing, Pad, Transpose
 from pretend_gpu import Machine, PretendQueue, machine
 from toy_chain import PLAN, Tensors, ToyChain, chain, random_tensors, split, wanted
 from toy_templates import ToyProduct
@@ -239,8 +239,8 @@ def test_a_stored_plan_is_loaded_without_triton(gpu: Machine) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_packing_is_the_templates(keep: bool) -> None:
     weight = torch.randn(6, 5, 3, 2, dtype=torch.float16)
-    wanted = Packing((0, 2, 3, 1), (8, 3, 2, 16), "f32")
-    got = packed(weight, (6, 5, 3, 2), wanted, keep=keep)
+    wanted = Packing((6, 5, 3, 2), "f32", (Transpose((0, 2, 3, 1)), Pad((8, 3, 2, 16))))
+    got = packed(weight, wanted, keep=keep)
     assert got.is_contiguous()
     assert got.dtype is torch.float32
     torch.testing.assert_close(got[:6, :, :, :5], weight.permute(0, 2, 3, 1).float())
@@ -250,9 +250,9 @@ def test_packing_is_the_templates(keep: bool) -> None:
 
 def test_a_tensor_that_lies_so_is_not_copied_unless_it_is_kept() -> None:
     weight = torch.randn(6, 8, 3, 2, dtype=torch.float16).to(memory_format=torch.channels_last)
-    as_it_is = Packing((0, 2, 3, 1), (6, 3, 2, 8), "f16")
-    assert packed(weight, (6, 8, 3, 2), as_it_is, keep=False).data_ptr() == weight.data_ptr()
-    kept = packed(weight, (6, 8, 3, 2), as_it_is, keep=True)
+    as_it_is = Packing((6, 8, 3, 2), "f16", (Transpose((0, 2, 3, 1)),))
+    assert packed(weight, as_it_is, keep=False).data_ptr() == weight.data_ptr()
+    kept = packed(weight, as_it_is, keep=True)
     assert kept.data_ptr() != weight.data_ptr()
     assert torch.equal(kept, weight.permute(0, 2, 3, 1))
 

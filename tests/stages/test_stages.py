@@ -27,7 +27,7 @@ from fuseplan.scalar import leaf
 from fuseplan.select import select
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy, Template, Traffic, pack_operand
+from fuseplan.template import Accuracy, Template, Traffic, vector_packing
 
 FULL = (
     "f16[2x8x5x6, nhwc] -> leaky_relu(0.3)"
@@ -236,16 +236,16 @@ def test_a_bound_that_cannot_be_met_is_refused_with_the_target_that_can() -> Non
 
 def test_operands_are_packed_to_whole_vectors() -> None:
     kernel = kernel_of("f32[1x5x3x2, nhwc] -> bias -> batch_norm(per_activation) -> prelu(shared=True)")
-    bias = pack_operand(kernel, AVX2, kernel.operand("bias"), np.arange(5, dtype=np.float32))
+    bias = vector_packing(kernel, AVX2, kernel.operand("bias")).of(np.arange(5, dtype=np.float32))
     np.testing.assert_array_equal(bias, [0, 1, 2, 3, 4, 0, 0, 0])
     image = np.arange(30, dtype=np.float32).reshape(5, 3, 2)
-    mean = pack_operand(kernel, AVX2, kernel.operand("mean"), image)
+    mean = vector_packing(kernel, AVX2, kernel.operand("mean")).of(image)
     np.testing.assert_array_equal(mean[:30], image.transpose(1, 2, 0).reshape(-1))
     np.testing.assert_array_equal(mean[30:], np.zeros(2))
-    slope = pack_operand(kernel, AVX2, kernel.operand("slope"), np.full(1, 3, np.float32))
+    slope = vector_packing(kernel, AVX2, kernel.operand("slope")).of(np.full(1, 3, np.float32))
     np.testing.assert_array_equal(slope, [3, 0, 0, 0, 0, 0, 0, 0])
     with pytest.raises(ValueError, match="only its template"):
-        pack_operand(kernel_of(FULL), AVX2, kernel_of(FULL).weight, np.zeros(1, np.float32))
+        vector_packing(kernel_of(FULL), AVX2, kernel_of(FULL).weight)
 
 
 def test_traffic_counts_the_workspace_twice() -> None:

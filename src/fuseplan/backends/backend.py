@@ -11,7 +11,8 @@ from fuseplan.arrays import Buffer
 from fuseplan.dlpack import Wrote
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel
+from fuseplan.packing import Packing
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
@@ -102,10 +103,8 @@ class Memory(Protocol):
     def maker(self, spec: TensorSpec | Dense) -> Callable[[Any], tuple[Any, int]]:
         """Makes new tensors of the spec, of the kind of a given one, and says where each begins."""
 
-    def packed(
-        self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
-    ) -> Packed:
-        """An operand as the template's kernel reads it; a copy of its own if it is to be kept."""
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> Packed:
+        """An operand as a kernel reads it; a copy of its own if it is to be kept."""
 
     def kept(self, values: NDArray[Any]) -> Packed:
         """A copy of a small array, dense: the kernel's parameters."""

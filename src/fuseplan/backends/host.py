@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, is_torch, view
 from fuseplan.backends.backend import Addresses
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.packing import Packing
+from fuseplan.template import NUMPY_COMPUTE
 from fuseplan.tensor import Dense, TensorSpec
 
 
@@ -32,9 +31,6 @@ class HostCopy:
 
 class HostMemory:
     """Memory that this process's own threads read."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
 
     def view(self, tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         """The tensor where it lies."""
@@ -73,11 +69,10 @@ class HostMemory:
 
         return make
 
-    def packed(
-        self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
-    ) -> HostCopy:
-        """The template's packing, which is a copy in any case."""
-        return HostCopy(template.pack(kernel, self._target, operand, buffer.widened()))
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> HostCopy:
+        """The operand packed, which is a copy in any case."""
+        values = buffer.widened().astype(NUMPY_COMPUTE[packing.dtype], copy=False)
+        return HostCopy(packing.of(values))
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""

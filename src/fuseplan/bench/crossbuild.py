@@ -70,7 +70,7 @@ class Build:
     def job(self) -> Job:
         """What the compiler is given."""
         source = self.template.emit(self.kernel, self.target)
-        return Job(source, types_of(source, self.kernel, self.template), self.target)
+        return Job(source, types_of(source, self.kernel, self.template, self.target), self.target)
 
 
 @dataclass(frozen=True)

@@ -141,4 +141,4 @@ class CpuBackend:
 
     def memory(self, target: Target) -> HostMemory:
         """The process's own."""
-        return HostMemory(target)
+        return HostMemory()

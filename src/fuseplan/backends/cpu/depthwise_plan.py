@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from fuseplan.backends.cpu import model, staging, storage
-from fuseplan.backends.cpu.packing import packing
+from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.windows import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
 from fuseplan.locks import cached_property
@@ -74,7 +74,7 @@ class Plan:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target, self.conv = kernel, target, kernel.contraction
-        self.packing = packing(self.conv, lanes(kernel, target))
+        self.grouping = grouping(self.conv, lanes(kernel, target))
         self.staged = staging.staged(kernel, always=True)
         self.staged = replace(self.staged, copies=not self._is_read_in_place())
         every = axes(self.conv)
@@ -91,7 +91,7 @@ class Plan:
         )
         if _needs_padding(self.conv) or self.kernel.src.element_strides[1] != 1:
             return False
-        return cost <= (_PROLOGUE if self.packing.products == 1 else 0) and not element
+        return cost <= (_PROLOGUE if self.grouping.products == 1 else 0) and not element
 
     @cached_property
     def strides(self) -> tuple[int, tuple[int, ...], int, int]:
@@ -107,7 +107,7 @@ class Plan:
     def tiles(self) -> list[tuple[int, int]]:
         """Tiles whose sums fit the registers and whose code is not too long, the best first."""
         sums = min(_MOST_SUMS, self.target.vector_registers - 2)
-        most = min(sums, _MOST_PRODUCTS // (self.row.kernel * self.column.kernel * self.packing.products))
+        most = min(sums, _MOST_PRODUCTS // (self.row.kernel * self.column.kernel * self.grouping.products))
         found = [
             (rows, columns)
             for rows in range(1, min(4, self.row.out) + 1)
@@ -120,13 +120,13 @@ class Plan:
 
     def held(self, rows: int, columns: int) -> int:
         """How many columns of src one test guards: those of a line, if the registers hold as many."""
-        line, vectors = len(self.column.users(columns)), -(-self.packing.channels // self.packing.lanes)
+        line, vectors = len(self.column.users(columns)), -(-self.grouping.channels // self.grouping.lanes)
         room = self.target.vector_registers - 2 - rows * columns
-        return max(1, min(line, room // (vectors if self.packing.products == 1 else vectors + 1)))
+        return max(1, min(line, room // (vectors if self.grouping.products == 1 else vectors + 1)))
 
     def waste(self, rows: int, columns: int) -> float:
         """Time of the tiles over time of the products alone."""
-        row, column, each = self.row, self.column, self.packing.products
+        row, column, each = self.row, self.column, self.grouping.products
         edges = row.tiles(rows) * rows / row.out * column.tiles(columns) * columns / column.out
         taps = row.kernel * column.kernel * each
         elements = len(row.users(rows)) * len(column.users(columns))
@@ -134,7 +134,7 @@ class Plan:
         loads = elements + taps * (rows if each > 1 else 1)
         latency = max(1.0, 8 / (rows * columns))
         extra = (0.5 * loads + 0.3 * shuffles) / (rows * columns * taps)
-        return self.packing.waste * edges * latency * (1 + extra)
+        return self.grouping.waste * edges * latency * (1 + extra)
 
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
         """Output rows and blocks of channels of a task.
@@ -142,7 +142,7 @@ class Plan:
         What a tile reads fits half the first cache: with 5x5 taps over 240 channels of 28x28 that takes 0.75
         of the time of tasks whose tiles read more than it holds. Every thread has several tasks.
         """
-        pack, threads = self.packing, self.target.threads
+        pack, threads = self.grouping, self.target.threads
         taps = self.row.kernel * self.column.kernel * pack.products * pack.parts * pack.lanes
         each = self.row.reach(rows) * self.column.reach(columns) * pack.channels + taps
         block = max(1, min(pack.blocks, self.target.l1_bytes // 2 // (each * model.itemsize(self.kernel))))

@@ -65,19 +65,11 @@ class Transforms:
         rows = np.abs(self.src).sum(axis=1)
         return float((np.abs(self.dst) @ (rows[:, None] * np.abs(self.weight))).max() ** 2)
 
-    def weights(self, weight: NDArray[Any]) -> NDArray[np.float32]:
-        """G w G' for weights of shape (features, channels, r, r), as (n * n, channels, features).
-
-        One matrix product in float64, rounded once. What exceeds the range of float32 becomes infinite, and
-        so makes itself known in the results.
-        """
-        features, channels = weight.shape[:2]
-        columns = weight.astype(np.float64).transpose(2, 3, 1, 0).reshape(self.taps**2, channels * features)
-        with np.errstate(over="ignore", invalid="ignore"):
-            transformed: NDArray[np.float32] = (np.kron(self.weight, self.weight) @ columns).astype(
-                np.float32
-            )
-        return transformed.reshape(self.size**2, channels, features)
+    @property
+    def squared(self) -> tuple[tuple[float, ...], ...]:
+        """The matrix that takes a weight's r * r taps to the n * n of G weight G'."""
+        rows: list[list[float]] = np.kron(self.weight, self.weight).tolist()
+        return tuple(map(tuple, rows))
 
 
 @cache

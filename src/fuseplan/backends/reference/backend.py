@@ -113,4 +113,4 @@ class ReferenceBackend:
 
     def memory(self, target: Target) -> HostMemory:
         """The process's own."""
-        return HostMemory(target)
+        return HostMemory()

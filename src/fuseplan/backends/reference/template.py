@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
@@ -64,8 +62,6 @@ class Interpreted(Template):
         slots = (Slot("src"), Slot("dst"), *operands, *results, Slot("parameters"))
         return Source(kernel.text, "interpret", slots, language="kernel")
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """Dense, in logical order."""
-        return np.ascontiguousarray(array)
+        return Packing(operand.shape, kernel.compute_dtype)

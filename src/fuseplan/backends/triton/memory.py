@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, is_torch
 from fuseplan.backends.backend import Addresses
-from fuseplan.backends.triton.template import HALF_UNIT, GpuTemplate, Packing
 from fuseplan.backends.triton.views import exported
 from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.template import Template
+from fuseplan.packing import HALF_UNIT, Halves, Packing, Pad, Step, Transpose
 from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
 
@@ -143,14 +141,10 @@ class GpuMemory:
         """A torch tensor, whatever the source is."""
         return torch_maker(spec, self._device)
 
-    def packed(
-        self, template: Template, kernel: Kernel, operand: KernelOperand, buffer: Buffer, *, keep: bool
-    ) -> DeviceCopy:
-        """The operand in the order and padding of the template's `packing`; itself where it lies so."""
-        if not isinstance(template, GpuTemplate):
-            raise TypeError(f"{template.text} is not a template for GPUs")
+    def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> DeviceCopy:
+        """The operand packed; itself where it lies so."""
         owner = buffer.owner if isinstance(buffer.owner, torch.Tensor) else self._torch_view(buffer.owner)
-        return DeviceCopy(packed(owner.detach(), operand.shape, template.packing(kernel, operand), keep=keep))
+        return DeviceCopy(packed(owner.detach(), packing, keep=keep))
 
     def _torch_view(self, owner: Any) -> torch.Tensor:
         if hasattr(owner, "__dlpack__"):
@@ -167,26 +161,38 @@ class GpuMemory:
             self._queue.wait()
 
 
-def packed(tensor: torch.Tensor, shape: tuple[int, ...], wanted: Packing, *, keep: bool) -> torch.Tensor:
-    """A tensor of logical shape `shape` as `wanted` says; the same memory if it lies so, unless kept."""
-    ordered = tensor.reshape(shape).permute(wanted.axes)
-    dtype = DTYPES[wanted.dtype]
-    lies_so = ordered.dtype is dtype and tuple(ordered.shape) == wanted.extents and ordered.is_contiguous()
-    if lies_so and not keep and ordered.data_ptr() % ALIGNMENT == 0:
-        return ordered
-    is_padded = tuple(ordered.shape) != wanted.shape
-    make = torch.zeros if is_padded else torch.empty
-    made = make(wanted.shape, dtype=dtype, device=tensor.device)
-    made[tuple(map(slice, ordered.shape))].copy_(ordered)
-    return _in_halves(made) if wanted.halves else made
+def packed(tensor: torch.Tensor, packing: Packing, *, keep: bool) -> torch.Tensor:
+    """A tensor as `packing` says; the same memory if it lies so, unless kept."""
+    made = tensor.to(DTYPES[packing.dtype]).reshape(packing.shape)
+    for step in packing.steps:
+        made = _STEPS[type(step)](made, step)
+    made = made.contiguous()
+    is_shared = made.data_ptr() == tensor.data_ptr()
+    return made.clone() if is_shared and (keep or made.data_ptr() % ALIGNMENT) else made
 
 
-def _in_halves(whole: torch.Tensor) -> torch.Tensor:
-    """What `template.in_halves` makes of an array."""
+def _padded(tensor: torch.Tensor, step: Pad) -> torch.Tensor:
+    if tuple(tensor.shape) == step.shape:
+        return tensor
+    made = torch.zeros(step.shape, dtype=tensor.dtype, device=tensor.device)
+    made[tuple(map(slice, tensor.shape))].copy_(tensor)
+    return made
+
+
+def _in_halves(whole: torch.Tensor, _: Halves) -> torch.Tensor:
+    whole = whole.contiguous()
     bits = (whole.view(torch.int32) + HALF_UNIT) & -2 * HALF_UNIT
     rounded = torch.where(whole.isnan(), whole, bits.view(torch.float32))
     rounded = torch.where(rounded.isinf(), 0.0, rounded)
     return torch.stack([rounded, whole - rounded])
+
+
+# The steps that templates for GPUs take, on the device.
+_STEPS: dict[type[Step], Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    Transpose: lambda tensor, step: tensor.permute(step.axes),
+    Pad: _padded,
+    Halves: _in_halves,
+}
 
 
 def _target(device: torch.device) -> str:

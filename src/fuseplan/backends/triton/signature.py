@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.triton.template import TYPES, GpuTemplate
+from fuseplan.backends.triton.template import TYPES
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
+from fuseplan.target import Target
+from fuseplan.template import Template
 
 WORKSPACE = "*i32"  # counters are its usual content; a kernel casts it where it keeps something else
 
 
-def types_of(source: Source, kernel: Kernel, template: GpuTemplate) -> tuple[str, ...]:
+def types_of(source: Source, kernel: Kernel, template: Template, target: Target) -> tuple[str, ...]:
     """Triton's type of every argument, in the order of the slots.
 
     A tensor map is a `tensordesc`, a parameter by value a number of the compute dtype, everything else a
     pointer: to src's, dst's and a result's dtype, to the dtype an operand is packed in, to int32 for the
     workspace.
     """
-    return tuple(_type(slot, kernel, template) for slot in source.slots)
+    return tuple(_type(slot, kernel, template, target) for slot in source.slots)
 
 
-def _type(slot: Slot, kernel: Kernel, template: GpuTemplate) -> str:
+def _type(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:
     if slot.map is not None:
         return f"tensordesc<{TYPES[slot.map.dtype]}[{', '.join(map(str, slot.map.box))}]>"
     if slot.kind == "parameter":
         return TYPES[kernel.compute_dtype]
     if slot.kind == "workspace":
         return WORKSPACE
-    return "*" + TYPES[_element(slot, kernel, template)]
+    return "*" + TYPES[_element(slot, kernel, template, target)]
 
 
-def _element(slot: Slot, kernel: Kernel, template: GpuTemplate) -> str:
+def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:
     """The dtype that a pointer points to."""
     if slot.kind == "parameters":
         return kernel.compute_dtype
@@ -38,4 +40,4 @@ def _element(slot: Slot, kernel: Kernel, template: GpuTemplate) -> str:
     if slot.kind != "operand":
         return (kernel.src if slot.kind == "src" else kernel.dst).dtype
     operand = kernel.operand(slot.key)
-    return operand.dtype if operand.per == "element" else template.packing(kernel, operand).dtype
+    return operand.dtype if operand.per == "element" else template.packing(kernel, target, operand).dtype

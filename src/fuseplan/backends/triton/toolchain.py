@@ -14,7 +14,6 @@ from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
 from fuseplan.backends.triton.signature import types_of
-from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError, installing
 from fuseplan.kernel import Kernel
@@ -46,7 +45,7 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
     Raises:
         BuildError: triton is missing or too old, or refuses the source.
     """
-    types = types_of(source, kernel, _gpu(template))
+    types = types_of(source, kernel, template, target)
     check_installed()
     from fuseplan.backends.triton.compiler import compile_source
 
@@ -59,7 +58,7 @@ def listing(kind: str, source: Source, kernel: Kernel, template: Template, targe
     Raises:
         BuildError: triton is missing or another version, or refuses the source; or its disassembler fails.
     """
-    types = types_of(source, kernel, _gpu(template))
+    types = types_of(source, kernel, template, target)
     check_installed()
     from fuseplan.backends.triton.compiler import compile_source
 
@@ -108,16 +107,10 @@ def compile_all(
     def jobs() -> Iterator[Job]:  # each is sent off as soon as its source is written
         for kernel, template in pairs:
             sources.append(template.emit(kernel, target))
-            yield Job(sources[-1], types_of(sources[-1], kernel, _gpu(template)), target)
+            yield Job(sources[-1], types_of(sources[-1], kernel, template, target), target)
 
     for place, result in enumerate(compile_many(jobs(), workers=workers, seconds=seconds)):
         yield sources[place], result
-
-
-def _gpu(template: Template) -> GpuTemplate:
-    if not isinstance(template, GpuTemplate):
-        raise TypeError(f"{template.text} is not a template for GPUs")
-    return template
 
 
 def check_installed() -> None:

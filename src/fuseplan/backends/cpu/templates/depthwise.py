@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
-from fuseplan.backends.cpu.packing import packing
+from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import (
@@ -24,6 +23,7 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
+    weight_packing,
 )
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
@@ -91,10 +91,8 @@ class Depthwise(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """weight as [block of channels][tap][vector of features][channel of a group][lane]."""
         if operand.role != "weight":
-            return super().pack(kernel, target, operand, array)
-        return packing(kernel.contraction, lanes(kernel, target)).weights(kernel.canonical_weight(array))
+            return super().packing(kernel, target, operand)
+        return weight_packing(kernel, *grouping(kernel.contraction, lanes(kernel, target)).steps)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import PlanePlan, depthwise_claims
 from fuseplan.backends.cpu.templates.depthwise_planes_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    layout_claims,
+    summation_bound,
+    weight_packing,
+)
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,8 @@ class DepthwisePlanes(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """weight as [feature][channel of a group][tap]."""
         if operand.role != "weight":
-            return super().pack(kernel, target, operand, array)
-        weight = kernel.canonical_weight(array)
-        return np.ascontiguousarray(weight.reshape(weight.shape[0], -1))
+            return super().packing(kernel, target, operand)
+        return weight_packing(kernel)

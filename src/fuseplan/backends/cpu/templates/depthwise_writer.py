@@ -81,9 +81,9 @@ class Writer:
         )
         self.image_stride, self.far_strides, self.row_stride, self.column_stride = self.plan.strides
         self.held = self.plan.held(knobs.rows, knobs.columns)
-        self.packing = self.plan.packing
+        self.grouping = self.plan.grouping
         # Weights of one tap for all features of a block.
-        self.tap_size = self.packing.parts * self.packing.products * self.lanes
+        self.tap_size = self.grouping.parts * self.grouping.products * self.lanes
 
     def source(self) -> Source:
         """The whole kernel: phase 0 where src must be copied, then one phase of tiles."""
@@ -91,13 +91,13 @@ class Writer:
         workspace = self.frame.pointer("workspace") if plan.staged.copies else b.parameters[0]
         self.src = staging.emit(self.frame, plan.staged, workspace)
         row_blocks = -(-plan.row.out // knobs.block_rows)
-        block_groups = -(-self.packing.blocks // knobs.blocks)
+        block_groups = -(-self.grouping.blocks // knobs.blocks)
         sheets = self.conv.batch * prod(axis.out for axis in plan.far)
         with self.frame.tasks(sheets * row_blocks * block_groups) as task:
             begin = task % block_groups * knobs.blocks
             rest = task // block_groups
             first, sheet = rest % row_blocks * knobs.block_rows, rest // row_blocks
-            end = b.smaller(begin + knobs.blocks, self.packing.blocks)
+            end = b.smaller(begin + knobs.blocks, self.grouping.blocks)
             last = b.smaller(first + knobs.block_rows, plan.row.out)
             with b.loop(first, last, knobs.rows, name="row") as start:
                 row = b.smaller(start, plan.row.out - knobs.rows)
@@ -149,25 +149,25 @@ class Writer:
 
     def _channels(self, spot: _Spot, begin: Index, end: Index) -> None:
         """One tile, over some blocks of channels."""
-        b, each = self.b, self.packing.channels
+        b, each = self.b, self.grouping.channels
         whole = self.conv.channels // each
         if whole:
             with b.loop(begin, b.smaller(end, whole), name="block") as block:
                 self._parts(spot, block, each)
-        if whole < self.packing.blocks:
+        if whole < self.grouping.blocks:
             with b.when(b.compare("sgt", b.const(end, "i64"), whole)):
                 self._parts(spot, whole, self.conv.channels - whole * each)
 
     def _parts(self, spot: _Spot, block: Index, count: int) -> None:
-        for part in range(self.packing.parts):
-            if self.packing.features_of(count, part):
+        for part in range(self.grouping.parts):
+            if self.grouping.features_of(count, part):
                 self._tile(spot, block, count, part)
 
     # ---- one tile
 
     def _tile(self, spot: _Spot, block: Index, count: int, part: int) -> None:
         """One vector of the features made from a block of channels, of which `count` exist."""
-        b, knobs, pack = self.b, self.knobs, self.packing
+        b, knobs, pack = self.b, self.knobs, self.grouping
         sums = [
             [b.variable(b.vector, b.number(0.0)) for _ in range(knobs.columns)] for _ in range(knobs.rows)
         ]
@@ -197,7 +197,7 @@ class Writer:
 
     def _products(self, sums: Sequence[Sequence[Variable]], read: _Reader, part: int, weight: Value) -> None:
         """Adds src times weight over the taps of the last two axes and the channels of a group."""
-        b, row, column, pack = self.b, self.plan.row, self.plan.column, self.packing
+        b, row, column, pack = self.b, self.plan.row, self.plan.column, self.grouping
         values = [[place.get() for place in line] for line in sums]
         columns = column.users(self.knobs.columns)
         sources = [pack.sources(part, i, pack.features_of(read.count, part)) for i in range(pack.products)]

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.rows import as_rows
@@ -18,6 +15,7 @@ from fuseplan.backends.cpu.templates import direct_writer
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing, Pad, Reshape, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import (
@@ -28,6 +26,7 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
+    weight_packing,
 )
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
@@ -100,24 +99,25 @@ class Direct(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return direct_writer.write(self, as_rows(kernel), target)
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][group][panel][tap, channel][feature of the panel].
 
         Zeros follow the last feature. There is one image unless each has a weight of its own.
         """
         if operand.role != "weight":
-            return super().pack(kernel, target, operand, array)
+            return super().packing(kernel, target, operand)
         conv = kernel.contraction
         panel = self.vectors * lanes(kernel, target)
-        features, depth = conv.features_per_group, conv.depth
-        panels = -(-features // panel)
-        weight = kernel.canonical_weight(array).reshape(-1, features, conv.channels_per_group, conv.taps)
-        last = weight.swapaxes(2, 3).reshape(-1, features, depth)
-        if features != panels * panel:
-            last = np.pad(last, ((0, 0), (0, panels * panel - features), (0, 0)))
-        return np.ascontiguousarray(last.reshape(-1, panels, panel, depth).swapaxes(2, 3))
+        panels = -(-conv.features_per_group // panel)
+        groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
+        inner = conv.channels_per_group, conv.taps
+        return weight_packing(
+            kernel,
+            Reshape((groups, conv.features_per_group, *inner)),
+            Pad((groups, panels * panel, *inner)),
+            Reshape((groups, panels, panel, *inner)),
+            Transpose((0, 1, 4, 3, 2)),
+        )
 
 
 def _transposing(kernel: Kernel, target: Target) -> float:

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import lcm, log2
-from typing import Any, ClassVar
-
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
@@ -17,9 +15,10 @@ from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Sha
 from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, pack_operand, unit_roundoff
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
 
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
 _WIDEST = 4096  # columns in a task: their partial sums go through the first cache
@@ -113,11 +112,9 @@ class Normalization(Template):
     def error_bound(self, kernel: Kernel) -> float:
         return self.bound(kernel)
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         # All operators have the shape of dst, and all loops are over places of dst.
-        return pack_operand(kernel, target, replace(operand, role="epilogue"), array)
+        return super().packing(kernel, target, replace(operand, role="epilogue"))
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         shape = self._shape(kernel, target)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates import planes_writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing, Reshape, Tiles, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import (
@@ -24,6 +22,7 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
+    weight_packing,
 )
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
@@ -103,22 +102,17 @@ class Planes(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return planes_writer.write(self, kernel, target)
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][tile][channel][feature of the tile]; the last tile begins early.
 
         There is one image unless each has a weight of its own.
         """
         if operand.role != "weight":
-            return super().pack(kernel, target, operand, array)
+            return super().packing(kernel, target, operand)
         conv = kernel.contraction
-        weights = kernel.canonical_weight(array).reshape(-1, conv.features, conv.channels)
-        tiles = range(planes_writer.feature_tiles(kernel, self.rows))
-        starts = [min(tile * self.rows, conv.features - self.rows) for tile in tiles]
-        return np.ascontiguousarray(
-            np.stack([weights[:, start : start + self.rows].swapaxes(1, 2) for start in starts], 1)
-        )
+        images = conv.batch if conv.weight_per_batch else 1
+        matrices = Reshape((images, conv.features, conv.channels))
+        return weight_packing(kernel, matrices, Tiles(1, self.rows), Transpose((0, 1, 3, 2)))
 
 
 def _has_planes(spec: TensorSpec) -> bool:

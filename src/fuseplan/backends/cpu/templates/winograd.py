@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from fuseplan.backends.cpu import model, transforms
 from fuseplan.backends.cpu.templates import winograd_writer
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, tiles_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.packing import Join, Packing, Pad, Product, Reshape, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, layout_claims
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    layout_claims,
+    weight_packing,
+)
 
 # Outputs along one side of a tile, by the kernel's size.
 TILES = {3: (4, 2), 5: (2,)}
@@ -127,30 +133,24 @@ class Winograd(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return winograd_writer.write(Grid(kernel, target, self), kernel, target, self.text)
 
-    def pack(
-        self, kernel: Kernel, target: Target, operand: KernelOperand, array: NDArray[Any]
-    ) -> NDArray[Any]:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].
 
         Zeros follow the last feature. The second part serves tiles that are not finite.
         """
         if operand.role != "weight":
-            return super().pack(kernel, target, operand, array)
-        grid = Grid(kernel, target, self)
-        (features, channels), taps = array.shape[:2], grid.taps**2
-        width, positions = grid.panels * grid.panel, grid.positions
-        packed = np.zeros((positions + taps) * channels * width, np.float32)
-        transformed, plain = np.split(packed, [positions * channels * width])
-        by_panel = transformed.reshape(positions, grid.panels, channels, grid.panel).swapaxes(1, 2)
-        values = grid.transforms.weights(array)
-        whole = features - features % grid.panel
-        by_panel[:, :, : whole // grid.panel] = values[..., :whole].reshape(
-            positions, channels, -1, grid.panel
+            return super().packing(kernel, target, operand)
+        grid, conv = Grid(kernel, target, self), kernel.contraction
+        channels, width = conv.channels, grid.panels * grid.panel
+        transformed = (
+            Product(grid.transforms.squared),
+            Pad((grid.positions, channels, width)),
+            Reshape((grid.positions, channels, grid.panels, grid.panel)),
+            Transpose((0, 2, 1, 3)),
         )
-        if whole < features:
-            by_panel[:, :, -1, : features - whole] = values[..., whole:]
-        plain.reshape(taps, channels, width)[..., :features] = array.reshape(features, channels, taps).T
-        return packed
+        plain = (Pad((conv.taps, channels, width)),)
+        taps = Reshape((conv.features, channels, conv.taps)), Transpose((2, 1, 0))
+        return weight_packing(kernel, *taps, Join((transformed, plain)))
 
 
 def _is_strict(conv: Convolution, tile: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.convolution_choice import choices, seconds
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
@@ -15,6 +15,7 @@ from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.backends.triton.templates.product_tiles import arithmetics
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
@@ -72,17 +73,17 @@ class GpuConvolution(Knobs, GpuTemplate):
         """On tensor cores 2^-23 per product plus the factors' rounding; else one rounding per product."""
         return bound(kernel, self.arithmetic)
 
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [feature][tap][channel], whole tiles of features, and whole steps of channels."""
         if operand.role != "weight":
-            return vector_packing(kernel, operand)
+            return super().packing(kernel, target, operand)
         tiles = self.tiles(kernel)
         features, channels, *taps = kernel.weight_axes
         extents = (tiles.weight_rows, *tiles.conv.kernel, tiles.weight_channels)
         if not taps:  # a matrix product's weight has no axes for its one tap
             extents = (tiles.weight_rows, tiles.weight_channels)
         halves = self.arithmetic == "tf32x3"
-        return Packing((features, *taps, channels), extents, operand.dtype, halves)
+        return weight_packing(operand, (features, *taps, channels), extents, halves=halves)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return ConvolutionWriter(self, kernel, self.text).source()

@@ -9,10 +9,11 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.depthwise_writer import HELD_WEIGHTS, DepthwiseKnobs, DepthwiseWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
@@ -71,13 +72,12 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         for columns, features, rows, warps, span, ahead in dict.fromkeys(tiles):
             yield cls(columns, features, rows, warps, span, ahead)
 
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [tap][feature]."""
         if operand.role != "weight":
-            return vector_packing(kernel, operand)
+            return super().packing(kernel, target, operand)
         features, channels, *taps = kernel.weight_axes
-        axes = (*taps, features, channels)
-        return Packing(axes, tuple(operand.shape[axis] for axis in axes), operand.dtype)
+        return weight_packing(operand, (*taps, features, channels))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return model.traffic(kernel)

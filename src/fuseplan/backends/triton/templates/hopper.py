@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import hopper_choices
 from fuseplan.backends.triton.templates.hopper_choices import choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
@@ -14,6 +14,7 @@ from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED, MOST_STEP, 
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
@@ -89,14 +90,14 @@ class Hopper(GpuTemplate):
         for knobs in sorted(found, key=lambda each: (found[each], each.swapped, repr(each))):
             yield cls(**vars(knobs))
 
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own."""
         if operand.role != "weight":
-            return vector_packing(kernel, operand)
+            return super().packing(kernel, target, operand)
         first = int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight_axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        return Packing(axes, tuple(operand.shape[axis] for axis in axes), operand.dtype)
+        return weight_packing(operand, axes)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes)

@@ -10,14 +10,14 @@ from typing import ClassVar
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import formulas_of
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates import normalization_cost as cost
 from fuseplan.backends.triton.templates.normalization_choice import Choice, Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
 from fuseplan.backends.triton.templates.pointwise import calls
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
@@ -73,9 +73,6 @@ class GpuNormalization(Choice, GpuTemplate):
         listed = Space(kernel, target).choices()
         for each in sorted(listed, key=lambda choice: cost.seconds(kernel, target, choice)):
             yield cls(**vars(each))
-
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
-        return vector_packing(kernel, operand)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Every pass counts as a read, although a cache may serve it; what is kept is read once."""

@@ -8,10 +8,10 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.triton import dialect, model
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.pointwise_writer import PointwiseWriter, power_of_two
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import Scalar
 from fuseplan.target import Target
@@ -80,9 +80,6 @@ class GpuPointwise(GpuTemplate):
                 if form == "rows" and share == 1:
                     made[cls(form, tile // inner, inner, _SHARING * target.processors, warps)] = None
         yield from sorted(made, key=lambda template: template.seconds(kernel, target))
-
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
-        return vector_packing(kernel, operand)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return model.traffic(kernel)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.template import GpuTemplate, Packing, vector_packing
+from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import product_cost, product_tiles
 from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved, weight_extents
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
@@ -66,16 +67,16 @@ class Product(Knobs, GpuTemplate):
         for knobs in product_tiles.choices(kernel, target, accuracy):
             yield cls(**vars(knobs))
 
-    def packing(self, kernel: Kernel, operand: KernelOperand) -> Packing:
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as (features, depth), behind the image where each has its own; padded to whole tiles."""
         if operand.role != "weight":
-            return vector_packing(kernel, operand)
+            return super().packing(kernel, target, operand)
         shape = ProductShape.of(kernel)
         features, depth = weight_extents(self, shape, kernel.src.itemsize)
         axes = kernel.weight_axes
         first = int(kernel.contraction.weight_per_batch)
         extents = (*(shape.batches,) * first, features, depth, *(1,) * (len(axes) - first - 2))
-        return Packing(axes, extents, operand.dtype, halves=is_halved(self))
+        return weight_packing(operand, axes, extents, halves=is_halved(self))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kept = ProductWriter(self, kernel, "").workspace_bytes

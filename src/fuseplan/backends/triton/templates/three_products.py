@@ -7,8 +7,8 @@ the rounded factors leaves it after every eight: two sums a step of FINE_STEP, e
 
 from __future__ import annotations
 
-from fuseplan.backends.triton.template import HALF_UNIT
 from fuseplan.backends.triton.text import Text
+from fuseplan.packing import HALF_UNIT
 
 FINE_STEP = 16  # a step of this depth or less is summed in two
 FINE_DEPTH = 256  # sums shorter than this take such steps, to be as exact as IEEE's

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fuseplan.kernel import Convolution
+from fuseplan.packing import Pad, Reshape, Step, Transpose
 
 
 @dataclass(frozen=True)
-class Packing:
+class Grouping:
     """Blocks of channels and the vectors of features that are made from each.
 
     Attributes:
@@ -55,20 +52,23 @@ class Packing:
         groups = [(part * self.lanes + lane) // conv.features_per_group for lane in range(count)]
         return [group * conv.channels_per_group + number for group in groups]
 
-    def weights(self, array: NDArray[Any]) -> NDArray[Any]:
+    @property
+    def steps(self) -> tuple[Step, ...]:
         """weight, (features, channels of a group, *kernel), as [block][tap][part][product][lane]."""
         conv, each = self.conv, self.features // self.parts
-        padded = np.zeros((self.blocks * self.features, self.products, conv.taps), array.dtype)
-        padded[: conv.features] = array.reshape(conv.features, self.products, conv.taps)
-        split = padded.reshape(self.blocks, self.parts, each, self.products, conv.taps)
-        lanes = np.zeros((self.blocks, conv.taps, self.parts, self.products, self.lanes), array.dtype)
-        lanes[..., :each] = split.transpose(0, 4, 1, 3, 2)
-        return lanes
+        inner = self.products, conv.taps
+        return (
+            Reshape((conv.features, *inner)),
+            Pad((self.blocks * self.features, *inner)),
+            Reshape((self.blocks, self.parts, each, *inner)),
+            Transpose((0, 4, 1, 3, 2)),
+            Pad((self.blocks, conv.taps, self.parts, self.products, self.lanes)),
+        )
 
 
-def packing(conv: Convolution, lanes: int) -> Packing:
+def grouping(conv: Convolution, lanes: int) -> Grouping:
     """A vector of channels, each convolved alone; or as many groups as have their features in one vector."""
     if conv.channels_per_group == 1:
-        return Packing(conv, lanes, lanes, lanes * conv.features_per_group, conv.features_per_group)
+        return Grouping(conv, lanes, lanes, lanes * conv.features_per_group, conv.features_per_group)
     groups = min(conv.groups, max(1, lanes // conv.features_per_group))
-    return Packing(conv, lanes, groups * conv.channels_per_group, groups * conv.features_per_group, 1)
+    return Grouping(conv, lanes, groups * conv.channels_per_group, groups * conv.features_per_group, 1)
