@@ -69,7 +69,7 @@ def register_template(kind: TemplateClass, backend: str = "cpu") -> TemplateClas
     """Lets a backend choose a template of your own, by its cost model, beside fuseplan's.
 
     Args:
-        kind: a class of `fuseplan.template.Template`, or for GPUs of
+        kind: a class of `fuseplan.backends.cpu.template.CpuTemplate`, or for GPUs of
             `fuseplan.backends.triton.template.GpuTemplate`: a frozen dataclass whose fields are its knobs.
         backend: `cpu` or `triton`.
 

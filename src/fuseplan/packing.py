@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.tensor import TensorSpec
+
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -238,3 +240,9 @@ def _read(told: Sequence[Any]) -> tuple[Step, ...]:
 def _tuples(value: Any) -> Any:
     """Lists, at any depth, as tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def storage_axes(spec: TensorSpec) -> tuple[int, ...]:
+    """Axes of one image (c and spatial) of a tensor, outermost first as it is stored."""
+    strides = spec.element_strides[1:]
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from fuseplan.backends.backend import Block, Loaded, Memory, Packed
 from fuseplan.build import Program
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
-from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE, Template
 
+if TYPE_CHECKING:
+    from fuseplan.packing import Packing
+
 Words = list[tuple[int, int]]  # which slot, and what
-Packings = Mapping[str, Packing | None]  # of operands by key; None where the kernel reads the caller's memory
+Packings = Mapping[str, "Packing | None"]  # by key; None where the kernel reads the caller's memory
 Given = tuple[Any, Buffer]  # a tensor for a result, and how it lies
 _BITS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.uint32), "f64": np.dtype(np.uint64)}
 

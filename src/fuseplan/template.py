@@ -6,16 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing, Pad, Reshape, Step, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
 from fuseplan.target import Target
+
+if TYPE_CHECKING:
+    from fuseplan.packing import Packing
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
@@ -113,12 +115,12 @@ class Template(ABC):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's source; the same text for the same arguments, in every process."""
 
+    @abstractmethod
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """How the kernel reads an operand that is not per element: those, it reads where the caller has them.
 
-        Templates that read a weight override this and call it for the other operands: see `vector_packing`.
+        The base class of each backend's templates says it for all operands but weights.
         """
-        return vector_packing(kernel, target, operand)
 
     @property
     def text(self) -> str:
@@ -135,32 +137,3 @@ class Template(ABC):
 def lanes(kernel: Kernel, target: Target) -> int:
     """Elements of the compute dtype in one vector of the target."""
     return target.vector_bytes // NUMPY_COMPUTE[kernel.compute_dtype].itemsize
-
-
-def vector_packing(kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
-    """How an operand that is not a weight is read on a CPU: in the compute dtype, zeros to whole vectors.
-
-    per channel: in order. per activation: in the order in which one image of the tensor it is applied to is
-    stored. shared: its one element.
-
-    Raises:
-        ValueError: the operand is a weight, or per element; its template must say how it is read.
-    """
-    if operand.per not in ("channel", "activation", "shared"):
-        raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
-    ordered = (Transpose(storage_axes(kernel, operand)),) if operand.per == "activation" else ()
-    width = lanes(kernel, target)
-    padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))
-    return Packing(operand.shape, kernel.compute_dtype, (*ordered, *padded))
-
-
-def weight_packing(kernel: Kernel, *steps: Step) -> Packing:
-    """How a weight is read on a CPU: in the compute dtype; `steps` take its axes in canonical order."""
-    ordered = Transpose(kernel.weight_axes)
-    return Packing(kernel.weight.shape, kernel.compute_dtype, (ordered, *steps))
-
-
-def storage_axes(kernel: Kernel, operand: KernelOperand) -> tuple[int, ...]:
-    """Axes of one image (c and spatial), outermost first, as the tensor of the operand's stage is stored."""
-    strides = kernel.shape_of(operand).element_strides[1:]
-    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))

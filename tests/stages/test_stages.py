@@ -17,9 +17,10 @@ from fuseplan.backends.reference import REFERENCE
 from fuseplan.dtypes import DTYPES
 from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError, Unsupported
-from fuseplan.kernel import Kernel, functions
+from fuseplan.kernel import Kernel, KernelOperand, functions
 from fuseplan.lower import lower
 from fuseplan.match import match, unfuse
+from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.rules import RULES
@@ -27,7 +28,7 @@ from fuseplan.scalar import leaf
 from fuseplan.select import select
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy, Template, Traffic, vector_packing
+from fuseplan.template import Accuracy, Template, Traffic
 
 FULL = (
     "f16[2x8x5x6, nhwc] -> leaky_relu(0.3)"
@@ -178,6 +179,9 @@ class _Base(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Source("", "none", ())
 
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        return Packing(operand.shape, operand.dtype)
+
 
 def template(name: str, price: float, *, allows: bool = True) -> type[Template]:
     return type(name, (_Base,), {"name": name, "price": price, "allows": allows})
@@ -236,16 +240,17 @@ def test_a_bound_that_cannot_be_met_is_refused_with_the_target_that_can() -> Non
 
 def test_operands_are_packed_to_whole_vectors() -> None:
     kernel = kernel_of("f32[1x5x3x2, nhwc] -> bias -> batch_norm(per_activation) -> prelu(shared=True)")
-    bias = vector_packing(kernel, AVX2, kernel.operand("bias")).of(np.arange(5, dtype=np.float32))
+    made = select(kernel, AVX2).template
+    bias = made.packing(kernel, AVX2, kernel.operand("bias")).of(np.arange(5, dtype=np.float32))
     np.testing.assert_array_equal(bias, [0, 1, 2, 3, 4, 0, 0, 0])
     image = np.arange(30, dtype=np.float32).reshape(5, 3, 2)
-    mean = vector_packing(kernel, AVX2, kernel.operand("mean")).of(image)
+    mean = made.packing(kernel, AVX2, kernel.operand("mean")).of(image)
     np.testing.assert_array_equal(mean[:30], image.transpose(1, 2, 0).reshape(-1))
     np.testing.assert_array_equal(mean[30:], np.zeros(2))
-    slope = vector_packing(kernel, AVX2, kernel.operand("slope")).of(np.full(1, 3, np.float32))
+    slope = made.packing(kernel, AVX2, kernel.operand("slope")).of(np.full(1, 3, np.float32))
     np.testing.assert_array_equal(slope, [3, 0, 0, 0, 0, 0, 0, 0])
     with pytest.raises(ValueError, match="only its template"):
-        vector_packing(kernel_of(FULL), AVX2, kernel_of(FULL).weight)
+        made.packing(kernel_of(FULL), AVX2, kernel_of(FULL).weight)
 
 
 def test_traffic_counts_the_workspace_twice() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -12,10 +12,12 @@ from fuseplan.dlpack import Wrote
 from fuseplan.emit import Source
 from fuseplan.errors import BuildError
 from fuseplan.kernel import Kernel
-from fuseplan.packing import Packing
 from fuseplan.target import Target
 from fuseplan.template import Template
 from fuseplan.tensor import Dense, TensorSpec
+
+if TYPE_CHECKING:
+    from fuseplan.packing import Packing
 
 Addresses = Callable[[Any, Any], tuple[int, int, Wrote | None]]
 

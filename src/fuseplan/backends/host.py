@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, is_torch, view
 from fuseplan.backends.backend import Addresses
-from fuseplan.packing import Packing
 from fuseplan.template import NUMPY_COMPUTE
 from fuseplan.tensor import Dense, TensorSpec
+
+if TYPE_CHECKING:
+    from fuseplan.packing import Packing
 
 
 class HostCopy:

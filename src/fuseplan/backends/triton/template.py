@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Halves, Packing, Pad, Step, Transpose
+from fuseplan.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
 from fuseplan.target import Target
-from fuseplan.template import Template, storage_axes
+from fuseplan.template import Template
 
 # Triton's names of our dtypes.
 TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
@@ -23,7 +23,7 @@ class GpuTemplate(Template):
         Per activation, one image in the order in which the tensor it is applied to is stored. Templates that
         read a weight override this.
         """
-        ordered = (Transpose(storage_axes(kernel, operand)),) if operand.per == "activation" else ()
+        ordered = (Transpose(storage_axes(kernel.shape_of(operand))),) if operand.per == "activation" else ()
         return Packing(operand.shape, kernel.compute_dtype, ordered)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
 from fuseplan.backends.cpu.grouping import grouping
+from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
 from fuseplan.backends.cpu.templates.depthwise_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -23,14 +24,13 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
-    weight_packing,
 )
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
 
 
 @dataclass(frozen=True)
-class Depthwise(Template):
+class Depthwise(CpuTemplate):
     """Tiles of rows x columns of output positions, one vector of channels per position; src is read in place.
 
     reads:  src about twice from a near cache, once from memory; weight once for each tile

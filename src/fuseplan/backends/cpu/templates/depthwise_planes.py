@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import PlanePlan, depthwise_claims
+from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
 from fuseplan.backends.cpu.templates.depthwise_planes_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -22,12 +23,11 @@ from fuseplan.template import (
     accuracy_claim,
     layout_claims,
     summation_bound,
-    weight_packing,
 )
 
 
 @dataclass(frozen=True)
-class DepthwisePlanes(Template):
+class DepthwisePlanes(CpuTemplate):
     """Tiles of rows x vectors of output pixels; rows of src are shifted in registers where they meet padding.
 
     reads:  src once from memory, again from the first cache for each tile; with a prologue, another dtype or

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
 from fuseplan.backends.cpu.templates import direct_writer
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
@@ -26,14 +27,13 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
-    weight_packing,
 )
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
 
 
 @dataclass(frozen=True)
-class Direct(Template):
+class Direct(CpuTemplate):
     """Tiles of output positions x features in registers; every kernel size, stride, dilation, group and rank.
 
     reads:  src once for each block of features that does not fit beside it in the second cache; weight once

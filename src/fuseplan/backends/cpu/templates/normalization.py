@@ -9,6 +9,7 @@ from math import lcm, log2
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
 from fuseplan.backends.cpu.templates.normalization_runs import RunWriter
 from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Shape, can_fold, shape_of
@@ -29,7 +30,7 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 
 
 @dataclass(frozen=True)
-class Normalization(Template):
+class Normalization(CpuTemplate):
     """Statistics of all elements of a channel or a place, then the elementwise operators behind them.
 
     reads:  src and operands once for each reduction and once for dst; once in all, where the data of

@@ -8,6 +8,7 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
 from fuseplan.backends.cpu.templates import planes_writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -22,7 +23,6 @@ from fuseplan.template import (
     lanes,
     layout_claims,
     summation_bound,
-    weight_packing,
 )
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
@@ -30,7 +30,7 @@ _ROWS = 16  # most features in a tile: larger ones leave more of the last tile u
 
 
 @dataclass(frozen=True)
-class Planes(Template):
+class Planes(CpuTemplate):
     """Tiles of features x positions in registers: lanes are positions, weights are spread over them.
 
     reads:  src once for each group of features, into the thread's part of the workspace; weight once for each

@@ -12,6 +12,7 @@ from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.ir import I64, Index, Value
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import Walk, walk
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
@@ -26,7 +27,7 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 
 
 @dataclass(frozen=True)
-class Pointwise(Template):
+class Pointwise(CpuTemplate):
     """Chains of elementwise operators, in any layout.
 
     reads:  src and every operand once; expressions of the channel alone are computed once per block

@@ -8,6 +8,7 @@ from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, transforms
+from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
 from fuseplan.backends.cpu.templates import winograd_writer
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, tiles_of
 from fuseplan.emit import Source
@@ -22,7 +23,6 @@ from fuseplan.template import (
     accuracy_claim,
     lanes,
     layout_claims,
-    weight_packing,
 )
 
 # Outputs along one side of a tile, by the kernel's size.
@@ -34,7 +34,7 @@ _CACHE_RATE, _MEMORY_RATE = 24, 12
 
 
 @dataclass(frozen=True)
-class Winograd(Template):
+class Winograd(CpuTemplate):
     """Transforms tiles of src, multiplies by transformed weights position by position, transforms back.
 
     A task does all three for a block of tiles and some panels of features, so no thread waits for another. A

@@ -1,0 +1,37 @@
+"""What the templates for CPUs share: the order in which a kernel reads its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.packing import Packing, Pad, Reshape, Step, Transpose, storage_axes
+from fuseplan.target import Target
+from fuseplan.template import Template, lanes
+
+
+@dataclass(frozen=True)
+class CpuTemplate(Template):
+    """A template whose operands are packed in the compute dtype, to whole vectors."""
+
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        """How the kernel reads an operand that is no weight; zeros follow to the end of a vector.
+
+        per channel: in order. per activation: in the order in which one image of the tensor it is applied to
+        is stored. shared: its one element. Templates that read a weight override this.
+
+        Raises:
+            ValueError: the operand is a weight, or per element; its template must say how it is read.
+        """
+        if operand.per not in ("channel", "activation", "shared"):
+            raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
+        ordered = (Transpose(storage_axes(kernel.shape_of(operand))),) if operand.per == "activation" else ()
+        width = lanes(kernel, target)
+        padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))
+        return Packing(operand.shape, kernel.compute_dtype, (*ordered, *padded))
+
+
+def weight_packing(kernel: Kernel, *steps: Step) -> Packing:
+    """How a weight is read on a CPU: in the compute dtype; `steps` take its axes in canonical order."""
+    ordered = Transpose(kernel.weight_axes)
+    return Packing(kernel.weight.shape, kernel.compute_dtype, (ordered, *steps))
