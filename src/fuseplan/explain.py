@@ -200,7 +200,7 @@ def _floor(records: Records, moved: int) -> dict[str, Any] | None:
 
 
 def _gpu_floor(target: Target, kernel: Kernel) -> dict[str, Any] | None:
-    from fuseplan.measure.gpu_peaks import gpu_peaks
+    from fuseplan.measure.peaks import gpu_peaks
 
     measured = gpu_peaks(target.cpu)
     if measured is None:

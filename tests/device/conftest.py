@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.versions import commit
+from fuseplan.measure.machine import gpu_machine
+from fuseplan.measure.versions import commit, gpu_versions
 from recorder import Counts
 
 HERE = Path(__file__).parent

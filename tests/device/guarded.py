@@ -7,7 +7,9 @@ import torch
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
-from fuseplan.measure.gpu_data import applied, evaluated, random_tensors, torch_dtype
+from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.float64 import applied
+from fuseplan.measure.spaces import torch_dtype
 from fuseplan.plan import FusionPlan, Step
 
 Tensor = Any
@@ -57,7 +59,7 @@ def output(plan: FusionPlan, device: str = "cuda") -> Walled:
 def inputs(plan: FusionPlan, seed: int, device: str = "cuda") -> dict[str, Tensor]:
     """Random `src` and operands between NaN: what is read beside them and used shows in the result."""
     made = {}
-    for key, tensor in random_tensors(plan, seed, device).items():
+    for key, tensor in random_arrays(plan, seed, device=device).items():
         wall = Walled(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, NAN, device)
         made[key] = wall.tensor.copy_(tensor)
     return made

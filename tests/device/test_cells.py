@@ -10,7 +10,7 @@ from device.guarded import inputs, output, wanted, worst
 from forced import forced
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
-from fuseplan.measure.gpu_data import evaluated
+from fuseplan.measure.data import evaluated
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target

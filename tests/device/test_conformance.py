@@ -1,6 +1,6 @@
 """Every one of MIOpen's own cases of fusion in full: each operand random, each result poisoned beforehand.
 
-The reference is float64 on the same GPU, some images at a time, by products of float64 matrices (`gpu_data`):
+The reference is float64 on the same GPU, some images at a time, by products of float64 matrices (`float64`):
 NumPy would take hours for the 25 thousand GFLOP, and positions drawn at random would leave most of a result
 unseen.
 """
@@ -19,7 +19,7 @@ import torch
 from conformance import RMS, most, sized
 from device.guarded import inputs, output
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.gpu_data import evaluated
+from fuseplan.measure.data import evaluated
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 

@@ -4,7 +4,7 @@ import pytest
 
 from device.guarded import inputs, output, wanted, worst
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.gpu_data import reference
+from fuseplan.measure.data import reference
 from fuseplan.plan import FusionPlan
 from orders import orders
 

@@ -13,7 +13,8 @@ from device.test_numeric import KIND, _candidates, made
 from fuseplan.backends import backend_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
-from fuseplan.measure.gpu_data import evaluated, torch_dtype
+from fuseplan.measure.data import evaluated
+from fuseplan.measure.spaces import torch_dtype
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Template
 from training import CHAINS

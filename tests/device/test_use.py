@@ -11,7 +11,7 @@ from fuseplan import limits
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.gpu_data import empty
+from fuseplan.measure.spaces import empty
 
 PLANS = (
     "f16[4x64x15x13, nhwc] -> batch_norm -> add -> relu",

@@ -15,6 +15,7 @@ from fuseplan.cli import trial
 from fuseplan.cli.commands import fuseplan
 from fuseplan.cli.show import RECORDS
 from fuseplan.measure import data, ground
+from fuseplan.measure.clock import HostClock, Protocol
 from fuseplan.measure.data import evaluated
 from pretend_gpu import machine
 from toy_chain import PLAN as CHAIN
@@ -24,16 +25,9 @@ PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
 REFUSED = "f32[1x4x9x9] -> conv2d(4, kernel=3) -> conv2d(4, kernel=3)"
 
 
-class PosedGround(ground.HostGround):
+def posed_machine(device: int | None) -> tuple[str | None, HostClock]:
     """A GPU's tensors, which are torch's on the CPU."""
-
-    def __init__(self, plan: Any, seed: int, device: int, inputs: str) -> None:
-        super().__init__(plan, seed, inputs)
-        self.deviation(super().out())  # which makes float64 of the arrays
-        self.tensors = {key: torch.from_numpy(array) for key, array in self.tensors.items()}
-
-    def out(self) -> Any:
-        return torch.from_numpy(super().out())
+    return (None if device is None else "cpu"), HostClock(Protocol(rounds=1, block_seconds=0.001))
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +77,14 @@ def test_run_on_the_reference() -> None:
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "evaluated", lambda plan, arrays: (evaluated(plan, arrays)[0] * 1.001, {}))
+    monkeypatch.setattr(data, "evaluated", lambda *given: (evaluated(*given)[0] * 1.001, {}))
     result = call("run", PLAN, "--target", "reference")
     assert result.exit_code == 1
     assert "WRONG" in result.stdout
 
 
 def test_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "GpuGround", PosedGround)
+    monkeypatch.setattr(ground, "machine_of", posed_machine)
     monkeypatch.setattr(trial, "OneAtATime", lambda plan, tensors, target: lambda: None)
     with machine(ToyChain) as gpu:
         gpu.driver.meaning = chain
@@ -107,7 +101,7 @@ def test_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_driver_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "GpuGround", PosedGround)
+    monkeypatch.setattr(ground, "machine_of", posed_machine)
     with machine(ToyChain) as gpu:
         gpu.driver.meaning = chain
         found = json.loads(call("driver", CHAIN, "--target", "cuda", "-t", "1", "-w", "1", "--json").stdout)
@@ -123,7 +117,7 @@ def test_tensors_that_a_gpu_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(ground, "GpuGround", full)
+    monkeypatch.setattr(ground, "GpuClock", full)
     with machine(ToyChain):
         result = call("run", CHAIN, "--target", "cuda")
     assert (result.exit_code, "do not fit this machine's memory: no room" in result.stderr) == (2, True)

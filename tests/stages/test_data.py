@@ -8,7 +8,6 @@ import pytest
 
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import INPUTS, deviation, laid_out, random_arrays, reference, stored
-from fuseplan.measure.gpu_data import random_tensors
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
@@ -93,7 +92,7 @@ def test_gradients_are_nothing_where_rounding_decides(
     moved = dict(arrays)
     moved["shift"] = arrays["shift"] + np.float32(1e-5)  # as rounding may
     assert deviation(reference(plan, moved), reference(plan, arrays)) < 1e-3
-    drawn = random_tensors(plan, 1, "cpu")["src"]
+    drawn = random_arrays(plan, 1, device="cpu")["src"]
     shares = [float((arrays["src"] == 0).mean()), float((drawn == 0).double().mean())]
     assert max(shares) < 0.01
     if dtype == "f32":  # of bf16, few numbers are near an edge, and many elements are each

@@ -18,7 +18,7 @@ from fuseplan.cli import driving
 from fuseplan.cli.commands import fuseplan
 from fuseplan.driver.combinations import combinations
 from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
-from fuseplan.measure import data, ground
+from fuseplan.measure import clock, data, ground
 from fuseplan.measure.data import evaluated
 from fuseplan.plan import FusionPlan
 from fuseplan.report.driver import driver_report
@@ -68,7 +68,7 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "evaluated", lambda plan, arrays: (evaluated(plan, arrays)[0] * 1.001, {}))
+    monkeypatch.setattr(data, "evaluated", lambda *given: (evaluated(*given)[0] * 1.001, {}))
 
 
 def test_a_line_is_run_and_verified() -> None:
@@ -125,7 +125,7 @@ def test_times_are_of_so_many_calls_but_the_first() -> None:
         assert taken["calls"] == 4
         assert 0 < taken["least"] <= taken["mean"]
     calls: list[None] = []
-    place = ground.HostGround(FusionPlan.parse("f32[1x8] -> relu"), 0)
+    place = ground.Ground(FusionPlan.parse("f32[1x8] -> relu"), 0, None, clock.HostClock())
     assert len(place.kernel_seconds(lambda: calls.append(None), 4)) == 4
     assert len(calls) == 5
 

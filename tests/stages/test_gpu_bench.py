@@ -15,11 +15,10 @@ from fuseplan.bench.peers.gpu import BY_NAME
 from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch, Tensors
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.errors import ArgumentError
-from fuseplan.measure.gpu_data import random_tensors
-from fuseplan.measure.gpu_machine import GpuMachine
-from fuseplan.measure.gpu_peaks import GpuPeaks
+from fuseplan.measure.data import random_arrays
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.machine import machine
+from fuseplan.measure.machine import GpuMachine, machine
+from fuseplan.measure.peaks import GpuPeaks
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan
 
@@ -93,6 +92,9 @@ class Extra(GpuTorch):
         return Prepared(prepared.call, prepared.result, {"template": "direct", "added_bytes": 10**6})
 
 
+drawn = partial(random_arrays, device="cpu")
+
+
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for kind in (Wrong, Unwritten, Broken, Refusing, Extra):
@@ -103,7 +105,9 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gpu, "gpu_versions", lambda: {"numpy": "2", "torch": "2"})
     monkeypatch.setattr(gpu, "gpu_peaks", lambda name: PEAKS)
     monkeypatch.setattr(gpu, "GpuClock", Clock)
-    monkeypatch.setattr(gpu, "random_tensors", partial(random_tensors, device="cpu"))
+    monkeypatch.setattr(
+        gpu, "random_arrays", lambda plan, seed, device: random_arrays(plan, seed, device="cpu")
+    )
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     was = torch.is_grad_enabled()
     yield

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from fuseplan.measure.gpu_clock import (
+from fuseplan.measure.clock import (
     AHEAD,
     FLUSH_BYTES,
     LATENCY_CALLS,
     MOST_AHEAD,
     REPLAYED,
     GpuClock,
-    GpuProtocol,
-    rate_of,
+    Protocol,
 )
 
 FLUSH = 1e-4  # seconds
@@ -81,7 +80,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def test_a_time_is_the_calls_own_and_each_call_finds_the_cache_overwritten(queue: Queue) -> None:
-    clock = GpuClock(0, GpuProtocol(rounds=3, block_seconds=1e-9, fewest_samples=4))
+    clock = GpuClock(0, Protocol(rounds=3, block_seconds=1e-9, fewest_samples=4))
     timed = clock.interleave({"a": queue.work("a", 2e-5), "b": queue.work("b", 3e-5)})
     assert timed["a"].median == pytest.approx(2e-5)
     assert timed["b"].median == pytest.approx(3e-5)
@@ -93,13 +92,13 @@ def test_a_time_is_the_calls_own_and_each_call_finds_the_cache_overwritten(queue
 @pytest.mark.parametrize(("needed", "wanted"), [(1, AHEAD), (3 * AHEAD, 4 * AHEAD), (1 << 20, MOST_AHEAD)])
 def test_the_host_gets_as_far_ahead_as_a_slow_call_needs(queue: Queue, needed: int, wanted: int) -> None:
     queue.needed = needed
-    clock = GpuClock(0, GpuProtocol(rounds=1, block_seconds=1e-9, fewest_samples=2))
+    clock = GpuClock(0, Protocol(rounds=1, block_seconds=1e-9, fewest_samples=2))
     clock.interleave({"a": queue.work("a", 1e-5)})
     assert queue.done[-wanted - 6 :] == ["a", "a", *["flush"] * wanted, *["flush", "a"] * 2]
 
 
 def test_the_order_rotates(queue: Queue) -> None:
-    clock = GpuClock(0, GpuProtocol(rounds=2, block_seconds=1e-9, fewest_samples=1))
+    clock = GpuClock(0, Protocol(rounds=2, block_seconds=1e-9, fewest_samples=1))
     clock.interleave({name: queue.work(name, 1e-6) for name in "ab"})
     blocks = " ".join(queue.done).split(" ".join(["flush"] * (AHEAD + 1)))
     assert [timed.split()[0] for timed in blocks[-4:]] == ["a", "b", "b", "a"]
@@ -112,7 +111,7 @@ def test_nothing_to_time(queue: Queue) -> None:
 
 
 def test_samples_fill_a_block_within_limits(queue: Queue) -> None:
-    clock = GpuClock(0, GpuProtocol(rounds=1, block_seconds=1e3, most_samples=7))
+    clock = GpuClock(0, Protocol(rounds=1, block_seconds=1e3, most_samples=7))
     assert clock.interleave({"a": queue.work("a", 1e-6)})["a"].n == 7
 
 
@@ -121,15 +120,15 @@ def test_wall_is_the_hosts(queue: Queue) -> None:
 
 
 def test_latency_is_the_hosts_wait_for_one_call(queue: Queue) -> None:
-    clock = GpuClock(0, GpuProtocol(rounds=2))
+    clock = GpuClock(0, Protocol(rounds=2))
     waited = clock.latency({"a": queue.work("a", 1e-5)})["a"]
     assert (waited.blocks, waited.n) == (2, 2 * LATENCY_CALLS)
     assert queue.done == ["a", *["flush", "a"] * LATENCY_CALLS] * 2
     assert clock.latency({}) == {}
 
 
-def test_a_rate_is_that_of_the_best_call(queue: Queue) -> None:
-    assert rate_of(GpuClock(0), queue.work("a", 2e-3), 10.0) == pytest.approx(5000.0)
+def test_the_best_call(queue: Queue) -> None:
+    assert GpuClock(0).least(queue.work("a", 2e-3)) == pytest.approx(2e-3)
 
 
 def test_a_graph_is_timed_by_the_call(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure import gpu_data, gpu_machine, gpu_peaks, quiet
+from fuseplan.measure import peaks, quiet
+from fuseplan.measure.data import deviation, evaluated, random_arrays, reference
 from fuseplan.measure.peaks import Floor
 from fuseplan.measure.torch_training import decided, training_call
 from fuseplan.ops import OPERATORS
@@ -40,10 +41,10 @@ def _no_gradients() -> Iterator[None]:
 
 @pytest.mark.parametrize("plan", SAMPLES)
 def test_float64_in_torch_is_float64_in_numpy(plan: FusionPlan) -> None:
-    tensors = gpu_data.random_tensors(plan, 3, "cpu")
+    tensors = random_arrays(plan, 3, device="cpu")
     exact = {key: tensor.double().numpy() for key, tensor in tensors.items()}
     want, results = plan.evaluate(exact.pop("src"), exact)
-    got, made = gpu_data.evaluated(plan, tensors)
+    got, made = evaluated(plan, tensors)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
     assert made.keys() == results.keys()
     for key, result in made.items():
@@ -52,15 +53,15 @@ def test_float64_in_torch_is_float64_in_numpy(plan: FusionPlan) -> None:
 
 def test_tensors_lie_as_the_plan_says_and_hold_what_fits_its_dtype() -> None:
     plan = FusionPlan.parse(RESIDUAL)
-    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    tensors = random_arrays(plan, 1, device="cpu")
     assert tensors["src"].stride() == plan.src.element_strides
     assert tensors["other"].stride() == plan.output.element_strides
     assert tensors["variance"].dtype == torch.float32
     assert torch.equal(tensors["variance"], tensors["variance"].half().float())
     assert tensors["variance"].min() > 0
-    again = gpu_data.random_tensors(plan, 1, "cpu")
+    again = random_arrays(plan, 1, device="cpu")
     assert all(torch.equal(tensor, again[key]) for key, tensor in tensors.items())
-    assert not torch.equal(gpu_data.random_tensors(plan, 2, "cpu")["src"], tensors["src"])
+    assert not torch.equal(random_arrays(plan, 2, device="cpu")["src"], tensors["src"])
 
 
 UNFUSED = ("unfused:nchw", "unfused:nhwc")
@@ -68,15 +69,13 @@ UNFUSED = ("unfused:nchw", "unfused:nhwc")
 
 def test_deviation_is_infinite_where_an_element_was_not_written() -> None:
     want = torch.ones(3, dtype=torch.float64)
-    assert gpu_data.deviation(torch.tensor([1.0, 1.0, 1.5]), want) == 0.5
-    assert gpu_data.deviation(torch.tensor([1.0, 1.0, float("nan")]), want) == float("inf")
-    assert gpu_data.deviation(torch.ones(2), want) == float("inf")
+    assert deviation(torch.tensor([1.0, 1.0, 1.5]), want) == 0.5
+    assert deviation(torch.tensor([1.0, 1.0, float("nan")]), want) == float("inf")
+    assert deviation(torch.ones(2), want) == float("inf")
     infinite, unknown = torch.tensor([float("inf"), 1.0]), torch.tensor([float("nan"), 1.0])
-    assert (
-        gpu_data.deviation(infinite, infinite.double()) == gpu_data.deviation(unknown, unknown.double()) == 0
-    )
-    assert gpu_data.deviation(-infinite, infinite.double()) == float("inf")
-    assert gpu_data.deviation(unknown, infinite.double()) == float("inf")
+    assert deviation(infinite, infinite.double()) == deviation(unknown, unknown.double()) == 0
+    assert deviation(-infinite, infinite.double()) == float("inf")
+    assert deviation(unknown, infinite.double()) == float("inf")
 
 
 TRAINING = ("f16[4x8x6x5, nhwc] -> batch_norm_training -> relu", "f32[4x8x6x5] -> batch_norm_backward(relu)")
@@ -94,13 +93,13 @@ TRAINING = ("f16[4x8x6x5, nhwc] -> batch_norm_training -> relu", "f32[4x8x6x5] -
 def test_training_in_torch(text: str, compiler: Any) -> None:
     """Both forms, the one that is written for torch.compile without compiling it."""
     plan = FusionPlan.parse(text)
-    tensors = decided(plan, gpu_data.random_tensors(plan, 1, "cpu"))
+    tensors = decided(plan, random_arrays(plan, 1, device="cpu"))
     got = training_call(plan, tensors, "torch", compiler)()
-    want, results = gpu_data.evaluated(plan, tensors)
+    want, results = evaluated(plan, tensors)
     bounds = (1e-3 if plan.src.dtype == "f16" else 1e-6, *(1e-5 for _ in results))
     assert got[0].stride() == plan.output.element_strides
     for made, exact, bound in zip(got, (want, *results.values()), bounds, strict=True):
-        assert gpu_data.deviation(made, exact) < bound
+        assert deviation(made, exact) < bound
 
 
 @pytest.mark.parametrize("text", [CONV, RESIDUAL, MATMUL, CONV.replace(", nhwc", "")])
@@ -111,10 +110,10 @@ def test_a_peer_computes_the_plan(name: str, text: str) -> None:
     plan, peer = FusionPlan.parse(text), BY_NAME[name]()
     if not peer.takes(plan):
         return
-    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    tensors = random_arrays(plan, 1, device="cpu")
     got = peer.prepare(plan, tensors).result()
     bound = 2e-2 if plan.src.dtype == "bf16" else 2e-3
-    assert gpu_data.deviation(got, gpu_data.reference(plan, tensors)) < bound
+    assert deviation(got, reference(plan, tensors)) < bound
 
 
 def test_which_peers_are_measured_for_which_plan() -> None:
@@ -134,7 +133,7 @@ def test_which_peers_are_measured_for_which_plan() -> None:
 def test_a_folded_convolution_is_the_plans() -> None:
     """What cudnn:folded hands to cuDNN, put together by hand."""
     plan = FusionPlan.parse(RESIDUAL)
-    tensors = gpu_data.random_tensors(plan, 1, "cpu")
+    tensors = random_arrays(plan, 1, device="cpu")
     plain, given = BY_NAME["fuseplan:plain"]().asked(plan, tensors)
     assert str(plain) == "f16[2x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> bias -> relu"
     assert set(given) == {"src", "weight", "bias"}
@@ -195,9 +194,9 @@ def test_rows_of_one_gpu_are_told_from_those_of_another_in_the_same_machine() ->
 
 def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
     def floor(text: str) -> Floor:
-        return peaks.floor(lower(match(FusionPlan.parse(text))))
+        return made.floor(lower(match(FusionPlan.parse(text))))
 
-    peaks = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "tf32": 3e14, "f32": 5e13})
+    made = peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15, "tf32": 3e14, "f32": 5e13})
     assert floor("f16[1000x1000] -> relu") == Floor(4e-6, "dram")
     src, size, vector = "f16[64x250x25x5]", 2 * 10**6 * 2, 250 * 4
     forward, backward = f"{src} -> batch_norm_training -> relu", f"{src} -> batch_norm_backward(relu)"
@@ -211,15 +210,15 @@ def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
 @pytest.mark.usefixtures("resting")
 def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    made = gpu_peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15})
-    monkeypatch.setattr(gpu_peaks, "measure_gpu_peaks", lambda gpu, device: made)
-    monkeypatch.setattr(gpu_machine, "GpuWatch", lambda device: quiet.HostWatch())
-    assert gpu_peaks.gpu_peaks("a GPU") is None
-    assert gpu_peaks.measured_gpu_peaks("a GPU") == (made, None)
-    assert gpu_peaks.gpu_peaks("a GPU") == made
+    made = peaks.GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e15})
+    monkeypatch.setattr(peaks, "measure_gpu_peaks", lambda gpu, device: made)
+    monkeypatch.setattr(peaks, "GpuWatch", lambda device: quiet.HostWatch())
+    assert peaks.gpu_peaks("a GPU") is None
+    assert peaks.measured_gpu_peaks("a GPU") == (made, None)
+    assert peaks.gpu_peaks("a GPU") == made
     (place,) = tmp_path.glob("peaks-a-gpu.json")
     place.write_text('{"format": 1, "gpu": "a GPU"}')
-    assert gpu_peaks.gpu_peaks("a GPU") is None
+    assert peaks.gpu_peaks("a GPU") is None
 
 
 def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,10 @@ import pytest
 import fuseplan
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure import gpu_data
 from fuseplan.measure.checks import first_wrong
-from fuseplan.measure.ground import OUT, GpuGround, Ground, HostGround
+from fuseplan.measure.clock import HostClock
+from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.ground import OUT, Ground
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
 
@@ -22,16 +23,12 @@ SUMMED = "f32[4x3x5x5] -> batch_norm_training -> relu"
 
 
 def host(text: str) -> Ground:
-    return HostGround(FusionPlan.parse(text), 1)
+    return Ground(FusionPlan.parse(text), 1, None, HostClock())
 
 
 def torch_on_the_host(text: str) -> Ground:
-    """What a GPU's ground computes, in host memory: its clock and its device are not asked."""
-    made = GpuGround.__new__(GpuGround)
-    made._plan, made._device, made._data = FusionPlan.parse(text), "cpu", gpu_data
-    made.tensors = gpu_data.random_tensors(made._plan, 1, "cpu")
-    made._old = {}
-    return made
+    """A GPU's tensors and float64, in host memory."""
+    return Ground(FusionPlan.parse(text), 1, "cpu", HostClock())
 
 
 GROUNDS: list[Callable[[str], Ground]] = [host, torch_on_the_host]
@@ -62,7 +59,7 @@ def test_statistics_a_thousandth_off_are_wrong(made: Callable[[str], Ground]) ->
 @pytest.mark.parametrize("made", GROUNDS)
 def test_without_statistics_nothing_is_added(made: Callable[[str], Ground]) -> None:
     place = made("f32[4x8] -> relu")
-    want = place._want[OUT]  # type: ignore[attr-defined]
+    want = place._want[OUT]
     largest = float(abs(want).max())
     assert place.deviations(want + 0.5)[OUT] == pytest.approx(0.5 / largest)
 
@@ -71,17 +68,17 @@ def test_without_statistics_nothing_is_added(made: Callable[[str], Ground]) -> N
 @pytest.mark.parametrize("made", GROUNDS)
 def test_what_is_infinite_moves_nothing(made: Callable[[str], Ground]) -> None:
     place = made("f32[2x3x4] -> batch_norm_training -> elementwise('exp(x * 1e6)')")
-    want = place._want  # type: ignore[attr-defined]
+    want = place._want
     assert not np.isfinite(np.asarray(want[OUT])).all()
     assert place.deviations(tuple(want.values()))[OUT] == 0
 
 
 def test_torch_moves_the_output_as_numpy_does() -> None:
     plan = FusionPlan.parse(SUMMED)
-    tensors = gpu_data.random_tensors(plan, 3, "cpu")
+    tensors = random_arrays(plan, 3, device="cpu")
     exact = {key: tensor.double().numpy() for key, tensor in tensors.items()}
     want, results = plan.evaluate(exact.pop("src"), exact, slip=0.125)
-    got, made = gpu_data.evaluated(plan, tensors, 0.125)
+    got, made = evaluated(plan, tensors, 0.125)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-12)
     for key, result in made.items():
         np.testing.assert_allclose(result.numpy(), results[key], rtol=1e-12)

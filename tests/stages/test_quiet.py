@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import fuseplan
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
-from fuseplan.measure import gpu_machine, gpu_peaks, ground, machine, peaks, quiet
+from fuseplan.measure import ground, machine, peaks, quiet
 from fuseplan.measure.stats import Timing, summarize
 
 PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3) -> bias -> relu"
@@ -206,8 +206,8 @@ def test_a_floor_above_a_measured_time_is_said_to_be_too_high(monkeypatch: pytes
 
 def test_a_gpu_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["GPU-aa-1, 3", "GPU-aa-2, 64", "GPU-aa-3, [N/A]"]
-    monkeypatch.setattr(gpu_machine, "_asked", lambda *fields: lines)
-    shares = [gpu_machine.gpu_share(each) for each in ("aa-1", "GPU-aa-2", "aa-3", "aa-4", "")]
+    monkeypatch.setattr(quiet, "nvidia_smi", lambda *fields: lines)
+    shares = [quiet.gpu_share(each) for each in ("aa-1", "GPU-aa-2", "aa-3", "aa-4", "")]
     assert shares == [0.03, 0.64, None, None, None]
 
 
@@ -219,15 +219,15 @@ def test_peaks_of_a_gpu_that_others_use_are_not_kept(monkeypatch: pytest.MonkeyP
         def disturbance(self) -> str | None:
             return told
 
-    monkeypatch.setattr(gpu_machine, "GpuWatch", Watch)
-    made = [gpu_peaks.GpuPeaks("g", {"dram": rate}, {"f16": rate}) for rate in (2.0, 1.0)]
-    monkeypatch.setattr(gpu_peaks, "measure_gpu_peaks", lambda gpu, device: made.pop())
+    monkeypatch.setattr(peaks, "GpuWatch", Watch)
+    made = [peaks.GpuPeaks("g", {"dram": rate}, {"f16": rate}) for rate in (2.0, 1.0)]
+    monkeypatch.setattr(peaks, "measure_gpu_peaks", lambda gpu, device: made.pop())
     told: str | None = OTHERS
-    assert gpu_peaks.measured_gpu_peaks("g", 3)[1] == OTHERS
-    assert gpu_peaks.gpu_peaks("g") is None
+    assert peaks.measured_gpu_peaks("g", 3)[1] == OTHERS
+    assert peaks.gpu_peaks("g") is None
     told = None
-    assert gpu_peaks.measured_gpu_peaks("g", 3)[1] is None
-    assert gpu_peaks.gpu_peaks("g") == gpu_peaks.GpuPeaks("g", {"dram": 2.0}, {"f16": 2.0})
+    assert peaks.measured_gpu_peaks("g", 3)[1] is None
+    assert peaks.gpu_peaks("g") == peaks.GpuPeaks("g", {"dram": 2.0}, {"f16": 2.0})
 
 
 def test_timings_hold_what_is_judged() -> None:

@@ -16,7 +16,9 @@ from fuseplan.bench.suite import Case
 from fuseplan.bench.tuning import Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
-from fuseplan.measure import checks, gpu_data, quiet
+from fuseplan.measure import checks, quiet
+from fuseplan.measure.data import deviation, random_arrays, reference
+from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
@@ -99,16 +101,16 @@ class PosingGround:
 
     def __init__(self, plan: FusionPlan) -> None:
         self._plan = plan
-        self.tensors: Mapping[str, Any] = gpu_data.random_tensors(plan, 0, "cpu")
+        self.tensors: Mapping[str, Any] = random_arrays(plan, 0, device="cpu")
 
     def out(self) -> Any:
-        return gpu_data.empty(self._plan.output, "cpu", float("nan"))
+        return empty(self._plan.output, "cpu", float("nan"))
 
     def results(self) -> dict[str, Any]:
         return {}
 
     def deviations(self, out: Any) -> dict[str, float]:
-        return {"out": gpu_data.deviation(out, gpu_data.reference(self._plan, self.tensors))}
+        return {"out": deviation(out, reference(self._plan, self.tensors))}
 
     def deviation(self, out: Any) -> float:
         return self.deviations(out)["out"]

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import fuseplan
-from fuseplan.measure.ground import HostGround
+from fuseplan.measure.clock import HostClock
+from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import eager
 from fuseplan.plan import FusionPlan
@@ -22,7 +23,7 @@ from fuseplan.tuning.unfused import OneAtATime
 )
 def test_one_at_a_time_gives_what_the_plan_does(text: str) -> None:
     plan = FusionPlan.parse(text)
-    ground = HostGround(plan, 0)
+    ground = Ground(plan, 0, None, HostClock())
     before = {key: np.array(tensor) for key, tensor in ground.tensors.items()}
     unfused = OneAtATime(plan, ground.tensors, target="reference")
     assert ground.deviation(unfused()) < 1e-6
@@ -44,7 +45,7 @@ def test_one_at_a_time_gives_what_the_plan_does(text: str) -> None:
 )
 def test_eager_torch_gives_all_results_of_training(text: str) -> None:
     plan = FusionPlan.parse(text)
-    ground = HostGround(plan, 0)
+    ground = Ground(plan, 0, None, HostClock())
     with torch.inference_mode():
         got = tuple(tensor.numpy() for tensor in eager(plan, ground.tensors)())
     assert ground.deviations(got).keys() == {"out", *(each.key for each in plan.results)}
@@ -54,7 +55,7 @@ def test_eager_torch_gives_all_results_of_training(text: str) -> None:
 def test_eager_torch_says_what_it_is_not_taught() -> None:
     plan = FusionPlan.parse("f32[4x8x5x6] -> batch_norm_training(per_activation)")
     with pytest.raises(CannotRunError, match="per channel"):
-        eager(plan, HostGround(plan, 0).tensors)
+        eager(plan, Ground(plan, 0, None, HostClock()).tensors)
 
 
 def test_unfused_runs_begin_with_the_same_running_statistics() -> None:
@@ -65,7 +66,7 @@ def test_unfused_runs_begin_with_the_same_running_statistics() -> None:
 
 def test_a_ground_keeps_what_is_updated() -> None:
     plan = FusionPlan.parse("f32[4x8x5x6] -> batch_norm_training(running=True)")
-    ground = HostGround(plan, 0)
+    ground = Ground(plan, 0, None, HostClock())
     old = np.array(ground.tensors["running_mean"])
     ground.tensors["running_mean"][...] = 0
     first, second = ground.results(), ground.results()

@@ -10,7 +10,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,14 +23,14 @@ from fuseplan.bench.suite import Case, Suite
 from fuseplan.errors import ArgumentError, FuseplanError, installing
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure.gpu_clock import CLOCK, GpuClock, GpuProtocol
-from fuseplan.measure.gpu_data import deviation, evaluated, random_tensors
-from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.gpu_peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
+from fuseplan.measure.clock import GPU_CLOCK, GPU_PROTOCOL, GpuClock, Protocol
+from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.machine import gpu_machine
+from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.torch_training import decided
-from fuseplan.measure.versions import commit
+from fuseplan.measure.versions import commit, gpu_versions
 from fuseplan.plan import FusionPlan
 
 SHOWN = 300  # characters of a library's own message
@@ -53,7 +53,7 @@ class GpuSetting:
     """
 
     peers: Sequence[str]
-    protocol: GpuProtocol = field(default_factory=GpuProtocol)
+    protocol: Protocol = GPU_PROTOCOL
     device: int = 0
     seed: int = 1
     run: str = ""
@@ -111,7 +111,7 @@ class _Bench:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
         plan = FusionPlan.parse(case.plan)
         peers = [peer for peer in (BY_NAME[name]() for name in self._setting.peers) if peer.takes(plan)]
-        tensors = decided(plan, random_tensors(plan, self._setting.seed))
+        tensors = decided(plan, random_arrays(plan, self._setting.seed, device="cuda"))
         found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")
@@ -171,7 +171,7 @@ class _Bench:
             "run": self._run, "suite": self._suite.name, "case": case.name, "group": case.group,
             "model": case.model, "plan": str(plan), "peer": name, "threads": 1,
             "machine": self._machine.to_json(), "versions": gpu_versions(),
-            "commit": self._setting.commit or commit(), "clock": CLOCK, "error": found.error,
+            "commit": self._setting.commit or commit(), "clock": GPU_CLOCK, "error": found.error,
         }  # fmt: skip
         if found.prepared is None or timing is None:
             return Row(**told, refused=found.refused)

@@ -20,10 +20,10 @@ from fuseplan.bench.peers.gpu import USUAL, gpu_peers_of
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import chosen, load
 from fuseplan.errors import ArgumentError, FuseplanError
-from fuseplan.measure.gpu_clock import GpuClock, GpuProtocol
-from fuseplan.measure.gpu_machine import gpu_machine, gpu_versions
-from fuseplan.measure.gpu_peaks import measured_gpu_peaks
-from fuseplan.measure.versions import commit
+from fuseplan.measure.clock import GPU_PROTOCOL, GpuClock
+from fuseplan.measure.machine import gpu_machine
+from fuseplan.measure.peaks import measured_gpu_peaks
+from fuseplan.measure.versions import commit, gpu_versions
 from fuseplan.report.published import charts
 
 LIBRARIES = ",".join(USUAL)
@@ -75,7 +75,7 @@ def bench_gpu(
         ArgumentError: there is no such suite or peer, no case of that name, or results cannot be written.
     """
     suite = chosen(load(name), options.only)
-    protocol = GpuProtocol(rounds=options.rounds, block_seconds=options.block_ms / 1e3)
+    protocol = replace(GPU_PROTOCOL, rounds=options.rounds, block_seconds=options.block_ms / 1e3)
     peers = gpu_peers_of(options.libraries)
     setting = gpu.GpuSetting(
         peers, protocol, options.device, run=options.run, is_host=options.is_host, commit=options.commit

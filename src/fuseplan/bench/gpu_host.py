@@ -14,9 +14,9 @@ from fuseplan.bench.suite import Case, Suite
 from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
-from fuseplan.measure.clock import Call
-from fuseplan.measure.gpu_clock import GpuClock
-from fuseplan.measure.gpu_data import empty, random_tensors
+from fuseplan.measure.clock import Call, GpuClock
+from fuseplan.measure.data import random_arrays
+from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 
@@ -69,7 +69,7 @@ def _calls(case: Case, clock: GpuClock) -> dict[str, Call]:
     """The bound plan, with and without an output to write to, and with another src every time."""
     plan = FusionPlan.parse(case.plan)
     compiled = compile_plan(plan, f"cuda:{clock.device.index}")
-    tensors = random_tensors(plan, 1, clock.device)
+    tensors = random_arrays(plan, 1, device=clock.device)
     src, out = tensors.pop("src"), empty(plan.output, clock.device)
     others = [src, src.clone()]
     bound = compiled.bind(**tensors)

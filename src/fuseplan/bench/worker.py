@@ -31,8 +31,9 @@ from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
-from fuseplan.measure.data import Array, laid_out, random_arrays, stored
+from fuseplan.measure.data import laid_out, random_arrays, stored
 from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.spaces import Tensor
 from fuseplan.plan import FusionPlan
 
 MARK = "@"
@@ -44,7 +45,7 @@ def part(place: Path, number: int) -> Path:
     return place.with_suffix(f".{number}{place.suffix}") if number else place
 
 
-def _arrays(plan: FusionPlan, request: Mapping[str, Any]) -> dict[str, Array]:
+def _arrays(plan: FusionPlan, request: Mapping[str, Any]) -> dict[str, Tensor]:
     if "arrays" not in request:
         return random_arrays(plan, **request["data"])
     with np.load(request["arrays"]) as found:

@@ -38,8 +38,7 @@ from fuseplan.demo import main as run_demo
 from fuseplan.errors import counted
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
-from fuseplan.measure.gpu_peaks import measured_gpu_peaks
-from fuseplan.measure.peaks import measured_peaks
+from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
 from fuseplan.report.combinations import AXES, cells
 from fuseplan.report.supported import Row

@@ -1,158 +1,117 @@
-"""Fresh random arrays for a plan, what it makes of them in float64, and how far a result is from that."""
+"""Fresh random tensors for a plan, the plan's result in float64, and how far a result is from that.
+
+Every function takes NumPy's arrays as well as torch's tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod, sqrt
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fuseplan.arrays import empty, narrow, widen
+from fuseplan.arrays import empty, is_torch
 from fuseplan.errors import ArgumentError, did_you_mean
-from fuseplan.measure.edges import at_edges, edged
-from fuseplan.op import Operand, broadcast
-from fuseplan.ops.affine import MODES
-from fuseplan.ops.normalization import Normalization, reduced_axes
+from fuseplan.measure import float64
+from fuseplan.measure.edges import settle
+from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
+from fuseplan.op import Operand
+from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan, Step
-from fuseplan.reduction import reduce
-from fuseplan.scalar import NUMPY
 from fuseplan.tensor import MAX_BYTES, TensorSpec
-
-Array = NDArray[Any]
-Float64 = NDArray[np.float64]
 
 STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them
 
-
-def _normal(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
-    return generator.standard_normal(shape)
-
-
-def _after_relu(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
-    return np.maximum(generator.standard_normal(shape), 0)
-
-
-def _large_mean(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
-    return generator.standard_normal(shape) + 100.0
-
-
-def _large_range(generator: np.random.Generator, shape: tuple[int, ...]) -> Float64:
-    spread: Float64 = np.exp(generator.uniform(-8, 8, shape))
-    return generator.standard_normal(shape) * spread
-
-
-# What `src` may look like; the words are what tables and commands call it.
-INPUTS = {
-    "normal": _normal,
-    "after relu": _after_relu,
-    "large mean": _large_mean,
-    "large range": _large_range,
+# How `src` is drawn; the words are what tables and commands call it.
+INPUTS: Mapping[str, Callable[[Draws, Shape], Tensor]] = {
+    "normal": lambda draws, shape: draws.normal(shape),
+    "after relu": lambda draws, shape: draws.normal(shape).clip(0),
+    "large mean": lambda draws, shape: draws.normal(shape) + 100.0,
+    "large range": lambda draws, shape: draws.spread(shape) * draws.normal(shape),
 }
 
 
 def random_arrays(
-    plan: FusionPlan, seed: int | None = None, *, inputs: str = "normal", gain: float = 1.0
-) -> dict[str, Array]:
+    plan: FusionPlan,
+    seed: int | None = None,
+    *,
+    inputs: str = "normal",
+    gain: float = 1.0,
+    device: Any = None,
+) -> dict[str, Tensor]:
     """`src`, every operand and the old value of every updated result of a plan, by key, in its dtypes.
 
     Args:
-        plan: whose arrays.
-        seed: the same seed gives the same arrays in every process; None gives others each time.
+        plan: whose tensors.
+        seed: the same seed gives the same tensors in every process; None gives others each time.
+        inputs: the distribution of `src`, one of `INPUTS`: `normal` (mean 0, variance 1), `after relu` (its
+            negative half is 0), `large mean` (100), `large range` (over seven orders of magnitude). Weights
+            are normal and scaled so that a sum of normal data has variance 1 again.
         gain: a factor on the weights.
-        inputs: what `src` looks like, one of `INPUTS`: `normal` (mean 0, variance 1), `after relu` (its
-        negative
-            half is 0), `large mean` (100), `large range` (over seven orders of magnitude). Weights are normal
-            and scaled so that a sum of normal data has variance 1 again.
+        device: torch's device of torch tensors; None for NumPy's arrays.
 
     Returns:
-        Arrays of logical shape; `src` and operands per element lie in memory as the plan says. bf16 is
-        uint16.
+        Tensors of logical shape; `src` and operands per element lie in memory as the plan says. In NumPy,
+        bf16 is uint16. On a device, operands in the compute dtype are rounded to src's dtype first, so that a
+        library which takes them in that dtype is given the same numbers.
 
     Raises:
         ArgumentError: there is no such kind of input.
         MemoryError: they do not fit.
     """
-    check_inputs(inputs)
+    if inputs not in INPUTS:
+        raise ArgumentError(f"no kind of input is named {inputs!r}. {did_you_mean(inputs, INPUTS)}")
     _check_size(plan)
-    generator = np.random.default_rng(seed)
-    arrays = {"src": stored(plan.src, INPUTS[inputs](generator, plan.src.shape))}
+    space = space_on(None if device is None else str(device))
+    draws = space.draws(seed)
+    tensors = {"src": space.fill(space.empty(plan.src), plan.src, INPUTS[inputs](draws, plan.src.shape))}
     for step in plan.steps:
         for held in step.operands:
-            values = _values(generator, step, held.operand, gain)
+            values = _values(draws, step, held.operand, gain)
             if held.operand.per == "element":
-                arrays[held.key] = stored(step.dst, values)
+                tensors[held.key] = space.fill(space.empty(step.dst), step.dst, values)
             else:
-                arrays[held.key] = narrow(values, held.operand.dtype)
-        for old in (each for each in step.results if each.result.updated):
-            values = _sized(generator.standard_normal(old.result.shape), old.result.name)
-            arrays[old.key] = narrow(values, old.result.dtype)
-    _settle(plan, arrays)
-    return arrays
+                tensors[held.key] = space.rounded(values, held.operand.dtype, plan.src.dtype)
+        for old in (each.result for each in step.results if each.result.updated):
+            values = _sized(draws.normal(old.shape), old.name)
+            tensors[step.keys[old.name]] = space.rounded(values, old.dtype, "f32")
+    settle(plan, tensors)
+    return tensors
 
 
 def _check_size(plan: FusionPlan) -> None:
     """Refuses what in float64 is larger than memory can be, which NumPy calls an error of the value."""
-    largest = max((plan.src.size, *(prod(held.operand.shape) for held in plan.operands)))
+    largest = max((plan.src.size, *(math.prod(held.operand.shape) for held in plan.operands)))
     if largest * np.dtype(np.float64).itemsize > MAX_BYTES:
         raise MemoryError(f"{largest} random numbers in float64 are larger than memory can be")
 
 
-def _settle(plan: FusionPlan, arrays: Mapping[str, Array]) -> None:
-    """Makes gradients 0 where rounding decides what becomes of them."""
-    step = edged(plan)
-    if step is None:
-        return
-    rank, per = step.src.rank, step.op.attributes()["mode"]
-    leaves: dict[str, Any] = {each.key: np.float64(each.parameter.value) for each in step.parameters}
-    leaves |= {held.key: broadcast(_float64(arrays[held.key]), rank) for held in step.operands}
-    axes = reduced_axes(MODES[str(per)], rank)
-    with np.errstate(all="ignore"):
-        mask = at_edges(
-            step, {**leaves, "x": 1.0}, NUMPY, lambda each, known: reduce(each, known, step.src.shape, axes)
-        )
-    arrays["src"][np.broadcast_to(mask, step.src.shape)] = 0
-
-
-def check_inputs(inputs: str) -> None:
-    """Refuses a word that `INPUTS` does not have.
-
-    Raises:
-        ArgumentError: there is no such kind of input.
-    """
-    if inputs not in INPUTS:
-        raise ArgumentError(f"no kind of input is named {inputs!r}. {did_you_mean(inputs, INPUTS)}")
-
-
-def _values(generator: np.random.Generator, step: Step, operand: Operand, gain: float) -> Float64:
-    values = generator.standard_normal(operand.shape)
+def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
+    values = draws.normal(operand.shape)
     if operand.per == "weight":
-        return values * (gain / sqrt(terms(step, operand)))
+        return values * (gain / math.sqrt(terms(step, operand)))
     return _sized(values, operand.name)
 
 
-def _sized(values: Float64, name: str) -> Float64:
-    return np.abs(values) + HALF if name in STATISTICS_OF_SQUARES else values
+def _sized(values: Tensor, name: str) -> Tensor:
+    return abs(values) + HALF if name in STATISTICS_OF_SQUARES else values
 
 
 def terms(step: Step, weight: Operand) -> int:
     """How many products with a contraction's weight are summed into one element of its result."""
     attributes = step.op.attributes()
     weights = step.src.batch if attributes.get("batched") else 1
-    return prod(weight.shape) // (weights * step.dst.channels)
+    return math.prod(weight.shape) // (weights * step.dst.channels)
 
 
-def stored(spec: TensorSpec, values: Float64) -> Array:
+def stored(spec: TensorSpec, values: Tensor) -> Tensor:
     """A new array that holds float64 values as the spec has them in memory, rounded once."""
-    array = empty(spec)
-    bits = array.view(np.uint16) if spec.dtype == "bf16" else array
-    bits[...] = narrow(values, spec.dtype)
-    return array
+    return HOST.fill(empty(spec), spec, values)
 
 
-def laid_out(plan: FusionPlan, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def laid_out(plan: FusionPlan, arrays: Tensors) -> dict[str, Tensor]:
     """Copies of what `random_arrays` gave, read from a file, that lie in memory as the plan says."""
     specs = {"src": plan.src}
     for step in plan.steps:
@@ -173,37 +132,47 @@ def has_statistics(plan: FusionPlan) -> bool:
     return any(isinstance(step.op, Normalization) for step in plan)
 
 
-def reference(plan: FusionPlan, arrays: Mapping[str, Array]) -> Float64:
-    """What the plan makes of the arrays `random_arrays` gave, in float64 and logical order."""
-    return evaluated(plan, arrays)[0]
+def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
+    """The plan's output for what `random_arrays` gave, in float64 and logical order."""
+    return evaluated(plan, tensors)[0]
 
 
-def evaluated(
-    plan: FusionPlan, arrays: Mapping[str, Array], slip: float = 0.0
-) -> tuple[Float64, dict[str, Float64]]:
+def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
     """`reference`, and the plan's results by key, in float64; statistics are off by `slip`, relative."""
-    exact = {key: _float64(array) for key, array in arrays.items()}
-    return plan.evaluate(exact.pop("src"), exact, slip=slip)
+    if is_torch(tensors["src"]):
+        return float64.evaluated(plan, tensors, slip)
+    wide = {key: exact(array) for key, array in tensors.items()}
+    return plan.evaluate(wide.pop("src"), wide, slip=slip)
 
 
-def _float64(array: Array) -> Float64:
-    plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-    exact: Float64 = widen(plain, "bf16" if plain.dtype == np.uint16 else "f64").astype(np.float64)
-    return exact
-
-
-def deviation(got: Array, want: Float64, besides: float = 0.0) -> float:
+def deviation(got: Tensor, want: Tensor, besides: float = 0.0) -> float:
     """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
 
     Args:
-        got: a result, logical order; bf16 as uint16 or of ml_dtypes.
+        got: a result, logical order; bf16 in NumPy as uint16 or of ml_dtypes.
         want: the same in float64.
         besides: added to the largest |want|.
     """
-    exact, finite = _float64(got), np.isfinite(want)
-    same = exact.shape == want.shape and np.array_equal(exact[~finite], want[~finite], equal_nan=True)
-    if not same or not np.isfinite(exact[finite]).all():
-        return float("inf")
-    largest = besides + float(np.max(np.abs(want[finite]), initial=0.0))
-    furthest = float(np.max(np.abs(exact[finite] - want[finite]), initial=0.0))
-    return furthest / largest if largest else furthest
+    wide, finite = exact(got), abs(want) < math.inf
+    if wide.shape != want.shape or not bool(((abs(wide) < math.inf) == finite).all()):
+        return math.inf
+    odd, wanted = wide[~finite], want[~finite]
+    if not bool(((odd == wanted) | ((odd != odd) & (wanted != wanted))).all()):  # noqa: PLR0124 - NaN is not itself
+        return math.inf
+    with np.errstate(invalid="ignore"):  # infinities are results like any other
+        off, size = largest(wide - want, finite), besides + largest(want, finite)
+    return off / size if size else off
+
+
+def largest(values: Tensor, counted: Tensor) -> float:
+    """The largest absolute value of the counted elements; 0 of none."""
+    # Not values[counted], whose index takes 32 bytes an element on a GPU.
+    sizes = space_of(values).meanings["where"](counted, abs(values), 0.0)
+    return float(sizes.max()) if math.prod(sizes.shape) else 0.0
+
+
+def moved(one: Tensor, other: Tensor) -> float:
+    """The largest finite distance of two tensors' elements."""
+    with np.errstate(invalid="ignore"):  # as above
+        apart = one - other
+    return largest(apart, abs(apart) < math.inf)

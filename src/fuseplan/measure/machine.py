@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import platform
+import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from fuseplan import limits
 from fuseplan.target import Target, available_processors, parse_target
 
 FIELDS_OF_A_MODEL = ("model name", "cpu model", "Model", "Hardware")  # of /proc/cpuinfo, by architecture
@@ -24,6 +27,34 @@ class Machine:
     def to_json(self) -> dict[str, object]:
         """The fields as JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A GPU, and the machine it is in.
+
+    Attributes:
+        gpu: its maker's name for it.
+        kind: the kind that code is made for: `sm_90`.
+        processors: multiprocessors.
+        memory_bytes, l2_bytes: its memory, and its second cache.
+        driver: the driver's version; empty where the system does not tell.
+        host: the machine.
+    """
+
+    gpu: str
+    kind: str
+    processors: int
+    memory_bytes: int
+    l2_bytes: int
+    driver: str
+    host: Machine
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values, the host's beside the GPU's."""
+        own: dict[str, object] = asdict(self)
+        del own["host"]
+        return self.host.to_json() | own
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -44,6 +75,38 @@ def machine() -> Machine:
     """This machine."""
     target: Target = parse_target("cpu")
     return Machine(cpu_model(), f"{target.cpu} {target.name}", target.threads, platform.system())
+
+
+@functools.cache
+def gpu_machine(device: int = 0) -> GpuMachine:
+    """The GPU of that index.
+
+    Raises:
+        ImportError: torch is not installed.
+        RuntimeError, AssertionError: torch finds no such GPU.
+    """
+    import torch
+
+    known: Any = torch.cuda.get_device_properties(device)
+    return GpuMachine(
+        gpu=known.name,
+        kind=f"sm_{known.major}{known.minor}" if torch.version.cuda else known.gcnArchName.split(":")[0],
+        processors=known.multi_processor_count,
+        memory_bytes=known.total_memory,
+        l2_bytes=getattr(known, "L2_cache_size", 0),
+        driver=next(iter(nvidia_smi("driver_version")), ""),
+        host=machine(),
+    )
+
+
+def nvidia_smi(*fields: str) -> list[str]:
+    """The answer of nvidia-smi, a line per GPU; nothing where it cannot answer."""
+    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=limits.TOOL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return told.stdout.strip().splitlines() if told.returncode == 0 else []
 
 
 def processor_seconds(stat: Path = Path("/proc/stat")) -> tuple[float, float]:

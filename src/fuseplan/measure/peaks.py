@@ -1,17 +1,17 @@
-"""The most this machine can do, measured, and the floor it sets under a kernel's time.
+"""The most this machine's processors and GPU can do, measured, and the floor it sets under a kernel's time.
 
-Measuring takes under a second a thread count; the result is kept in the cache directory and read from
-then on, unless other programs ran meanwhile. A rate is the best of many launches.
+Measuring takes under a second a thread count, and some two seconds a GPU. The result is kept in the cache
+directory and read from then on, unless other programs ran meanwhile. A rate is the best of many launches.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,19 @@ from fuseplan.emit import FIRST_SLOT
 from fuseplan.kernel import Kernel
 from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
-from fuseplan.measure.quiet import HostWatch, undisturbed
+from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch, undisturbed
 from fuseplan.target import Target, parse_target
 
 if TYPE_CHECKING:
+    from fuseplan.measure.clock import GpuClock
     from fuseplan.measure.peak_kernels import PeakKernel
 
 LAUNCHES = 16
 KINDS_OF_TRAFFIC = ("read", "copy", "stream")
 CHUNK = 64 * 1024  # regions are whole chunks: every step of every vector width divides them
+COPIED_BYTES = 1 << 30  # on a GPU
+SIDE = 8192  # of the square matrices of 16-bit numbers on a GPU; a quarter of the work in the slower dtypes
+SLOW_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,7 @@ class Peaks:
         threads: how many threads ran.
         flops: f32 operations a second, two a multiply-add; f64 has half of it.
         bytes_a_second: by where the data lies (`l2`, `l3`, `dram`) and what is done (`read`, `copy`,
-        `stream`:
-            a copy with stores past the caches); bytes read and bytes written both count.
+            `stream`: a copy with stores past the caches); bytes read and bytes written both count.
         l2_bytes, l3_bytes: the caches: a core's second level, and all of the last.
     """
 
@@ -85,6 +88,44 @@ class Peaks:
         return Floor(computing, "compute") if computing >= moving else Floor(moving, level)
 
 
+@dataclass(frozen=True)
+class GpuPeaks:
+    """The most that a GPU does.
+
+    Attributes:
+        gpu: its name.
+        bytes_a_second: of a copy in its memory (`dram`), bytes read and bytes written both counted.
+        flops: of a product of matrices, two a multiply-add, by dtype: `f16`, `bf16`, `tf32`, `f32`, `f64`.
+    """
+
+    gpu: str
+    bytes_a_second: dict[str, float]
+    flops: dict[str, float]
+
+    def to_json(self) -> dict[str, object]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def floor(self, kernel: Kernel) -> Floor:
+        """The least time for a kernel's products and its bytes from memory: the longer of the two.
+
+        Where statistics need more passes over the data, each reads it from memory; what the second cache
+        still holds of it can be faster. Full precision in f32 is what the f32 units take, or three
+        products of TF32, whichever is less.
+        """
+        product = kernel.convolution
+        dtype = "tf32" if product is not None and product.precision == "tf32" else kernel.src.dtype
+        rate = self.flops[dtype]
+        if dtype == "f32":
+            rate = max(rate, self.flops["tf32"] / 3)
+        computing = (product.flops if product else 0) / rate
+        moving = bytes_of_passes(kernel) / self.bytes_a_second["dram"]
+        return Floor(computing, "compute") if computing >= moving else Floor(moving, "dram")
+
+
+AnyPeaks = TypeVar("AnyPeaks", Peaks, GpuPeaks)
+
+
 def bytes_of_passes(kernel: Kernel) -> int:
     """What moves where nothing stays on the chip between a kernel's passes: each reads what it reduces."""
     *again, _ = kernel.read_in_passes
@@ -93,7 +134,12 @@ def bytes_of_passes(kernel: Kernel) -> int:
 
 def peaks(threads: int | None = None) -> Peaks | None:
     """This machine's peaks for that many threads (default: all it may use); None before they are measured."""
-    return _read(_place(threads or parse_target("cpu").threads))
+    return _kept(_place(threads or parse_target("cpu").threads), Peaks)
+
+
+def gpu_peaks(gpu: str) -> GpuPeaks | None:
+    """The peaks of the GPU that its maker calls so; None before they are measured."""
+    return _kept(place_of("peaks", gpu), GpuPeaks)
 
 
 def measured_peaks(threads: int | None = None, patience: float = 0.0) -> tuple[Peaks, str | None]:
@@ -113,29 +159,63 @@ def measured_peaks(threads: int | None = None, patience: float = 0.0) -> tuple[P
         BuildError: the kernels to measure with do not compile.
     """
     target = parse_target("cpu")
-    threads = threads or target.threads
-    place = _place(threads)
-    found, disturbance = undisturbed(partial(measure_peaks, target, threads), HostWatch, patience)
-    stored = _read(place)
+    count = threads or target.threads
+    return _measured(_place(count), Peaks, partial(measure_peaks, target, count), HostWatch, patience)
+
+
+def measured_gpu_peaks(gpu: str, device: int = 0, patience: float = 0.0) -> tuple[GpuPeaks, str | None]:
+    """The same of the GPU that its maker calls so, by its index."""
+    measure, watch = partial(measure_gpu_peaks, gpu, device), partial(GpuWatch, device)
+    return _measured(place_of("peaks", gpu), GpuPeaks, measure, watch, patience)
+
+
+def _measured(
+    place: str,
+    kind: type[AnyPeaks],
+    measure: Callable[[], AnyPeaks],
+    watch: Callable[[], Watch],
+    patience: float,
+) -> tuple[AnyPeaks, str | None]:
+    found, disturbance = undisturbed(measure, watch, patience)
+    stored = _kept(place, kind)
     if stored is not None:
-        found, disturbance = _better(found, stored), None
+        rates, disturbance = _better(_rates(found), _rates(stored)), None
+        found = replace(found, **rates)
     if disturbance is None:
         write_kept(place, found.to_json())
     return found, disturbance
 
 
-def _better(found: Peaks, stored: Peaks) -> Peaks:
-    rates = {
-        level: {kind: max(rate, stored.bytes_a_second[level].get(kind, 0.0)) for kind, rate in listed.items()}
-        for level, listed in found.bytes_a_second.items()
-    }
-    return replace(found, flops=max(found.flops, stored.flops), bytes_a_second=rates)
+def _rates(found: Peaks | GpuPeaks) -> dict[str, Any]:
+    return {"flops": found.flops, "bytes_a_second": found.bytes_a_second}
+
+
+def _better(found: Any, stored: Any) -> Any:
+    """Rate by rate the better one; a rate that was not stored is the found one."""
+    if isinstance(found, Mapping):
+        return {name: _better(rate, stored.get(name, rate)) for name, rate in found.items()}
+    return max(found, stored)
+
+
+def _kept(place: str, kind: type[AnyPeaks]) -> AnyPeaks | None:
+    """The stored peaks; None where they are absent, unreadable, or of another format."""
+    found = read_kept(place, kind)
+    levels = {"dram"} if kind is GpuPeaks else {"l2", "l3", "dram"}
+    is_whole = found is not None and levels <= found.bytes_a_second.keys() and min(_flat(_rates(found))) > 0
+    return found if is_whole else None
+
+
+def _flat(rates: Any) -> Iterator[float]:
+    for rate in rates.values() if isinstance(rates, Mapping) else ():
+        yield from _flat(rate)
+    if not isinstance(rates, Mapping):
+        yield rates
 
 
 def measure_peaks(target: Target, threads: int) -> Peaks:
     """Measures now, whatever is stored."""
     # The toolchain is imported where a kernel is built: reading stored peaks needs no compiler.
-    from fuseplan.measure.peak_kernels import fma_kernel, memory_kernel  # noqa: PLC0415
+    from fuseplan.measure.peak_kernels import fma_kernel, memory_kernel
 
     bench = _Bench(target, threads)
     steps = 200_000
@@ -175,7 +255,7 @@ class _Bench:
 
     def rate(self, kernel: PeakKernel, counted: str) -> float:
         """The best of many launches: `counted` (`flops` or `nbytes`) a second."""
-        from fuseplan.backends.cpu import runtime, toolchain  # noqa: PLC0415 - as above
+        from fuseplan.backends.cpu import runtime, toolchain
 
         address = toolchain.load_object(toolchain.compile_object(kernel.text), [kernel.entry])[kernel.entry]
         launch = runtime.pool().launcher(address, self._threads)
@@ -201,10 +281,33 @@ def _place(threads: int) -> str:
     return place_of("peaks", cpu_model(), str(threads))
 
 
-def _read(place: str) -> Peaks | None:
-    """The stored peaks; None where they are absent, unreadable, or of another format."""
-    found = read_kept(place, Peaks)
-    if found is None or not {"l2", "l3", "dram"} <= found.bytes_a_second.keys():
-        return None
-    rates = [rate for level in found.bytes_a_second.values() for rate in level.values()]
-    return found if min(found.flops, *rates) > 0 else None
+def measure_gpu_peaks(gpu: str, device: int = 0) -> GpuPeaks:
+    """Measures now, whatever is stored: torch's copy, and its products of matrices."""
+    import torch
+
+    from fuseplan.measure.clock import GpuClock
+
+    clock = GpuClock(device)
+    src = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=clock.device).random_()
+    dst = torch.empty_like(src)
+    copied = 2 * COPIED_BYTES / clock.least(lambda: dst.copy_(src))
+    was = torch.backends.cuda.matmul.allow_tf32
+    try:
+        flops = {name: _product_rate(clock, name) for name in ("bf16", "f16", "tf32", "f32", "f64")}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = was
+    return GpuPeaks(gpu, {"dram": copied}, flops)
+
+
+def _product_rate(clock: GpuClock, name: str) -> float:
+    """Operations a second of a product of square matrices of normal numbers."""
+    import torch
+
+    from fuseplan.measure.spaces import torch_dtype
+
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    side = SIDE if name in ("f16", "bf16") else SLOW_SIDE
+    dtype = torch_dtype("f32" if name == "tf32" else name)
+    left, right = (torch.randn(side, side, device=clock.device).to(dtype) for _ in range(2))
+    dst = torch.empty_like(left)
+    return 2.0 * side**3 / clock.least(lambda: torch.mm(left, right, out=dst))

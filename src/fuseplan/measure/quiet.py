@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from fuseplan.errors import ArgumentError
-from fuseplan.measure.machine import others, processor_seconds
+from fuseplan.measure.machine import nvidia_smi, others, processor_seconds
 from fuseplan.measure.stats import Timing
 
 QUIET = 0.12  # share of the processors that other programs may use during a measurement
@@ -19,6 +19,7 @@ RAN = 0.8  # share of the time that the measuring thread runs at least; it waits
 SPREAD = 0.5  # of the blocks' medians; quiet machines stay below 0.25
 SLOWED = 3.0  # times the least sample: a median above it is of calls that were interrupted
 LOOK = 0.15  # seconds to look at what others use
+REST = 1.0  # seconds that a GPU rests before it is looked at: its driver tells of the last one at most
 
 Found = TypeVar("Found")
 
@@ -46,6 +47,39 @@ class HostWatch:
         if ran < RAN:
             return f"the measuring thread ran for {ran:.0%} of the time"
         return None
+
+
+class GpuWatch:
+    """Looks whether a GPU works while this process gives it nothing to do.
+
+    What begins later shows in the spread of samples.
+
+    Args:
+        device: the GPU's index, as torch counts.
+    """
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        torch.cuda.synchronize(device)
+        time.sleep(REST)
+        # torch counts the GPUs that CUDA_VISIBLE_DEVICES leaves, nvidia-smi all: both know the identity.
+        self._share = gpu_share(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+
+    def disturbance(self) -> str | None:
+        """The share of the time that other programs' kernels ran."""
+        if self._share is None or self._share <= QUIET:
+            return None
+        return f"other programs used the GPU for {self._share:.0%} of the time"
+
+
+def gpu_share(uuid: str) -> float | None:
+    """The share of the last second in which a GPU ran kernels; None where its driver does not tell."""
+    for line in nvidia_smi("uuid", "utilization.gpu"):
+        name, _, percent = line.partition(", ")
+        if uuid and name.removeprefix("GPU-") == uuid.removeprefix("GPU-") and percent.isdecimal():
+            return int(percent) / 100
+    return None
 
 
 class Patience:

@@ -28,6 +28,19 @@ def versions(*packages: str) -> dict[str, str]:
     return {"python": sys.version.split()[0], "numpy": np.__version__, **found}
 
 
+def gpu_versions() -> dict[str, str]:
+    """Versions of Python, numpy, fuseplan, torch and the toolchain, and of torch's CUDA and cuDNN."""
+    import torch
+
+    from fuseplan.backends.triton import toolchain
+
+    cudnn = torch.backends.cudnn.version()
+    told = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    told["cudnn"] = None if cudnn is None else str(cudnn)
+    told["toolchain"] = toolchain.fingerprint()
+    return versions("torch", "triton") | {name: version for name, version in told.items() if version}
+
+
 @functools.cache
 def commit(folder: Path = Path(__file__).parent) -> str:
     """The checked-out commit, `+` behind it where files differ from it; empty outside a repository."""

@@ -18,8 +18,7 @@ from fuseplan.bench.accuracy import markdown as accuracy_table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu, markdown
 from fuseplan.errors import counted
-from fuseplan.measure.clock import SHORTEST_SAMPLE, Protocol
-from fuseplan.measure.gpu_clock import AHEAD, FLUSH_BYTES, GpuProtocol
+from fuseplan.measure.clock import AHEAD, FLUSH_BYTES, GPU_PROTOCOL, SHORTEST_SAMPLE, Protocol
 from fuseplan.report import gpu, versions
 from fuseplan.report.docstrings import table
 from fuseplan.report.facts import facts
@@ -103,7 +102,7 @@ def _protocol() -> str:
         microseconds=SHORTEST_SAMPLE * 1e6,
         flushed=FLUSH_BYTES >> 20,
         ahead=AHEAD,
-        gpu_milliseconds=GpuProtocol().block_seconds * 1e3,
+        gpu_milliseconds=GPU_PROTOCOL.block_seconds * 1e3,
     )
 
 

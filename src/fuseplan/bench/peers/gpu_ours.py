@@ -9,7 +9,7 @@ from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors
 from fuseplan.bench.peers.ours import facts_of
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.gpu_data import empty
+from fuseplan.measure.spaces import empty
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
 from fuseplan.tuning.unfused import OneAtATime
