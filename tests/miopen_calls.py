@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,26 @@ from numpy.typing import NDArray
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
+from fuseplan.miopen.functions import FUNCTIONS
 from fuseplan.miopen.tensors import DTYPES
 from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
 Status = miopen.miopenStatus_t
+CLASSES = {name: value for name, value in miopen.NAMES.items() if inspect.isclass(value)}
+
+
+def taken(annotation: str) -> tuple[Any, bool]:
+    """What a parameter takes, a class or the name of a type, and whether it may be null."""
+    name, _, null = annotation.partition(" | ")
+    return CLASSES.get(name, name), null == "None"
+
+
+# By function and parameter.
+TAKES = {
+    name: {each.name: taken(each.annotation) for each in inspect.signature(function).parameters.values()}
+    for name, function in FUNCTIONS.items()
+}
 
 
 def ok(status: Any) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import types
-import typing
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -15,15 +12,12 @@ import pytest
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
-from miopen_calls import activation, convolution, handle, tensor
+from fuseplan.miopen.functions import FUNCTIONS
+from miopen_calls import TAKES, activation, convolution, handle, tensor
 
 # Tuning takes its seconds whatever the plan; the rest of Find 2.0 is measured in test_solutions.
 LEFT_OUT = ("miopenSetFindOptionTuning", "miopenFindSolutions")
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: value
-    for name, value in miopen.NAMES.items()
-    if inspect.isfunction(value) and hasattr(value, "__wrapped__") and name not in LEFT_OUT
-}
+CHOSEN = [name for name in FUNCTIONS if name not in LEFT_OUT]
 CALLS = 1500
 SHAPES = ((2, 4, 5, 6),) * 4 + ((1, 4, 1, 1),) * 3 + ((4, 4, 1, 1), (4, 4, 3, 3), (2, 4), (4,))
 FULL, CHANNEL, WEIGHT = 0, 4, 7  # places in SHAPES
@@ -62,11 +56,14 @@ class Play:
             return choose(self.fitting(hint) or self.cells)
         if name.startswith(("alpha", "beta")):
             return float(name.startswith("alpha"))
-        known = {int: (1, 1, 2, 4, 5, 6), float: (1.0, 0.5, 0.0), bool: (True, False)}
+        known = {
+            "int": (1, 1, 2, 4, 5, 6),
+            "float": (1.0, 0.5, 0.0),
+            "bool": (True, False),
+            "Extents": SHAPES,
+        }
         if hint in known:
             return choose(known[hint])
-        if hint == tuple[int, ...]:
-            return choose(SHAPES)
         if name in ("target", "workspace"):
             return "cpu" if name == "target" else None
         shape = SHAPES[PLACES.get(name, CHANNEL)] if self.choose.random() < 0.9 else choose(SHAPES)
@@ -79,9 +76,7 @@ class Play:
         return alive[:8] + alive[-8:]
 
     def call(self, name: str) -> Any:
-        hints = typing.get_type_hints(FUNCTIONS[name].__wrapped__)
-        hints.pop("return")
-        values = [self.value(key, plain(hint)) for key, hint in hints.items()]
+        values = [self.value(key, kind) for key, (kind, _) in TAKES[name].items()]
         status = FUNCTIONS[name](*values)
         assert isinstance(status, miopen.miopenStatus_t), name
         if status == 0:
@@ -91,17 +86,11 @@ class Play:
         return status
 
 
-def plain(hint: Any) -> Any:
-    """The annotation without its `| None`."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint)[0] if is_union else hint
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_every_call_returns_a_status(seed: int) -> None:
     play = Play(seed)
-    usual = [name for name in FUNCTIONS if not name.startswith(("miopenDestroy", "miopenGet"))]
+    usual = [name for name in CHOSEN if not name.startswith(("miopenDestroy", "miopenGet"))]
     for _ in range(CALLS):
-        pool = usual if play.choose.random() < 0.95 else list(FUNCTIONS)
+        pool = usual if play.choose.random() < 0.95 else CHOSEN
         play.call(play.choose.choice(pool))
     assert len(play.succeeded) > 50

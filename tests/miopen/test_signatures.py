@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import types
-import typing
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
@@ -14,26 +12,12 @@ import pytest
 
 from fuseplan import miopen
 from fuseplan.miopen import Ref
-from fuseplan.miopen.call import Extents, Object, Pointer, Scalar
-from fuseplan.miopen.spelling import SPELLED
-from miopen_calls import activation, convolution, created, fails, handle, ok, tensor
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: value
-    for name, value in miopen.NAMES.items()
-    if inspect.isfunction(value) and hasattr(value, "__wrapped__")
-}
-HINTS = {
-    name: typing.get_type_hints(function.__wrapped__, include_extras=True)
-    for name, function in FUNCTIONS.items()
-}
-
-
-def parts(hint: Any) -> tuple[Any, bool]:
-    """What a parameter takes, and whether it may be null."""
-    is_union = typing.get_origin(hint) is typing.Union or isinstance(hint, types.UnionType)
-    options = typing.get_args(hint) if is_union else (hint,)
-    return next(each for each in options if each is not types.NoneType), types.NoneType in options
+from fuseplan.miopen.call import Object
+from fuseplan.miopen.call import function as made
+from fuseplan.miopen.functions import CALLS, CALLS_BY_NAME, CHECK_OF_TYPE, FUNCTIONS
+from fuseplan.miopen.header import declarations
+from fuseplan.miopen.kinds import SPELLED
+from miopen_calls import TAKES, activation, convolution, created, fails, handle, ok, tensor
 
 
 def operator() -> Ref:
@@ -69,39 +53,36 @@ MAKERS: dict[Any, Callable[[], Any]] = {
     miopen.miopenFindOptions_t: lambda: created(miopen.miopenCreateFindOptions),
     miopen.miopenSolution_t: solution,
     Ref: Ref,
-    int: lambda: 1,
-    float: lambda: 1.0,
-    bool: lambda: False,
-    bytes: lambda: b"",
-    Extents: lambda: (1, 2),
-    Scalar: lambda: 1.0,
-    Pointer: lambda: np.zeros((1, 4), np.float32),
+    "int": lambda: 1,
+    "float": lambda: 1.0,
+    "bool": lambda: False,
+    "bytes": lambda: b"",
+    "Extents": lambda: (1, 2),
+    "Scalar": lambda: 1.0,
+    "Pointer": lambda: np.zeros((1, 4), np.float32),
+    "Arguments": tuple,
+    "Where": lambda: "cpu",
 }
 WRONG: dict[Any, tuple[Any, ...]] = {
     Ref: (3, "plan"),
-    int: ("1", 1.5, True),
-    float: ("1", True, 1j),
-    bool: ("yes", 2, 1.0),
-    bytes: ("text", 3),
-    Extents: (3, "12", (1.5,), [None], (True,), np.array(3), np.array([[1, 2]]), np.array([1.0])),
-    Scalar: ("1", True, [1.0]),
-    Pointer: (),
+    "int": ("1", 1.5, True),
+    "float": ("1", True, 1j),
+    "bool": ("yes", 2, 1.0),
+    "bytes": ("text", 3),
+    "Extents": (3, "12", (1.5,), [None], (True,), np.array(3), np.array([[1, 2]]), np.array([1.0])),
+    "Scalar": ("1", True, [1.0]),
+    "Pointer": (),
 }
 
 
-def valid(hint: Any) -> Any:
-    wanted, _ = parts(hint)
+def valid(wanted: Any) -> Any:
     if inspect.isclass(wanted) and issubclass(wanted, IntEnum):
         return next(iter(wanted))
-    return MAKERS[wanted]() if wanted in MAKERS else MAKERS_BY_NAME[wanted.__metadata__[0].__name__]()
+    return MAKERS[wanted]()
 
 
-MAKERS_BY_NAME: dict[str, Callable[[], Any]] = {"_arguments": tuple, "_target": lambda: "cpu"}
-
-
-def wrong(hint: Any) -> Iterator[Any]:
+def wrong(wanted: Any, is_nullable: bool) -> Iterator[Any]:
     """Values of other types, and numbers that no enumerator has."""
-    wanted, _ = parts(hint)
     if wanted in WRONG:
         yield from WRONG[wanted]
     elif inspect.isclass(wanted) and issubclass(wanted, IntEnum):
@@ -115,26 +96,25 @@ def wrong(hint: Any) -> Iterator[Any]:
         yield from (3, "text")
 
 
-def cases(bad: Callable[[Any], Iterator[Any]]) -> list[Any]:
+def cases(bad: Callable[[Any, bool], Iterator[Any]]) -> list[Any]:
     return [
         pytest.param(name, parameter, id=f"{name}-{parameter}")
-        for name, hints in HINTS.items()
-        for parameter, hint in hints.items()
-        if parameter != "return" and any(True for _ in bad(hint))
+        for name, takes in TAKES.items()
+        for parameter, kind in takes.items()
+        if any(True for _ in bad(*kind))
     ]
 
 
-def null(hint: Any) -> Iterator[Any]:
-    if not parts(hint)[1]:
+def null(wanted: Any, is_nullable: bool) -> Iterator[Any]:
+    if not is_nullable:
         yield None
-        if parts(hint)[0] is not Ref:
+        if wanted is not Ref:
             yield Ref()
 
 
-def destroyed(hint: Any) -> Iterator[Any]:
-    wanted, _ = parts(hint)
+def destroyed(wanted: Any, is_nullable: bool) -> Iterator[Any]:
     if inspect.isclass(wanted) and issubclass(wanted, Object):
-        gone = valid(hint)
+        gone = valid(wanted)
         held = gone.value
         (held.plan if isinstance(held, miopen.miopenFusionOpDescriptor_t) else held).destroy()
         yield gone
@@ -142,25 +122,25 @@ def destroyed(hint: Any) -> Iterator[Any]:
 
 def call_with(name: str, parameter: str, value: Any) -> Any:
     """The function called with one bad argument; the ones before it are good, and the ones behind too."""
-    hints = {key: hint for key, hint in HINTS[name].items() if key != "return"}
-    return FUNCTIONS[name](*(value if key == parameter else valid(hint) for key, hint in hints.items()))
+    takes = TAKES[name].items()
+    return FUNCTIONS[name](*(value if key == parameter else valid(kind) for key, (kind, _) in takes))
 
 
 @pytest.mark.parametrize(("name", "parameter"), cases(null))
 def test_null_is_refused(name: str, parameter: str) -> None:
-    for value in null(HINTS[name][parameter]):
+    for value in null(*TAKES[name][parameter]):
         fails(call_with(name, parameter, value), "BadParm", f"{name}: `{parameter}` is null")
 
 
 @pytest.mark.parametrize(("name", "parameter"), cases(wrong))
 def test_other_types_are_refused(name: str, parameter: str) -> None:
-    for value in wrong(HINTS[name][parameter]):
+    for value in wrong(*TAKES[name][parameter]):
         fails(call_with(name, parameter, value), "BadParm", f"{name}: ")
 
 
 @pytest.mark.parametrize(("name", "parameter"), cases(destroyed))
 def test_what_was_destroyed_is_refused(name: str, parameter: str) -> None:
-    for value in destroyed(HINTS[name][parameter]):
+    for value in destroyed(*TAKES[name][parameter]):
         fails(call_with(name, parameter, value), "BadParm", f"`{parameter}` is a", "that was destroyed")
 
 
@@ -176,10 +156,10 @@ DESTROYS = [name for name in FUNCTIONS if name.startswith("miopenDestroy")]
 
 @pytest.mark.parametrize("name", DESTROYS)
 def test_nothing_is_destroyed_twice(name: str) -> None:
-    (hint,) = (hint for parameter, hint in HINTS[name].items() if parameter != "return")
-    made = valid(hint)
-    ok(FUNCTIONS[name](made))
-    fails(FUNCTIONS[name](made), "BadParm", "that was destroyed")
+    ((kind, _),) = TAKES[name].values()
+    gone = valid(kind)
+    ok(FUNCTIONS[name](gone))
+    fails(FUNCTIONS[name](gone), "BadParm", "that was destroyed")
 
 
 def test_every_function_is_told_and_returns_a_status() -> None:
@@ -190,7 +170,7 @@ def test_every_function_is_told_and_returns_a_status() -> None:
 
 def test_names_in_messages_are_those_of_some_call() -> None:
     parameters = {name for function in FUNCTIONS.values() for name in inspect.signature(function).parameters}
-    assert {each for names in SPELLED.values() for each in names} <= parameters
+    assert {each for each, _ in SPELLED} <= parameters
     y = np.zeros((2, 3), np.float32)
     status = miopen.miopenActivationForward(
         handle(), activation(0), 1.0, tensor(2, 3), np.zeros((2, 4)), 0.0, tensor(2, 3), y
@@ -199,11 +179,18 @@ def test_names_in_messages_are_those_of_some_call() -> None:
 
 
 def test_a_defect_of_ours_is_raised() -> None:
-    def broken(number: int) -> None:
-        """Divides by nothing."""
+    """Any error that is not raised on purpose, and not torch's for want of memory."""
+    declared = next(declarations())
+
+    def broken(arguments: dict[str, Any]) -> None:
         _ = 1 // 0
 
-    from fuseplan.miopen.call import api
-
     with pytest.raises(ZeroDivisionError):
-        api(broken)(1)
+        made(declared, broken, CHECK_OF_TYPE)(Ref())
+
+
+def test_every_function_is_declared_and_made() -> None:
+    assert {*CALLS, *CALLS_BY_NAME, *DESTROYS} == FUNCTIONS.keys(), (
+        "declared and not made, or made and not declared"
+    )
+    assert FUNCTIONS.keys() <= miopen.NAMES.keys()

@@ -12,47 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuseplan.miopen import (
-    activations,
-    arguments,
-    batch_norm_inference,
-    batch_norm_training,
-    convolutions,
-    enums,
-    execute,
-    handle,
-    onecall,
-    plan,
-    problems,
-    solutions,
-    tensors,
-)
 from fuseplan.miopen.call import Ref as Ref
+from fuseplan.miopen.enums import ENUMS
+from fuseplan.miopen.functions import CLASSES, FUNCTIONS
+from fuseplan.miopen.handle import miopenGetErrorString, miopenGetLastErrorMessage
 
-MODULES = (
-    enums,
-    handle,
-    tensors,
-    convolutions,
-    activations,
-    plan,
-    arguments,
-    execute,
-    onecall,
-    batch_norm_inference,
-    batch_norm_training,
-    problems,
-    solutions,
-)
-# Functions, objects and enumerations, in the module that defines each; enumerators are names of their own.
-NAMES: dict[str, Any] = {"Ref": Ref}
-for _module in MODULES:
-    NAMES |= {
-        name: value
-        for name, value in vars(_module).items()
-        if name.startswith("miopen") and getattr(value, "__module__", "") == _module.__name__
-    }
-for _enumeration in enums.ENUMS:
+# Enumerations, objects, functions; enumerators are names of their own.
+NAMES: dict[str, Any] = {
+    each.__name__: each for each in (Ref, *ENUMS, *CLASSES, miopenGetErrorString, miopenGetLastErrorMessage)
+}
+NAMES |= FUNCTIONS
+for _enumeration in ENUMS:
     NAMES |= dict(_enumeration.__members__)
 
 __all__ = list(NAMES)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from fuseplan.driver import letters
-from fuseplan.miopen.call import Object, Ref, StatusError, api, write
-from fuseplan.miopen.enums import miopenActivationMode_t, miopenStatus_t
+from fuseplan.miopen.call import Object, not_initialized
+from fuseplan.miopen.enums import miopenActivationMode_t
+from fuseplan.miopen.kinds import ACTIVATION, ACTIVATION_BACKWARD
+from fuseplan.miopen.operators import Operator
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import Clamp, Power
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An operator, and its parameters in the order of activAlpha, activBeta, activGamma."""
-
-    op: Elementwise
-    parameters: tuple[str, ...] = ()
+from fuseplan.ops.training import ActivationBackward
 
 
 def _default(kind: type[Elementwise]) -> Elementwise:
@@ -26,18 +20,29 @@ def _default(kind: type[Elementwise]) -> Elementwise:
 
 
 Mode = miopenActivationMode_t
-ACTIVATIONS: dict[Mode, Activation] = {
-    mode: Activation(_default(kind), names)
+# Each mode's operator, and its parameters in the order of activAlpha, activBeta, activGamma.
+ACTIVATIONS: dict[Mode, tuple[Elementwise, tuple[str, ...]]] = {
+    mode: (_default(kind), names)
     for mode, (kind, names) in zip(Mode, letters.ACTIVATIONS.values(), strict=True)
 }
 
 
-def activation(mode: Mode, dtype: str) -> Activation:
+def _activation(mode: Mode, dtype: str) -> Elementwise:
     """The operator of a mode for tensors of that dtype; below its threshold POWER is 0."""
-    known = ACTIVATIONS[mode]
     if mode is Mode.miopenActivationPOWER and dtype in letters.POWER_THRESHOLD:
-        return Activation(Power(threshold=letters.POWER_THRESHOLD[dtype]), known.parameters)
-    return known
+        return Power(threshold=letters.POWER_THRESHOLD[dtype])
+    return ACTIVATIONS[mode][0]
+
+
+def forward(mode: Mode, dtype: str) -> Operator:
+    """The activation of a mode."""
+    return Operator(ACTIVATION, _activation(mode, dtype), ACTIVATIONS[mode][1])
+
+
+def backward(mode: Mode, dtype: str) -> Operator:
+    """The backward pass of the activation of a mode."""
+    gradient = ActivationBackward(_activation(mode, dtype))
+    return Operator(ACTIVATION_BACKWARD, gradient, ACTIVATIONS[mode][1])
 
 
 class miopenActivationDescriptor_t(Object):
@@ -55,44 +60,11 @@ class miopenActivationDescriptor_t(Object):
             StatusError: nothing was set yet.
         """
         if self._told is None:
-            raise StatusError(
-                miopenStatus_t.miopenStatusNotInitialized,
-                "the activation descriptor was never set: miopenSetActivationDescriptor sets its mode",
+            raise not_initialized(
+                "the activation descriptor was never set: miopenSetActivationDescriptor sets its mode"
             )
         return self._told
 
     def set(self, mode: Mode, alpha: float, beta: float, gamma: float) -> None:
         """Sets it."""
         self._told = (mode, alpha, beta, gamma)
-
-
-@api
-def miopenCreateActivationDescriptor(activDesc: Ref) -> None:
-    """Makes an activation descriptor; miopenSetActivationDescriptor sets its mode."""
-    activDesc.value = miopenActivationDescriptor_t()
-
-
-@api
-def miopenSetActivationDescriptor(
-    activDesc: miopenActivationDescriptor_t,
-    mode: miopenActivationMode_t,
-    activAlpha: float,
-    activBeta: float,
-    activGamma: float,
-) -> None:
-    """Sets an activation and its numbers."""
-    activDesc.set(mode, activAlpha, activBeta, activGamma)
-
-
-@api
-def miopenGetActivationDescriptor(
-    activDesc: miopenActivationDescriptor_t, mode: Ref, activAlpha: Ref, activBeta: Ref, activGamma: Ref
-) -> None:
-    """Reads an activation and its numbers."""
-    write((mode, activAlpha, activBeta, activGamma), activDesc.told)
-
-
-@api
-def miopenDestroyActivationDescriptor(activDesc: miopenActivationDescriptor_t) -> None:
-    """Ends an activation descriptor."""
-    activDesc.destroy()

@@ -1,15 +1,4 @@
-"""What every call has in common: its signature is the declaration by which arguments are checked.
-
-A function of the API is written with `@api` and annotated; the decorator turns what was passed into what the
-annotations say, and errors into statuses:
-
-- `Ref` takes the cell that stands for an out-pointer;
-- a class of `Object` takes such an object, alive, or a `Ref` that holds it;
-- an enumeration takes a member, or its number;
-- `int`, `float`, `bool`, `bytes`, `str` take such values; `Extents` a sequence of integers;
-- `Pointer` takes a tensor, a stream, ...: a pointer in C; `Scalar` a number where C takes its address;
-- with `| None`, null is taken too.
-"""
+"""The frame of every call: a declaration becomes a function, which checks arguments and returns a status."""
 
 from __future__ import annotations
 
@@ -17,17 +6,16 @@ import functools
 import inspect
 import numbers
 import threading
-import types
-import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
+from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, counted
 from fuseplan.miopen.enums import miopenStatus_t
-from fuseplan.miopen.spelling import spelled
+from fuseplan.miopen.header import NULL, Declaration
+from fuseplan.miopen.kinds import spelled
 
 Check = Callable[[str, Any], Any]  # (name, value, of which a Ref is opened) -> what the function is given
 
@@ -43,6 +31,16 @@ class StatusError(FuseplanError):
 def bad_parameter(what: str) -> StatusError:
     """The error of an argument that cannot be."""
     return StatusError(miopenStatus_t.miopenStatusBadParm, what)
+
+
+def not_initialized(what: str) -> StatusError:
+    """The error of an object that no call has set yet."""
+    return StatusError(miopenStatus_t.miopenStatusNotInitialized, what)
+
+
+def invalid_value(what: str) -> StatusError:
+    """The error of data that is no such thing, or is incomplete."""
+    return StatusError(miopenStatus_t.miopenStatusInvalidValue, what)
 
 
 def not_implemented(what: str) -> StatusError:
@@ -75,13 +73,6 @@ class Ref:
         return f"Ref({self.value!r})"
 
 
-def write(cells: Iterable[Ref | None], values: Iterable[Any]) -> None:
-    """Writes through out-pointers; what is null is not wanted."""
-    for cell, value in zip(cells, values, strict=True):
-        if cell is not None:
-            cell.value = value
-
-
 class Object:
     """Something that a create call makes and a destroy call ends."""
 
@@ -106,73 +97,80 @@ def last_message() -> str:
     return str(getattr(_thread, "message", ""))
 
 
-def api(function: Callable[..., None]) -> Callable[..., miopenStatus_t]:
-    """Makes a function of the API: checked arguments in, a status out.
+def function(
+    declared: Declaration, run: Callable[[dict[str, Any]], Any], checks: Mapping[str, Check]
+) -> Callable[..., miopenStatus_t]:
+    """Makes a declared function of the API: checked arguments in, results through out-pointers, a status out.
 
-    Errors that fuseplan raises on purpose become statuses; any other is a defect of fuseplan and is raised.
+    `run` takes the arguments that are not out-pointers, by their names, and returns the result, or a tuple of
+    as many results as there are out-pointers. Errors that fuseplan raises on purpose become statuses; any
+    other is a defect of fuseplan and is raised.
     """
-    signature = inspect.signature(function)
-    checks = functools.cache(lambda: _checks(function))
+    types = {name: each.annotation for name, each in declared.signature.parameters.items()}
+    check_of_name = {name: checks[kind.removesuffix(NULL)] for name, kind in types.items()}
+    nullable = {name for name, kind in types.items() if kind.endswith(NULL)}
+    outs = [name for name, check in check_of_name.items() if check is _reference]
 
-    @functools.wraps(function)
     def call(*args: Any, **named: Any) -> miopenStatus_t:
         try:
-            given = signature.bind(*args, **named)
-        except TypeError as error:
-            return _failed(function, bad_parameter(f"{error}; it is called as {_written(signature)}"))
-        given.apply_defaults()
-        try:
-            for name, value in given.arguments.items():
-                given.arguments[name] = checks()[name](name, value)
-            function(*given.args, **given.kwargs)
+            given = _bound(declared.signature, args, named)
+            for name, value in given.items():
+                given[name] = checked(name, value, check_of_name[name], is_nullable=name in nullable)
+            cells = [given.pop(name) for name in outs]
+            result = run(given)
+            _write(cells, result if len(outs) > 1 else (result,) * len(outs))
         except _ERRORS as error:
-            return _failed(function, error)
+            return _failed(declared, error)
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":  # torch's, which is imported only where it is used
                 raise
-            return _failed(function, MemoryError(str(error)))
+            return _failed(declared, MemoryError(str(error)))
         return miopenStatus_t.miopenStatusSuccess
 
+    call.__name__ = call.__qualname__ = declared.name
+    call.__module__, call.__doc__ = __package__, declared.text
+    call.__signature__ = declared.signature  # type: ignore[attr-defined]
     return call
 
 
-def _written(signature: inspect.Signature) -> str:
-    return f"({', '.join(signature.parameters)})"
+def _bound(signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        given = signature.bind(*args, **named)
+    except TypeError as error:
+        raise bad_parameter(f"{error}; it is called as ({', '.join(signature.parameters)})") from None
+    given.apply_defaults()
+    return dict(given.arguments)
 
 
-def _failed(function: Callable[..., None], error: Exception) -> miopenStatus_t:
-    names = inspect.signature(function).parameters
+def _write(cells: Sequence[Ref | None], values: Sequence[Any]) -> None:
+    """Writes through out-pointers; a result whose out-pointer is null is not wanted."""
+    for cell, value in zip(cells, values, strict=True):
+        if cell is not None:
+            cell.value = value
+
+
+def _failed(declared: Declaration, error: Exception) -> miopenStatus_t:
+    names = declared.signature.parameters
     told = spelled(error, names) if isinstance(error, ArgumentError) else str(error)
-    _thread.message = f"{function.__name__}: {told}"
+    _thread.message = f"{declared.name}: {told}"
     if isinstance(error, StatusError):
         return error.status
     return next(status for kind, status in STATUS_OF if isinstance(error, kind))
 
 
-def _checks(function: Callable[..., None]) -> dict[str, Check]:
-    hints = typing.get_type_hints(function, include_extras=True)
-    return {name: check_of(hint) for name, hint in hints.items() if name != "return"}
+def checked(name: str, value: Any, check: Check, *, is_nullable: bool = False) -> Any:
+    """The value of an argument, of which a `Ref` is opened unless it is an out-pointer.
 
-
-def check_of(hint: Any) -> Check:
-    """How a value for a parameter of that annotation is checked."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if is_union else (hint,)
-    wanted = next(each for each in options if each is not types.NoneType)
-    check = _check_of_one(wanted)
-    is_nullable = types.NoneType in options
-
-    def checked(name: str, value: Any) -> Any:
-        given = value if wanted is Ref else held(value)
-        if given is None and not is_nullable:
-            raise bad_parameter(f"`{name}` is null{_unset(value)}")
-        return None if given is None else check(name, given)
-
-    return checked
-
-
-def _unset(value: Any) -> str:
-    return ": nothing was written into this Ref yet" if isinstance(value, Ref) else ""
+    Raises:
+        StatusError: it is null and may not be, or is of another type than `check` takes.
+    """
+    given = value if check is _reference else held(value)
+    if given is not None:
+        return check(name, given)
+    if not is_nullable:
+        unset = ": nothing was written into this Ref yet" if isinstance(value, Ref) else ""
+        raise bad_parameter(f"`{name}` is null{unset}")
+    return None
 
 
 def held(value: Any) -> Any:
@@ -180,17 +178,9 @@ def held(value: Any) -> Any:
     return value.value if isinstance(value, Ref) else value
 
 
-def _check_of_one(wanted: Any) -> Check:
-    if typing.get_origin(wanted) is Annotated:
-        check: Check = wanted.__metadata__[0]
-        return check
-    if wanted is Ref:
-        return _reference
-    if issubclass(wanted, IntEnum):
-        return functools.partial(_member, wanted)
-    if wanted in _NUMBERS:
-        return functools.partial(_number, wanted)
-    return functools.partial(_instance, wanted)
+def check_of(kind: type[Any]) -> Check:
+    """How a value of an enumeration, or of a class of objects, is checked."""
+    return functools.partial(_member if issubclass(kind, IntEnum) else _instance, kind)
 
 
 def _reference(name: str, value: Any) -> Ref:
@@ -241,15 +231,21 @@ def _number(kind: type[Any], name: str, value: Any) -> Any:
 _SHORT = (bool, int, float, str)
 
 
-def _pointer(name: str, value: Any) -> Any:
-    return value
-
-
 def _extents(name: str, value: Any) -> tuple[int, ...]:
     listed = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
         raise bad_parameter(f"`{name}` is a sequence of integers; got {told(value)}")
     return tuple(_number(int, f"{name}[{place}]", each) for place, each in enumerate(listed))
+
+
+def check_length(name: str, values: Sequence[int], what: str, count: int) -> None:
+    """Checks that a sequence is as long as another argument says.
+
+    Raises:
+        StatusError: it is not.
+    """
+    if len(values) != count:
+        raise bad_parameter(f"`{name}` has {counted(len(values), 'number')}; want {what} = {count}")
 
 
 def told(value: Any) -> str:
@@ -258,6 +254,12 @@ def told(value: Any) -> str:
     return f"{value!r} ({kind})" if isinstance(value, _SHORT) else kind
 
 
-Pointer = Annotated[Any, _pointer]
-Scalar = Annotated[float, functools.partial(_number, float)]
-Extents = Annotated[tuple[int, ...], _extents]
+# By the names of types in declarations.
+CHECKS: dict[str, Check] = {
+    "Ref": _reference,
+    "Pointer": lambda name, value: value,
+    "Extents": _extents,
+    "Scalar": functools.partial(_number, float),
+    **{kind.__name__: functools.partial(_number, kind) for kind in _NUMBERS},
+    "bytes": functools.partial(_instance, bytes),
+}

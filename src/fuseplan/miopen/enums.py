@@ -168,18 +168,4 @@ class miopenTensorArgumentId_t(IntEnum):
     miopenScalarBatchnormEpsilon = SCALAR | 3
 
 
-ENUMS: tuple[type[IntEnum], ...] = (
-    miopenStatus_t,
-    miopenFusionDirection_t,
-    miopenDataType_t,
-    miopenTensorLayout_t,
-    miopenConvolutionMode_t,
-    miopenConvolutionAttrib_t,
-    miopenMathType_t,
-    miopenConvFwdAlgorithm_t,
-    miopenBatchNormMode_t,
-    miopenActivationMode_t,
-    miopenProblemDirection_t,
-    miopenFindResultsOrder_t,
-    miopenTensorArgumentId_t,
-)
+ENUMS = [each for each in IntEnum.__subclasses__() if each.__module__ == __name__]

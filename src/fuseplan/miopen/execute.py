@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.miopen.arguments import miopenOperatorArgs_t
-from fuseplan.miopen.call import Pointer, api, bad_parameter
+from fuseplan.miopen.call import bad_parameter
 from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.operators import ALPHA, Lowered
 from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t
-from fuseplan.miopen.tensors import is_same, miopenTensorDescriptor_t
+from fuseplan.miopen.tensors import check_same, miopenTensorDescriptor_t
 from fuseplan.tensor import TensorSpec
 
 
@@ -80,59 +80,29 @@ def check_workspace(size: int | None, needed: int) -> None:
         )
 
 
-def execute(call: Call, plan: miopenFusionPlanDescriptor_t, args: miopenOperatorArgs_t) -> None:
+def execute(
+    handle: miopenHandle_t,
+    plan: miopenFusionPlanDescriptor_t,
+    src: miopenTensorDescriptor_t,
+    input: Any,
+    dst: miopenTensorDescriptor_t,
+    output: Any,
+    args: miopenOperatorArgs_t,
+    workspace: Any = None,
+    size: int = 0,
+) -> None:
     """Runs a plan that the handle compiled; a factor that is not 1 takes a kernel of its own, made once.
 
     Raises:
         StatusError: the handle did not compile the plan as it is now, or an operator has no arguments.
         StatusError, Unsupported, ArgumentError: as `Call.launch` does.
     """
-    if all(each is not call.handle for each in plan.handles):
+    own = workspace_size(workspace, size)
+    if all(each is not handle for each in plan.handles):
         raise bad_parameter(
             "the plan was not compiled with this handle as it is now: call miopenCompileFusionPlan, and "
             "check what it returns"
         )
     given = [args.of(each) for each in plan.operators]
-    replace(call, algorithm=plan.algorithm).launch(plan.lowered(scaled(given)), given)
-
-
-def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
-    """Checks a descriptor against the plan's.
-
-    Raises:
-        StatusError: it differs.
-    """
-    if not is_same(given, wanted):
-        raise bad_parameter(f"the {what} descriptors do not match: got {given}; want {wanted}")
-
-
-@api
-def miopenExecuteFusionPlan(
-    handle: miopenHandle_t,
-    fusePlanDesc: miopenFusionPlanDescriptor_t,
-    inputDesc: miopenTensorDescriptor_t,
-    input: Pointer,
-    outputDesc: miopenTensorDescriptor_t,
-    output: Pointer,
-    args: miopenOperatorArgs_t,
-) -> None:
-    """Runs a compiled plan; on a GPU it returns when the launch is queued."""
-    execute(Call(handle, (inputDesc.spec, input), (outputDesc.spec, output)), fusePlanDesc, args)
-
-
-@api
-def miopenExecuteFusionPlan_v2(
-    handle: miopenHandle_t,
-    fusePlanDesc: miopenFusionPlanDescriptor_t,
-    inputDesc: miopenTensorDescriptor_t,
-    input: Pointer,
-    outputDesc: miopenTensorDescriptor_t,
-    output: Pointer,
-    args: miopenOperatorArgs_t,
-    workspace: Pointer | None,
-    workspaceSize: int,
-) -> None:
-    """The same with a workspace: its size is checked; fuseplan uses memory of its own, so it may be null."""
-    size = workspace_size(workspace, workspaceSize)
-    call = Call(handle, (inputDesc.spec, input), (outputDesc.spec, output), workspace=size)
-    execute(call, fusePlanDesc, args)
+    call = Call(handle, (src.spec, input), (dst.spec, output), plan.algorithm, own)
+    call.launch(plan.lowered(scaled(given)), given)

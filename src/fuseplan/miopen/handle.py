@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,7 @@ from fuseplan.arrays import described, view
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
 from fuseplan.miopen.algorithms import compile_by
-from fuseplan.miopen.call import (
-    Object,
-    Pointer,
-    Ref,
-    StatusError,
-    api,
-    bad_parameter,
-    last_message,
-    not_implemented,
-    told,
-    write,
-)
+from fuseplan.miopen.call import Object, bad_parameter, last_message, not_implemented, not_initialized, told
 from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target, parse_target
@@ -35,13 +24,11 @@ Algorithm = miopenConvFwdAlgorithm_t
 VERSION = (3, 5, 0)  # of MIOpen, whose interface this is
 
 
-def _target(name: str, value: Any) -> Target:
+def target_of(name: str, value: Any) -> Target:
+    """Checks an argument that is a target."""
     if not isinstance(value, str | Target):
         raise bad_parameter(f"`{name}` is a Target or its name, such as cpu or cuda; got {told(value)}")
     return parse_target(value)
-
-
-Where = Annotated[Any, _target]
 
 
 class miopenHandle_t(Object):
@@ -75,6 +62,32 @@ class miopenHandle_t(Object):
                 f"want None; got {told(stream)}"
             )
         self.stream = None if stream is None else _torch_stream(stream, self.target)
+
+    def enable_profiling(self, enable: bool) -> None:
+        """Says whether later launches are timed."""
+        self.is_profiling = enable
+
+    @property
+    def kernel_time(self) -> float:
+        """Milliseconds of the last launch.
+
+        Raises:
+            StatusError: it was not timed.
+        """
+        if self.milliseconds is None:
+            raise not_initialized(
+                "nothing was timed: call miopenEnableProfiling(handle, True) before the launch"
+            )
+        return self.milliseconds
+
+    def set_allocator(self, *given: Any) -> None:
+        """Takes no allocator.
+
+        Raises:
+            StatusError: there is one, or its context.
+        """
+        if any(each is not None for each in given):
+            raise not_implemented("memory comes from torch's allocator on a GPU and from the system on a CPU")
 
     def kernel(self, plan: FusionPlan, by: Algorithm | str | None) -> CompiledPlan:
         """The plan compiled for the target; by templates of an algorithm alone, or a candidate, where given.
@@ -195,71 +208,6 @@ def _gpu_milliseconds(launch: Callable[[], object], device: int | None) -> float
     end.record(stream)
     end.synchronize()
     return float(begin.elapsed_time(end))
-
-
-@api
-def miopenCreate(handle: Ref, target: Where = "cpu") -> None:
-    """Makes a handle. `target`, which MIOpen has not, is as for `fuseplan.compile`: `cpu`, `cuda`, ..."""
-    handle.value = miopenHandle_t(target)
-
-
-@api
-def miopenCreateWithStream(handle: Ref, stream: Pointer | None, target: Where = "cuda") -> None:
-    """Makes a handle that launches on a stream, torch's or its address; null is torch's current one."""
-    handle.value = miopenHandle_t(target, stream)
-
-
-@api
-def miopenSetStream(handle: miopenHandle_t, streamID: Pointer | None) -> None:
-    """Sets the stream of later launches."""
-    handle.set_stream(streamID)
-
-
-@api
-def miopenGetStream(handle: miopenHandle_t, streamID: Ref) -> None:
-    """Reads the stream; None is torch's current one, and a CPU's."""
-    streamID.value = handle.stream
-
-
-@api
-def miopenSetAllocator(
-    handle: miopenHandle_t,
-    allocator: Pointer | None,
-    deallocator: Pointer | None,
-    allocatorContext: Pointer | None,
-) -> None:
-    """Takes null alone, which is the usual allocator: torch's on a GPU, the system's on a CPU."""
-    if any(each is not None for each in (allocator, deallocator, allocatorContext)):
-        raise not_implemented("memory comes from torch's allocator on a GPU and from the system on a CPU")
-
-
-@api
-def miopenEnableProfiling(handle: miopenHandle_t, enable: bool) -> None:
-    """Says whether later launches are waited for and timed."""
-    handle.is_profiling = enable
-
-
-@api
-def miopenGetKernelTime(handle: miopenHandle_t, time: Ref) -> None:
-    """Reads how long the last launch took, in milliseconds, without packing operands."""
-    if handle.milliseconds is None:
-        raise StatusError(
-            miopenStatus_t.miopenStatusNotInitialized,
-            "nothing was timed: call miopenEnableProfiling(handle, True) before the launch",
-        )
-    time.value = handle.milliseconds
-
-
-@api
-def miopenDestroy(handle: miopenHandle_t) -> None:
-    """Ends a handle; what was compiled for it must be compiled again for another."""
-    handle.destroy()
-
-
-@api
-def miopenGetVersion(major: Ref | None, minor: Ref | None, patch: Ref | None) -> None:
-    """Reads the version of MIOpen whose interface this is."""
-    write((major, minor, patch), VERSION)
 
 
 def miopenGetErrorString(error: miopenStatus_t | int) -> str:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuseplan.miopen.activations import miopenActivationDescriptor_t
+from fuseplan.miopen.activations import backward, forward, miopenActivationDescriptor_t
 from fuseplan.miopen.arguments import factor_of
-from fuseplan.miopen.call import Pointer, Scalar, api, bad_parameter
-from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t
-from fuseplan.miopen.enums import miopenBatchNormMode_t, miopenConvFwdAlgorithm_t
-from fuseplan.miopen.execute import Call, check_same, scaled, workspace_size
-from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.operators import ACTIVATION, BIAS, CONVOLUTION, RESIDUAL, Lowered, Operator, lowered
-from fuseplan.miopen.plan import backward, check_parameters, forward
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.miopen.call import bad_parameter
+from fuseplan.miopen.enums import miopenBatchNormMode_t
+from fuseplan.miopen.execute import Call, scaled, workspace_size
+from fuseplan.miopen.kinds import ACTIVATION, BIAS, CONVOLUTION, RESIDUAL
+from fuseplan.miopen.operators import Lowered, Operator, lowered
+from fuseplan.miopen.tensors import check_parameters, check_same
 from fuseplan.ops.affine import Add, Bias
 from fuseplan.tensor import TensorSpec
+
+Arguments = Mapping[str, Any]  # of a call, by their names
 
 
 @dataclass
@@ -26,19 +27,24 @@ class Steps:
     operators: list[Operator] = field(default_factory=list)
     given: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, operator: Operator, **values: Any) -> None:
-        """Appends an operator; a result that is None is not given."""
+    def add(self, operator: Operator, arguments: Arguments, **numbers: float | None) -> None:
+        """Appends an operator with its arguments of a call, and numbers by its own names."""
+        given = {name: value for name, value in numbers.items() if value is not None}
         self.operators.append(operator)
-        self.given.append({name: value for name, value in values.items() if value is not None})
+        self.given.append(operator.values(arguments) | given)
 
     def activate(
-        self, activDesc: miopenActivationDescriptor_t | None, dtype: str, *, is_backward: bool = False
+        self,
+        descriptor: miopenActivationDescriptor_t,
+        dtype: str,
+        arguments: Arguments,
+        *,
+        is_backward: bool = False,
     ) -> None:
-        """Appends an activation with its numbers, or its backward pass, where there is one."""
-        if activDesc is not None:
-            mode, *numbers = activDesc.told
-            made = (backward if is_backward else forward)(mode, dtype)
-            self.add(made, **made.numbers(*numbers))
+        """Appends an activation with its numbers, or its backward pass."""
+        mode, *numbers = descriptor.told
+        made = (backward if is_backward else forward)(mode, dtype)
+        self.add(made, arguments, **made.numbers(*numbers))
 
     def scale(self, alpha: float | None, beta: float | None) -> None:
         """Multiplies the last result.
@@ -69,87 +75,41 @@ class Steps:
         return made
 
 
-@api
-def miopenConvolutionBiasActivationForward(
-    handle: miopenHandle_t,
-    alpha1: Scalar | None,
-    xDesc: miopenTensorDescriptor_t,
-    x: Pointer,
-    wDesc: miopenTensorDescriptor_t,
-    w: Pointer,
-    convDesc: miopenConvolutionDescriptor_t,
-    algo: miopenConvFwdAlgorithm_t,
-    workspace: Pointer | None,
-    workspaceSizeInBytes: int,
-    alpha2: Scalar | None,
-    zDesc: miopenTensorDescriptor_t | None,
-    z: Pointer | None,
-    biasDesc: miopenTensorDescriptor_t,
-    bias: Pointer,
-    activationDesc: miopenActivationDescriptor_t,
-    yDesc: miopenTensorDescriptor_t,
-    y: Pointer,
-) -> None:
-    """Computes y = activation(alpha1 * convolution(x, w) + alpha2 * z + bias), without z if that is null.
+def call_of(arguments: Arguments, src: str, dst: str, algorithm: str = "algo") -> Call:
+    """Where and on what a call runs: its arguments of these names, each tensor's with its descriptor."""
+    ends = [(arguments[f"{name}Desc"].spec, arguments[name]) for name in (src, dst)]
+    size = workspace_size(arguments.get("workspace"), arguments.get("workspaceSizeInBytes", 0))
+    return Call(arguments["handle"], ends[0], ends[1], arguments.get(algorithm), size)
 
-    `algo` binds: its templates run it, or the refusal says why none can.
-    """
-    src = xDesc.spec
-    convolution = convDesc.operator(src, wDesc.spec)
+
+def convolve(arguments: Arguments) -> None:
+    """A convolution, a tensor that is added unless it is null, a bias and an activation."""
+    src, z, z_descriptor = arguments["xDesc"].spec, arguments["z"], arguments["zDesc"]
+    convolution = arguments["convDesc"].operator(src, arguments["wDesc"].spec)
     place = convolution.output(src)
-    check_parameters("biasDesc", biasDesc.spec, place, miopenBatchNormMode_t.miopenBNSpatial)
+    mode = miopenBatchNormMode_t.miopenBNSpatial
+    check_parameters("biasDesc", arguments["biasDesc"].spec, place, mode)
     steps = Steps()
-    steps.add(Operator(CONVOLUTION, convolution), weight=w)
+    steps.add(Operator(CONVOLUTION, convolution), arguments)
     if z is None:
-        steps.scale(alpha1, None)
-    elif zDesc is None:
+        steps.scale(arguments["alpha1"], None)
+    elif z_descriptor is None:
         raise bad_parameter("`zDesc` is null and `z` is not")
     else:
-        check_same("z", zDesc.spec, place)
-        steps.add(Operator(RESIDUAL, Add()), other=z, alpha1=alpha1, alpha2=alpha2)
-    steps.add(Operator(BIAS, Bias()), bias=bias)
-    steps.activate(activationDesc, src.dtype)
-    size = workspace_size(workspace, workspaceSizeInBytes)
-    steps.run(Call(handle, (src, x), (yDesc.spec, y), algo, size))
+        check_same("z", z_descriptor.spec, place)
+        factors = {name: arguments[name] for name in ("alpha1", "alpha2")}
+        steps.add(Operator(RESIDUAL, Add()), arguments, **factors)
+    steps.add(Operator(BIAS, Bias()), arguments)
+    steps.activate(arguments["activationDesc"], src.dtype, arguments)
+    steps.run(call_of(arguments, "x", "y"))
 
 
-@api
-def miopenActivationForward(
-    handle: miopenHandle_t,
-    activDesc: miopenActivationDescriptor_t,
-    alpha: Scalar | None,
-    xDesc: miopenTensorDescriptor_t,
-    x: Pointer,
-    beta: Scalar | None,
-    yDesc: miopenTensorDescriptor_t,
-    y: Pointer,
-) -> None:
-    """Computes y = alpha * activation(x)."""
+def activate(arguments: Arguments) -> None:
+    """An activation, or its backward pass where there is a dy."""
+    is_backward = "dy" in arguments
+    call = call_of(arguments, *(("dy", "dx") if is_backward else ("x", "y")))
+    check_same("x", arguments["xDesc"].spec, call.src[0])
     steps = Steps()
-    steps.activate(activDesc, xDesc.spec.dtype)
-    steps.scale(alpha, beta)
-    steps.run(Call(handle, (xDesc.spec, x), (yDesc.spec, y)))
-
-
-@api
-def miopenActivationBackward(
-    handle: miopenHandle_t,
-    activDesc: miopenActivationDescriptor_t,
-    alpha: Scalar | None,
-    yDesc: miopenTensorDescriptor_t | None,
-    y: Pointer | None,
-    dyDesc: miopenTensorDescriptor_t,
-    dy: Pointer,
-    xDesc: miopenTensorDescriptor_t,
-    x: Pointer,
-    beta: Scalar | None,
-    dxDesc: miopenTensorDescriptor_t,
-    dx: Pointer,
-) -> None:
-    """Computes dx = alpha * dy * activation'(x); y is not read."""
-    check_same("x", xDesc.spec, dyDesc.spec)
-    steps = Steps()
-    steps.activate(activDesc, dyDesc.spec.dtype, is_backward=True)
-    steps.given[-1] |= {"input": x}
-    steps.scale(alpha, beta)
-    steps.run(Call(handle, (dyDesc.spec, dy), (dxDesc.spec, dx)))
+    steps.activate(arguments["activDesc"], call.src[0].dtype, arguments, is_backward=is_backward)
+    steps.scale(arguments["alpha"], arguments["beta"])
+    steps.run(call)

@@ -1,4 +1,4 @@
-"""Operators of a plan: the kinds there are, and what a list of them is as a fusion plan of this library."""
+"""Operators of a plan, and what a list of them is as a fusion plan of this library."""
 
 from __future__ import annotations
 
@@ -8,49 +8,18 @@ from typing import Any
 
 from fuseplan.arguments import check_value, dtypes_taken
 from fuseplan.miopen.call import bad_parameter
+from fuseplan.miopen.enums import miopenBatchNormMode_t
+from fuseplan.miopen.kinds import INFERENCE, TRAINING, Kind
+from fuseplan.miopen.tensors import MODE_WORDS
 from fuseplan.op import Op
+from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.expression import Expression
-from fuseplan.ops.training import ActivationBackward, BatchNormBackward
+from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
+NUMBERS = ("activAlpha", "activBeta", "activGamma")
 ALPHA = "alpha of the result"  # the name by which an operator's factor is given; no operand's
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of operator.
-
-    Attributes:
-        name: what messages call it.
-        set_args: the function that sets its arguments.
-        refuses_alpha: why a factor other than 1 has no meaning; empty where it multiplies the result.
-        unread: what it may be given though its formula, as the plan is, does not have it.
-    """
-
-    name: str
-    set_args: str
-    refuses_alpha: str = ""
-    unread: tuple[str, ...] = ()
-
-
-CONVOLUTION = Kind("convolution forward", "miopenSetOpArgsConvForward")
-BIAS = Kind(
-    "bias forward",
-    "miopenSetOpArgsBiasForward",
-    "MIOpen does not say whether it would multiply the bias or the sum: scale the bias itself",
-)
-ACTIVATION = Kind("activation forward", "miopenSetOpArgsActivForward")
-ACTIVATION_BACKWARD = Kind("activation backward", "miopenSetOpArgsActivBackward")
-INFERENCE = Kind("batch normalization inference", "miopenSetOpArgsBatchNormInference")
-TRAINING = Kind("batch normalization forward training", "miopenSetOpArgsBatchNormForward")
-BACKWARD = Kind(
-    "batch normalization backward",
-    "miopenSetOpArgsBatchNormBackward",
-    "MIOpen does not say whether it would multiply dx alone or the gradients of scale and bias too",
-    unread=("shift",),  # which only the derivative of an activation behind it is taken at
-)
-RESIDUAL = Kind("tensor scale add", "miopenConvolutionBiasActivationForward")
 
 
 @dataclass(frozen=True)
@@ -61,9 +30,22 @@ class Operator:
     op: Op
     parameters: tuple[str, ...] = ()
 
+    def values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the arguments of a call give the operator, by its own names; null gives nothing."""
+        names = self.kind.takes | dict(zip(NUMBERS, self.parameters, strict=False))
+        return {own: arguments[name] for name, own in names.items() if arguments.get(name) is not None}
+
     def numbers(self, alpha: float, beta: float, gamma: float) -> dict[str, float]:
         """An activation's parameters; of activAlpha, activBeta and activGamma those that its formula has."""
         return dict(zip(self.parameters, (alpha, beta, gamma), strict=False))
+
+
+def normalization(kind: Kind, mode: miopenBatchNormMode_t, running: bool = False) -> Operator:
+    """Batch normalization: inference, training, with running statistics or without, or its backward pass."""
+    word = MODE_WORDS[mode]
+    if kind is TRAINING:
+        return Operator(kind, BatchNormTraining(word, running=running))
+    return Operator(kind, BatchNorm(word) if kind is INFERENCE else BatchNormBackward(mode=word))
 
 
 @dataclass(frozen=True)

@@ -6,35 +6,21 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from fuseplan.miopen.activations import miopenActivationDescriptor_t
-from fuseplan.miopen.call import Object, Ref, StatusError, api, bad_parameter, not_implemented
+from fuseplan.miopen.activations import backward, forward, miopenActivationDescriptor_t
+from fuseplan.miopen.call import Object, bad_parameter, invalid_value, not_implemented
 from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t
-from fuseplan.miopen.enums import (
-    miopenBatchNormMode_t,
-    miopenProblemDirection_t,
-    miopenStatus_t,
-    miopenTensorArgumentId_t,
-)
-from fuseplan.miopen.operators import (
-    BACKWARD,
-    BIAS,
-    CONVOLUTION,
-    INFERENCE,
-    TRAINING,
-    Lowered,
-    Operator,
-    check_described,
-    lowered,
-)
-from fuseplan.miopen.plan import backward, forward
-from fuseplan.miopen.tensors import MODE_WORDS, is_same, miopenTensorDescriptor_t
-from fuseplan.ops.affine import BatchNorm, Bias
-from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
+from fuseplan.miopen.enums import miopenBatchNormMode_t, miopenProblemDirection_t, miopenTensorArgumentId_t
+from fuseplan.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
+from fuseplan.miopen.operators import Lowered, Operator, check_described, lowered, normalization
+from fuseplan.miopen.tensors import is_same, miopenTensorDescriptor_t
+from fuseplan.ops.affine import Bias
 from fuseplan.tensor import TensorSpec
 
 Direction = miopenProblemDirection_t
 Id = miopenTensorArgumentId_t
 FORWARD = Direction.miopenProblemDirectionForward
+GRADIENT = Direction.miopenProblemDirectionBackward
+INFER = Direction.miopenProblemDirectionInference
 
 
 @dataclass(frozen=True)
@@ -54,58 +40,36 @@ class Role:
     described: Id | None = None
 
 
-SCALE_AND_BIAS = {Id.miopenTensorBatchnormScale: "scale", Id.miopenTensorBatchnormBias: "shift"}
+def _of(family: str, src: str, dst: str, given: str = "", described: str | None = None) -> Role:
+    """A role; ids are written without what a family's begin with."""
+
+    def named(name: str) -> Id:
+        ids, full = Id.__members__, f"{family}{name}"
+        return ids.get(f"miopenScalar{full}") or ids[f"miopenTensor{full}"]
+
+    tensors = {named(name): own for name, own in pairs(given).items()}
+    return Role(named(src), named(dst), tensors, None if described is None else named(described))
+
+
 ROLES: dict[tuple[str, Direction], Role] = {
-    ("convolution", FORWARD): Role(
-        Id.miopenTensorConvolutionX,
-        Id.miopenTensorConvolutionY,
-        {Id.miopenTensorConvolutionW: "weight"},
-        Id.miopenTensorConvolutionW,
+    ("convolution", FORWARD): _of("Convolution", "X", "Y", "W=weight", "W"),
+    ("bias", FORWARD): _of("Bias", "X", "Y", "=bias", ""),
+    ("activation", FORWARD): _of("Activation", "X", "Y"),
+    ("activation", GRADIENT): _of("Activation", "DY", "DX", "X=input Y=output"),
+    ("batchnorm", INFER): _of(
+        *("Batchnorm", "X", "Y"),
+        "Scale=scale Bias=shift EstimatedMean=mean EstimatedVariance=variance Epsilon=epsilon",
+        "EstimatedMean",
     ),
-    ("bias", FORWARD): Role(
-        Id.miopenTensorBiasX, Id.miopenTensorBiasY, {Id.miopenTensorBias: "bias"}, Id.miopenTensorBias
+    ("batchnorm", FORWARD): _of(
+        *("Batchnorm", "X", "Y"),
+        "Scale=scale Bias=shift SavedMean=saved_mean SavedVariance=saved_inverse_variance "
+        "RunningMean=running_mean RunningVariance=running_variance ExpAvgFactor=momentum Epsilon=epsilon",
     ),
-    ("activation", FORWARD): Role(Id.miopenTensorActivationX, Id.miopenTensorActivationY, {}),
-    ("activation", Direction.miopenProblemDirectionBackward): Role(
-        Id.miopenTensorActivationDY,
-        Id.miopenTensorActivationDX,
-        {Id.miopenTensorActivationX: "input", Id.miopenTensorActivationY: "output"},
-    ),
-    ("batchnorm", Direction.miopenProblemDirectionInference): Role(
-        Id.miopenTensorBatchnormX,
-        Id.miopenTensorBatchnormY,
-        {
-            **SCALE_AND_BIAS,
-            Id.miopenTensorBatchnormEstimatedMean: "mean",
-            Id.miopenTensorBatchnormEstimatedVariance: "variance",
-            Id.miopenScalarBatchnormEpsilon: "epsilon",
-        },
-        Id.miopenTensorBatchnormEstimatedMean,
-    ),
-    ("batchnorm", FORWARD): Role(
-        Id.miopenTensorBatchnormX,
-        Id.miopenTensorBatchnormY,
-        {
-            **SCALE_AND_BIAS,
-            Id.miopenTensorBatchnormSavedMean: "saved_mean",
-            Id.miopenTensorBatchnormSavedVariance: "saved_inverse_variance",
-            Id.miopenTensorBatchnormRunningMean: "running_mean",
-            Id.miopenTensorBatchnormRunningVariance: "running_variance",
-            Id.miopenScalarBatchnormExpAvgFactor: "momentum",
-            Id.miopenScalarBatchnormEpsilon: "epsilon",
-        },
-    ),
-    ("batchnorm", Direction.miopenProblemDirectionBackward): Role(
-        Id.miopenTensorBatchnormDY,
-        Id.miopenTensorBatchnormDX,
-        {
-            Id.miopenTensorBatchnormX: "input",
-            **SCALE_AND_BIAS,
-            Id.miopenTensorBatchnormScaleDiff: "scale_gradient",
-            Id.miopenTensorBatchnormBiasDiff: "shift_gradient",
-            Id.miopenTensorBatchnormSavedMean: "mean",
-            Id.miopenTensorBatchnormSavedVariance: "inverse_variance",
-        },
+    ("batchnorm", GRADIENT): _of(
+        *("Batchnorm", "DY", "DX"),
+        "X=input Scale=scale Bias=shift ScaleDiff=scale_gradient BiasDiff=shift_gradient "
+        "SavedMean=mean SavedVariance=inverse_variance",
     ),
 }
 # What a problem may have and its operator not read: all of it follows from the rest, or has no effect.
@@ -156,7 +120,7 @@ class miopenProblem_t(Object):
         super().__init__()
         self.parts = [part]
 
-    def describe(self, name: Id, spec: TensorSpec) -> None:
+    def describe(self, name: Id, descriptor: miopenTensorDescriptor_t) -> None:
         """Says what a tensor of the problem looks like.
 
         Raises:
@@ -164,9 +128,13 @@ class miopenProblem_t(Object):
         """
         for part in self.parts:
             if name in (part.role.src, part.role.dst, *part.role.given):
-                part.tensors[name] = spec
+                part.tensors[name] = descriptor.spec
                 return
         raise bad_parameter(f"the problem has no tensor {name.name}")
+
+    def fuse(self, other: miopenProblem_t) -> None:
+        """Appends the operators of another problem."""
+        self.parts += [replace(part, tensors=dict(part.tensors)) for part in other.parts]
 
     def posed(self) -> Posed:
         """The plan, and what each tensor is in it.
@@ -214,10 +182,9 @@ class miopenProblem_t(Object):
 
 def _described(part: Part, name: Id) -> TensorSpec:
     if name not in part.tensors:
-        raise StatusError(
-            miopenStatus_t.miopenStatusInvalidValue,
+        raise invalid_value(
             f"the problem is missing the {name.name} tensor descriptor: "
-            "miopenSetProblemTensorDescriptor sets it",
+            "miopenSetProblemTensorDescriptor sets it"
         )
     return part.tensors[name]
 
@@ -235,70 +202,34 @@ def _role(word: str, direction: Direction) -> Role:
     return ROLES[word, direction]
 
 
-@api
-def miopenCreateConvProblem(
-    problem: Ref, operatorDesc: miopenConvolutionDescriptor_t, direction: miopenProblemDirection_t
-) -> None:
-    """Makes the problem of a forward convolution; X and W are to be described."""
+def convolution_problem(descriptor: miopenConvolutionDescriptor_t, direction: Direction) -> miopenProblem_t:
+    """The problem of a forward convolution, as the descriptor is now."""
     role = _role("convolution", direction)
-    described = deepcopy(operatorDesc.checked())  # which may change, or be destroyed
+    described = deepcopy(descriptor.checked())  # which may change, or be destroyed
 
     def make(src: TensorSpec, tensors: Described) -> Operator:
         return Operator(CONVOLUTION, described.operator(src, tensors[Id.miopenTensorConvolutionW]))
 
-    problem.value = miopenProblem_t(Part(role, make))
+    return miopenProblem_t(Part(role, make))
 
 
-@api
-def miopenCreateBiasProblem(problem: Ref, direction: miopenProblemDirection_t) -> None:
-    """Makes the problem of a bias, which is to be described."""
-    role = _role("bias", direction)
-    problem.value = miopenProblem_t(Part(role, lambda src, _: Operator(BIAS, Bias())))
+def bias_problem(direction: Direction) -> miopenProblem_t:
+    """The problem of a bias."""
+    return miopenProblem_t(Part(_role("bias", direction), lambda src, _: Operator(BIAS, Bias())))
 
 
-@api
-def miopenCreateActivationProblem(
-    problem: Ref, operatorDesc: miopenActivationDescriptor_t, direction: miopenProblemDirection_t
-) -> None:
-    """Makes the problem of an activation, or of its backward pass."""
+def activation_problem(descriptor: miopenActivationDescriptor_t, direction: Direction) -> miopenProblem_t:
+    """The problem of an activation, or of its backward pass."""
     role = _role("activation", direction)
-    mode, *numbers = operatorDesc.told
+    mode, *numbers = descriptor.told
     make = forward if direction is FORWARD else backward
-    problem.value = miopenProblem_t(Part(role, lambda src, _: make(mode, src.dtype), tuple(numbers)))
+    return miopenProblem_t(Part(role, lambda src, _: make(mode, src.dtype), tuple(numbers)))
 
 
-@api
-def miopenCreateBatchnormProblem(
-    problem: Ref,
-    mode: miopenBatchNormMode_t,
-    runningMeanVariance: bool,
-    direction: miopenProblemDirection_t,
-) -> None:
-    """Makes the problem of batch normalization: inference, forward training or its backward pass."""
-    role, word = _role("batchnorm", direction), MODE_WORDS[mode]
-    made = {
-        Direction.miopenProblemDirectionInference: Operator(INFERENCE, BatchNorm(word)),
-        FORWARD: Operator(TRAINING, BatchNormTraining(word, running=runningMeanVariance)),
-        Direction.miopenProblemDirectionBackward: Operator(BACKWARD, BatchNormBackward(mode=word)),
-    }[direction]
-    problem.value = miopenProblem_t(Part(role, lambda src, _: made))
-
-
-@api
-def miopenSetProblemTensorDescriptor(
-    problem: miopenProblem_t, id: miopenTensorArgumentId_t, descriptor: miopenTensorDescriptor_t
-) -> None:
-    """Describes a tensor of a problem; results need no description, and are checked if they have one."""
-    problem.describe(id, descriptor.spec)
-
-
-@api
-def miopenFuseProblems(problem1: miopenProblem_t, problem2: miopenProblem_t) -> None:
-    """Appends the operators of the second problem to the first."""
-    problem1.parts += [replace(part, tensors=dict(part.tensors)) for part in problem2.parts]
-
-
-@api
-def miopenDestroyProblem(problem: miopenProblem_t) -> None:
-    """Ends a problem; what it was fused into keeps its operators."""
-    problem.destroy()
+def normalization_problem(
+    mode: miopenBatchNormMode_t, running: bool, direction: Direction
+) -> miopenProblem_t:
+    """The problem of batch normalization: inference, forward training or its backward pass."""
+    role = _role("batchnorm", direction)
+    made = normalization({INFER: INFERENCE, FORWARD: TRAINING, GRADIENT: BACKWARD}[direction], mode, running)
+    return miopenProblem_t(Part(role, lambda src, _: made))

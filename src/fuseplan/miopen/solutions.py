@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from fuseplan.arguments import OUT, SRC
 from fuseplan.errors import ArgumentError, counted
@@ -16,33 +16,27 @@ from fuseplan.measure.ground import ground_of
 from fuseplan.miopen.algorithms import preferred
 from fuseplan.miopen.call import (
     Object,
-    Pointer,
-    Ref,
     StatusError,
-    api,
     bad_parameter,
     check_of,
+    checked,
     held,
+    invalid_value,
     not_implemented,
     told,
 )
-from fuseplan.miopen.enums import (
-    miopenFindResultsOrder_t,
-    miopenStatus_t,
-    miopenTensorArgumentId_t,
-)
-from fuseplan.miopen.execute import check_same, check_workspace, workspace_size
+from fuseplan.miopen.enums import miopenFindResultsOrder_t, miopenStatus_t, miopenTensorArgumentId_t
+from fuseplan.miopen.execute import check_workspace, workspace_size
 from fuseplan.miopen.handle import miopenHandle_t
 from fuseplan.miopen.operators import check_described, without_ones
 from fuseplan.miopen.problems import miopenProblem_t
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.miopen.tensors import check_same, miopenTensorDescriptor_t
 from fuseplan.plan import FusionPlan
 from fuseplan.reading import json_of, record
 from fuseplan.stages import decide
 from fuseplan.tuning.tune import tune
 
 Id = miopenTensorArgumentId_t
-INVALID = miopenStatus_t.miopenStatusInvalidValue
 TUNING_SECONDS = 10.0
 FORMAT = 1
 
@@ -55,6 +49,27 @@ class miopenFindOptions_t(Object):
         self.is_tuning = False
         self.order = miopenFindResultsOrder_t.miopenFindResultsOrderByTime
         self.most_workspace: int | None = None
+
+    def set_tuning(self, value: int) -> None:
+        """Says whether candidates are tuned first: 0 or 1."""
+        if value not in (0, 1):
+            raise bad_parameter(f"`value` is 0 or 1; got {value}")
+        self.is_tuning = bool(value)
+
+    def set_order(self, value: miopenFindResultsOrder_t) -> None:
+        """Says how solutions are sorted."""
+        self.order = value
+
+    def set_workspace(self, value: int) -> None:
+        """Sets the most bytes of workspace."""
+        if value < 0:
+            raise bad_parameter(f"`value` is 0 or more bytes; got {value}")
+        self.most_workspace = value
+
+    def attach_binaries(self, attach: int) -> None:
+        """Takes 0."""
+        if attach:
+            raise not_implemented("a saved solution holds no binaries: kernels are in the cache on disk")
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,36 @@ class miopenSolution_t(Object):
         body = json.dumps(asdict(self.found)).encode()
         return _head(FORMAT, body) + body
 
+    @classmethod
+    def load(cls, data: bytes, size: int) -> miopenSolution_t:
+        """The solution of bytes that were saved.
+
+        Raises:
+            StatusError: they were not, were changed, or are in another format.
+        """
+        if size != len(data):
+            raise bad_parameter(f"`data` has {counted(len(data), 'byte')}; size is {size}")
+        head, _, body = data.partition(b"\n")
+        match = re.fullmatch(rb"fuseplan solution (\d{1,9}) [0-9a-f]{8}", head)
+        if match is None:
+            raise invalid_value("`data` was not written by miopenSaveSolution")
+        if int(match[1]) != FORMAT:
+            raise StatusError(
+                miopenStatus_t.miopenStatusVersionMismatch,
+                f"the solution was saved in format {int(match[1])}; this is format {FORMAT}: find it again",
+            )
+        if _head(FORMAT, body) != head + b"\n":
+            raise invalid_value("`data` was changed after miopenSaveSolution wrote it")
+        try:
+            return cls(record(Found, json_of(body)))
+        except ValueError as error:
+            raise invalid_value(f"`data` was not written by miopenSaveSolution: {error}") from None
+
+    @property
+    def solver(self) -> int:
+        """A number for the template: the CRC-32 of its name."""
+        return zlib.crc32(self.found.template.partition("(")[0].encode())
+
 
 def _head(version: int, body: bytes) -> bytes:
     return f"fuseplan solution {version} {zlib.crc32(body):08x}\n".encode()
@@ -116,14 +161,12 @@ class miopenTensorArgument_t:
     buffer: Any
 
 
-def _arguments(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
+def arguments_of(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
+    """Checks a sequence of arguments."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise bad_parameter(f"`{name}` is a sequence of miopenTensorArgument_t; got {told(value)}")
     check = check_of(miopenTensorArgument_t)
-    return tuple(check(f"{name}[{place}]", each) for place, each in enumerate(value))
-
-
-Arguments = Annotated[tuple[miopenTensorArgument_t, ...], _arguments]
+    return tuple(checked(f"{name}[{place}]", each, check) for place, each in enumerate(value))
 
 
 def find(
@@ -173,96 +216,31 @@ def _ordered(found: list[Found], options: miopenFindOptions_t) -> Iterator[Found
             yield each
 
 
-@api
-def miopenCreateFindOptions(options: Ref) -> None:
-    """Makes options: no tuning, by time, any workspace."""
-    options.value = miopenFindOptions_t()
+def find_most(
+    handle: miopenHandle_t, problem: miopenProblem_t, options: miopenFindOptions_t | None, most: int
+) -> tuple[tuple[miopenSolution_t, ...], int]:
+    """At most so many solutions, and their number."""
+    if most < 1:
+        raise bad_parameter(f"`maxSolutions` is 1 or more; got {most}")
+    found = tuple(find(handle, problem, options or miopenFindOptions_t())[:most])
+    return found, len(found)
 
 
-@api
-def miopenDestroyFindOptions(options: miopenFindOptions_t) -> None:
-    """Ends options."""
-    options.destroy()
-
-
-@api
-def miopenSetFindOptionTuning(options: miopenFindOptions_t, value: int) -> None:
-    """Says whether candidates of every template are measured first, for 10 seconds about: 0 or 1."""
-    if value not in (0, 1):
-        raise bad_parameter(f"`value` is 0 or 1; got {value}")
-    options.is_tuning = bool(value)
-
-
-@api
-def miopenSetFindOptionResultsOrder(options: miopenFindOptions_t, value: miopenFindResultsOrder_t) -> None:
-    """Says how solutions are sorted."""
-    options.order = value
-
-
-@api
-def miopenSetFindOptionWorkspaceLimit(options: miopenFindOptions_t, value: int) -> None:
-    """Sets the most bytes of workspace that a solution may need."""
-    if value < 0:
-        raise bad_parameter(f"`value` is 0 or more bytes; got {value}")
-    options.most_workspace = value
-
-
-@api
-def miopenSetFindOptionPreallocatedWorkspace(
-    options: miopenFindOptions_t, buffer: Pointer | None, size: int
-) -> None:
-    """Checks a workspace for measuring, which is not needed: fuseplan has memory of its own."""
-    workspace_size(buffer, size)
-
-
-@api
-def miopenSetFindOptionPreallocatedTensor(
-    options: miopenFindOptions_t, id: miopenTensorArgumentId_t, buffer: Pointer
-) -> None:
-    """Takes a tensor for measuring, which is not needed and stays as it is: random ones are made."""
-
-
-@api
-def miopenSetFindOptionAttachBinaries(options: miopenFindOptions_t, attach: int) -> None:
-    """Takes 0: kernels are in the cache on disk, not in a saved solution."""
-    if attach:
-        raise not_implemented("a saved solution holds no binaries: kernels are in the cache on disk")
-
-
-@api
-def miopenFindSolutions(
-    handle: miopenHandle_t,
-    problem: miopenProblem_t,
-    options: miopenFindOptions_t | None,
-    solutions: Ref,
-    numSolutions: Ref | None,
-    maxSolutions: int,
-) -> None:
-    """Finds the kernels of a problem, measures each, and reads at most so many as a tuple, sorted."""
-    if maxSolutions < 1:
-        raise bad_parameter(f"`maxSolutions` is 1 or more; got {maxSolutions}")
-    found = find(handle, problem, options or miopenFindOptions_t())[:maxSolutions]
-    solutions.value = tuple(found)
-    if numSolutions is not None:
-        numSolutions.value = len(found)
-
-
-@api
-def miopenRunSolution(
+def run(
     handle: miopenHandle_t,
     solution: miopenSolution_t,
-    nInputs: int,
-    tensors: Arguments,
-    workspace: Pointer | None,
-    workspaceSize: int,
+    count: int,
+    tensors: Sequence[miopenTensorArgument_t],
+    workspace: Any,
+    size: int,
 ) -> None:
     """Runs a solution on tensors by their ids, and numbers likewise."""
     found, plan = solution.found, solution.plan
-    if nInputs != len(tensors):
-        raise bad_parameter(f"`tensors` has {len(tensors)} entries; nInputs is {nInputs}")
+    if count != len(tensors):
+        raise bad_parameter(f"`tensors` has {len(tensors)} entries; nInputs is {count}")
     if found.target != str(handle.target):
         raise bad_parameter(f"the solution is for {found.target}; the handle's target is {handle.target}")
-    check_workspace(workspace_size(workspace, workspaceSize), found.workspace)
+    check_workspace(workspace_size(workspace, size), found.workspace)
     ends: dict[int, Any] = {}
     values: dict[str, Any] = dict(found.numbers)
     seen: set[Id] = set()
@@ -291,11 +269,12 @@ def _take(
         StatusError: it belongs nowhere, is null, or is described as the problem does not describe it.
     """
     found, plan = solution.found, solution.plan
-    name: Id = check_of(Id)("miopenTensorArgument_t.id", given.id)
+    name: Id = checked("miopenTensorArgument_t.id", given.id, check_of(Id))
     buffer = held(given.buffer)
     if buffer is None:
         raise bad_parameter(f"{name.name} is null")
-    descriptor = check_of(miopenTensorDescriptor_t | None)(f"{name.name}'s descriptor", given.descriptor)
+    check = check_of(miopenTensorDescriptor_t)
+    descriptor = checked(f"{name.name}'s descriptor", given.descriptor, check, is_nullable=True)
     if name in (found.src, found.dst):
         if descriptor is not None:
             check_same(name.name, descriptor.spec, plan.src if name == found.src else plan.output)
@@ -309,61 +288,3 @@ def _take(
             check_described(plan, key, name.name, descriptor.spec)
         values[key] = without_ones(plan, key, buffer)
     return name
-
-
-@api
-def miopenDestroySolution(solution: miopenSolution_t) -> None:
-    """Ends a solution."""
-    solution.destroy()
-
-
-@api
-def miopenSaveSolution(solution: miopenSolution_t, data: Ref) -> None:
-    """Reads a solution as bytes, which any machine of its kind may load."""
-    data.value = solution.saved
-
-
-@api
-def miopenLoadSolution(solution: Ref, data: bytes, size: int) -> None:
-    """Makes a solution of bytes that were saved."""
-    if size != len(data):
-        raise bad_parameter(f"`data` has {counted(len(data), 'byte')}; size is {size}")
-    head, _, body = data.partition(b"\n")
-    match = re.fullmatch(rb"fuseplan solution (\d{1,9}) [0-9a-f]{8}", head)
-    if match is None:
-        raise StatusError(INVALID, "`data` was not written by miopenSaveSolution")
-    if int(match[1]) != FORMAT:
-        raise StatusError(
-            miopenStatus_t.miopenStatusVersionMismatch,
-            f"the solution was saved in format {int(match[1])}; this is format {FORMAT}: find it again",
-        )
-    if _head(FORMAT, body) != head + b"\n":
-        raise StatusError(INVALID, "`data` was changed after miopenSaveSolution wrote it")
-    try:
-        solution.value = miopenSolution_t(record(Found, json_of(body)))
-    except ValueError as error:
-        raise StatusError(INVALID, f"`data` was not written by miopenSaveSolution: {error}") from None
-
-
-@api
-def miopenGetSolutionSize(solution: miopenSolution_t, size: Ref) -> None:
-    """Reads how many bytes miopenSaveSolution gives."""
-    size.value = len(solution.saved)
-
-
-@api
-def miopenGetSolutionWorkspaceSize(solution: miopenSolution_t, workspaceSize: Ref) -> None:
-    """Reads the bytes that the kernel needs besides its tensors; fuseplan keeps that memory itself."""
-    workspaceSize.value = solution.found.workspace
-
-
-@api
-def miopenGetSolutionTime(solution: miopenSolution_t, time: Ref) -> None:
-    """Reads how long one launch took when the solution was found, in milliseconds."""
-    time.value = solution.found.milliseconds
-
-
-@api
-def miopenGetSolutionSolverId(solution: miopenSolution_t, solverId: Ref) -> None:
-    """Reads a number for the template: the CRC-32 of its name."""
-    solverId.value = zlib.crc32(solution.found.template.partition("(")[0].encode())

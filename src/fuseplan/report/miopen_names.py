@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
-from fuseplan.miopen import MODULES, NAMES
+from fuseplan.miopen import NAMES
 from fuseplan.miopen.enums import ENUMS
+from fuseplan.miopen.header import declarations
 from fuseplan.report.docstrings import markdown, parse, prose, table
 
 
@@ -16,16 +18,13 @@ def miopen_names() -> Iterator[str]:
     yield "All of these are names of `fuseplan.miopen`; [the guide](../guide/miopen.md) tells how they are"
     yield "called. A function returns a `miopenStatus_t`, but for the two that return a text. An argument"
     yield "with a default is one that MIOpen has not."
-    for module in MODULES:
-        functions = {
-            name: value
-            for name, value in NAMES.items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        }
-        if functions:
-            yield from ("", f"## {prose(parse(module.__doc__).summary).partition(':')[0].rstrip('.')}")
-        for name, function in functions.items():
-            yield from _function(name, function)
+    for section, declared in groupby(declarations(), lambda each: each.section):
+        yield from ("", f"## {section}")
+        for each in declared:
+            yield from _function(each.name)
+    yield from ("", "## Errors")
+    for name in ("miopenGetErrorString", "miopenGetLastErrorMessage"):
+        yield from _function(name)
     yield from ("", "## Enumerations")
     for kind in ENUMS:
         yield from ("", f"### {kind.__name__}", "", prose(parse(kind.__doc__).summary), "")
@@ -34,7 +33,8 @@ def miopen_names() -> Iterator[str]:
         )
 
 
-def _function(name: str, function: Any) -> Iterator[str]:
+def _function(name: str) -> Iterator[str]:
+    function = NAMES[name]
     told = parse(function.__doc__)
     yield from ("", f"`{name}{_arguments(function)}`: {prose(told.summary)}")
     yield from markdown(told)

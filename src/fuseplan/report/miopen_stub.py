@@ -17,7 +17,6 @@ from fuseplan.miopen import NAMES
 HEAD = """\
 # Written by `make docs` from the code: change it there.
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 from fuseplan.target import Target
 """
@@ -39,7 +38,7 @@ def stub() -> str:
     functions = [name for name, value in NAMES.items() if inspect.isfunction(value)]
     return "\n".join([
         *(HEAD, *(f"from {NAMES[name].__module__} import {name} as {name}" for name in classes)),
-        *("", "MODULES: tuple[ModuleType, ...]", "NAMES: dict[str, Any]"),
+        *("", "NAMES: dict[str, Any]"),
         *("", *(f"{name}: {type(NAMES[name]).__name__}" for name in members)),
         *("", *map(_function, functions), ""),
     ])  # fmt: skip
@@ -47,9 +46,8 @@ def stub() -> str:
 
 def _function(name: str) -> str:
     function = NAMES[name]
-    returned = "miopenStatus_t" if hasattr(function, "__wrapped__") else function.__annotations__["return"]
     signature = inspect.signature(function)
-    return f"def {name}({', '.join(_parameters(signature))}) -> {returned}: ..."
+    return f"def {name}({', '.join(_parameters(signature))}) -> {signature.return_annotation}: ..."
 
 
 def _parameters(signature: inspect.Signature) -> Iterator[str]:

@@ -1,0 +1,153 @@
+"""What each declared function does with its arguments; `header.py` says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fuseplan.miopen.activations import backward, forward
+from fuseplan.miopen.activations import miopenActivationDescriptor_t as Activation
+from fuseplan.miopen.arguments import miopenOperatorArgs_t, set_arguments
+from fuseplan.miopen.call import CHECKS, Check, Object, check_of, function
+from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
+from fuseplan.miopen.enums import ENUMS
+from fuseplan.miopen.execute import execute, workspace_size
+from fuseplan.miopen.handle import VERSION, miopenHandle_t, target_of
+from fuseplan.miopen.header import declarations
+from fuseplan.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
+from fuseplan.miopen.normalization import differentiate, infer, train
+from fuseplan.miopen.onecall import activate, convolve
+from fuseplan.miopen.operators import normalization
+from fuseplan.miopen.plan import miopenFusionOpDescriptor_t
+from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t as Plan
+from fuseplan.miopen.problems import (
+    activation_problem,
+    bias_problem,
+    convolution_problem,
+    miopenProblem_t,
+    normalization_problem,
+)
+from fuseplan.miopen.solutions import arguments_of, find_most, miopenTensorArgument_t, run
+from fuseplan.miopen.solutions import miopenFindOptions_t as Options
+from fuseplan.miopen.solutions import miopenSolution_t as Solution
+from fuseplan.miopen.tensors import miopenTensorDescriptor_t as Tensor
+
+CLASSES: tuple[type[Any], ...] = (
+    *(miopenHandle_t, Tensor, Convolution, Activation, miopenFusionOpDescriptor_t, Plan),
+    *(miopenOperatorArgs_t, miopenProblem_t, Options, Solution, miopenTensorArgument_t),
+)
+# By the types that declarations name.
+CHECK_OF_TYPE: dict[str, Check] = {
+    **CHECKS,
+    "Where": target_of,
+    "Arguments": arguments_of,
+    **{kind.__name__: check_of(kind) for kind in (*ENUMS, *CLASSES)},
+}
+
+# By function, its result from its arguments in C's order without out-pointers; a tuple for several results.
+CALLS: dict[str, Callable[..., Any]] = {
+    "miopenCreate": miopenHandle_t,
+    "miopenCreateWithStream": lambda stream, target: miopenHandle_t(target, stream),
+    "miopenSetStream": miopenHandle_t.set_stream,
+    "miopenGetStream": lambda handle: handle.stream,
+    "miopenSetAllocator": miopenHandle_t.set_allocator,
+    "miopenEnableProfiling": miopenHandle_t.enable_profiling,
+    "miopenGetKernelTime": lambda handle: handle.kernel_time,
+    "miopenGetVersion": lambda: VERSION,
+    "miopenCreateTensorDescriptor": Tensor,
+    "miopenSet4dTensorDescriptor": lambda tensor, kind, *shape: tensor.set(kind, shape),
+    "miopenSet4dTensorDescriptorEx": lambda tensor, kind, *axes: tensor.set(kind, axes[:4], strides=axes[4:]),
+    "miopenSetTensorDescriptor": Tensor.set_axes,
+    "miopenSetTensorDescriptorV2": Tensor.set_axes,
+    "miopenSetNdTensorDescriptorWithLayout": Tensor.set_layout,
+    "miopenGet4dTensorDescriptor": Tensor.read_4d,
+    "miopenGetTensorDescriptorSize": lambda tensor: tensor.spec.rank,
+    "miopenGetTensorDescriptor": Tensor.read,
+    "miopenGetTensorNumBytes": lambda tensor: tensor.spec.span * tensor.spec.itemsize,
+    "miopenDeriveBNTensorDescriptor": Tensor.derive,
+    "miopenCreateConvolutionDescriptor": Convolution,
+    "miopenInitConvolutionDescriptor": lambda it, mode, *axes: it.set(mode, axes[:2], axes[2:4], axes[4:]),
+    "miopenInitConvolutionNdDescriptor": Convolution.set_axes,
+    "miopenSetConvolutionGroupCount": Convolution.set_groups,
+    "miopenSetConvolutionAttribute": Convolution.set_attribute,
+    "miopenGetConvolutionAttribute": lambda convolution, name: int(convolution.attributes[name]),
+    "miopenGetConvolutionGroupCount": lambda convolution: convolution.groups,
+    "miopenGetConvolutionSpatialDim": lambda convolution: len(convolution.checked().padding),
+    "miopenGetConvolutionDescriptor": Convolution.read_2d,
+    "miopenGetConvolutionNdDescriptor": Convolution.read,
+    "miopenGetConvolutionForwardOutputDim": Convolution.output_2d,
+    "miopenGetConvolutionNdForwardOutputDim": Convolution.output_axes,
+    "miopenCreateActivationDescriptor": Activation,
+    "miopenSetActivationDescriptor": Activation.set,
+    "miopenGetActivationDescriptor": lambda activation: activation.told,
+    "miopenCreateFusionPlan": lambda direction, src: Plan(direction, src.spec),
+    "miopenFusionPlanGetOp": Plan.operator,
+    "miopenCreateOpConvForward": Plan.add_convolution,
+    "miopenCreateOpConvForwardAlgo": lambda plan, it, algo, w: plan.add_convolution(it, w, algo),
+    "miopenCreateOpBiasForward": Plan.add_bias,
+    "miopenCreateOpActivationForward": lambda plan, mode: plan.add(forward(mode, plan.src.dtype)),
+    "miopenCreateOpActivationBackward": lambda plan, mode: plan.add(backward(mode, plan.src.dtype)),
+    "miopenCreateOpBatchNormInference": Plan.add_inference,
+    "miopenCreateOpBatchNormForward": lambda plan, *told: plan.add(normalization(TRAINING, *told)),
+    "miopenCreateOpBatchNormBackward": lambda plan, mode: plan.add(normalization(BACKWARD, mode)),
+    "miopenCompileFusionPlan": lambda handle, plan: plan.compile(handle),
+    "miopenFusionPlanGetWorkSpaceSize": lambda handle, plan, algo: plan.workspace(handle),
+    "miopenFusionPlanConvolutionGetAlgo": Plan.algorithms,
+    "miopenFusionPlanConvolutionSetAlgo": Plan.bind,
+    "miopenCreateOperatorArgs": miopenOperatorArgs_t,
+    "miopenExecuteFusionPlan": execute,
+    "miopenExecuteFusionPlan_v2": execute,
+    "miopenCreateConvProblem": convolution_problem,
+    "miopenCreateBiasProblem": bias_problem,
+    "miopenCreateActivationProblem": activation_problem,
+    "miopenCreateBatchnormProblem": normalization_problem,
+    "miopenSetProblemTensorDescriptor": miopenProblem_t.describe,
+    "miopenFuseProblems": miopenProblem_t.fuse,
+    "miopenCreateFindOptions": Options,
+    "miopenSetFindOptionTuning": Options.set_tuning,
+    "miopenSetFindOptionResultsOrder": Options.set_order,
+    "miopenSetFindOptionWorkspaceLimit": Options.set_workspace,
+    "miopenSetFindOptionPreallocatedWorkspace": lambda options, *given: workspace_size(*given),
+    "miopenSetFindOptionPreallocatedTensor": lambda options, name, buffer: None,
+    "miopenSetFindOptionAttachBinaries": Options.attach_binaries,
+    "miopenFindSolutions": find_most,
+    "miopenRunSolution": run,
+    "miopenSaveSolution": lambda solution: solution.saved,
+    "miopenLoadSolution": Solution.load,
+    "miopenGetSolutionSize": lambda solution: len(solution.saved),
+    "miopenGetSolutionWorkspaceSize": lambda solution: solution.found.workspace,
+    "miopenGetSolutionTime": lambda solution: solution.found.milliseconds,
+    "miopenGetSolutionSolverId": lambda solution: solution.solver,
+}
+# The same of functions that read their arguments by name.
+CALLS_BY_NAME: dict[str, Callable[[dict[str, Any]], None]] = {
+    **{kind.set_args: partial(set_arguments, kind) for kind in KINDS if kind is not RESIDUAL},
+    "miopenConvolutionBiasActivationForward": convolve,
+    "miopenActivationForward": activate,
+    "miopenActivationBackward": activate,
+    "miopenBatchNormalizationForwardInference": infer,
+    "miopenBatchNormalizationForwardInference_V2": infer,
+    "miopenBatchNormalizationForwardInferenceInvVariance": infer,
+    "miopenBatchNormForwardInferenceActivation": infer,
+    "miopenBatchNormForwardInferenceActivationInvVariance": infer,
+    "miopenBatchNormalizationForwardTraining": train,
+    "miopenBatchNormalizationForwardTraining_V2": train,
+    "miopenBatchNormalizationForwardTraining_V3": train,
+    "miopenBatchNormForwardTrainingActivation": train,
+    "miopenBatchNormForwardTrainingActivation_V2": train,
+    "miopenBatchNormalizationBackward": differentiate,
+    "miopenBatchNormalizationBackward_V2": differentiate,
+    "miopenBatchNormBackwardActivation": differentiate,
+}
+
+
+def _run(name: str) -> Callable[[dict[str, Any]], Any]:
+    """What a function does with its arguments, by their names."""
+    if name in CALLS_BY_NAME:
+        return CALLS_BY_NAME[name]
+    run = Object.destroy if name.startswith("miopenDestroy") else CALLS[name]
+    return lambda arguments: run(*arguments.values())
+
+
+FUNCTIONS = {each.name: function(each, _run(each.name), CHECK_OF_TYPE) for each in declarations()}

@@ -1,0 +1,395 @@
+"""The declarations of MIOpen's functions: arguments in C's order, the type of each, and its description.
+
+Everything else follows from this text: the function objects, the checks of arguments, the stub for editors,
+the reference, and the tests of bad arguments. In a declaration
+
+- `*name` is an out-pointer: a result of the function is written there;
+- `name?` may be null;
+- `type name` gives an argument's type where `TYPES` has another for that name;
+- `name=value` is an argument that MIOpen does not have.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# By type, the arguments that have it. `Pointer` is a tensor, a stream, ...: a pointer in C; `Scalar` is a
+# number where C takes its address; `Extents` is a sequence of integers.
+TYPES = """
+Where: target
+Pointer: stream streamID allocator deallocator allocatorContext bias bnScale bnBias estimatedMean
+    estimatedVariance savedMean savedInvVariance runningMean runningVariance x resultBnScaleDiff
+    resultBnBiasDiff y reserved input output workspace z dy dx estimatedInvVariance resultRunningMean
+    resultRunningVariance resultSaveMean resultSaveInvVariance prevResultRunningMean
+    prevResultRunningVariance nextResultRunningMean nextResultRunningVariance buffer
+miopenHandle_t: handle
+bool: enable runningMeanVariance
+miopenTensorDescriptor_t: tensorDesc derivedBnDesc xDesc inputTensorDesc filterDesc inputDesc wDesc bDesc
+    bnScaleBiasMeanVarDesc outputDesc zDesc biasDesc yDesc dyDesc dxDesc scaleDesc estMeanDesc
+    estVarianceDesc estInvVarianceDesc biasVarDesc savedMeanDesc savedVarDesc bnScaleBiasDiffDesc
+    savedVarianceDesc descriptor
+miopenDataType_t: dataType
+int: n c h w nStride cStride hStride wStride nbDims num_lens pad_h pad_w stride_h stride_w dilation_h
+    dilation_w spatialDim groupCount value requestedSpatialDim op_idx requestAlgoCount workspaceSize
+    workspaceSizeInBytes size attach maxSolutions nInputs
+Extents: dimsA stridesA lens padA strideA dilationA
+miopenTensorLayout_t: tensorLayout
+miopenBatchNormMode_t: bn_mode
+miopenConvolutionDescriptor_t: convDesc operatorDesc
+miopenConvolutionMode_t: c_mode
+miopenConvolutionAttrib_t: attr
+miopenActivationDescriptor_t: activDesc activationDesc
+miopenActivationMode_t: mode
+float: activAlpha activBeta activGamma epsilon expAvgFactor
+miopenFusionDirection_t: fuseDirection
+miopenFusionPlanDescriptor_t: fusePlanDesc
+miopenConvFwdAlgorithm_t: fwdAlgo algo
+miopenOperatorArgs_t: args
+miopenFusionOpDescriptor_t: convOp biasOp activFwdOp bnOp activBwdOp
+Scalar: alpha beta alpha1 alpha2 alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff
+miopenProblemDirection_t: direction
+miopenProblem_t: problem problem1 problem2
+miopenTensorArgumentId_t: id
+miopenFindOptions_t: options
+miopenSolution_t: solution
+Arguments: tensors
+bytes: data
+"""
+# Arguments that many functions for batch normalization have.
+FORWARD = "handle, bn_mode, alpha?, beta?, xDesc, x, yDesc, y"
+BACKWARD = (
+    "handle, bn_mode, alphaDataDiff?, betaDataDiff?, alphaParamDiff?, betaParamDiff?, xDesc, x, "
+    "dyDesc, dy, dxDesc, dx"
+)
+TRAINED = "scaleDesc, biasVarDesc, savedMeanDesc, savedVarDesc, bnScale, bnBias, expAvgFactor"
+UPDATED = "resultRunningMean?, resultRunningVariance?, epsilon, resultSaveMean?, resultSaveInvVariance?"
+READ_AND_UPDATED = (
+    "prevResultRunningMean?, prevResultRunningVariance?, nextResultRunningMean?, "
+    "nextResultRunningVariance?, epsilon, resultSaveMean?, resultSaveInvVariance?"
+)
+GRADIENTS = "resultBnScaleDiff, resultBnBiasDiff, epsilon, savedMean?, savedInvVariance?"
+FUNCTIONS = f"""\
+# Handles
+miopenCreate(*handle, target='cpu')
+    Makes a handle. `target`, which MIOpen has not, is as for `fuseplan.compile`: `cpu`, `cuda`, ...
+miopenCreateWithStream(*handle, stream?, target='cuda')
+    Makes a handle that launches on a stream, torch's or its address; null is torch's current one.
+miopenSetStream(handle, streamID?)
+    Sets the stream of later launches.
+miopenGetStream(handle, *streamID)
+    Reads the stream; None is torch's current one, and a CPU's.
+miopenSetAllocator(handle, allocator?, deallocator?, allocatorContext?)
+    Takes null alone, which is the usual allocator: torch's on a GPU, the system's on a CPU.
+miopenEnableProfiling(handle, enable)
+    Says whether later launches are waited for and timed.
+miopenGetKernelTime(handle, *time)
+    Reads how long the last launch took, in milliseconds, without packing operands.
+miopenDestroy(handle)
+    Ends a handle; what was compiled for it must be compiled again for another.
+miopenGetVersion(*major?, *minor?, *patch?)
+    Reads the version of MIOpen whose interface this is.
+
+# Tensor descriptors
+miopenCreateTensorDescriptor(*tensorDesc)
+    Makes a tensor descriptor; a set call says what it describes.
+miopenSet4dTensorDescriptor(tensorDesc, dataType, n, c, h, w)
+    Describes a packed NCHW tensor.
+miopenSet4dTensorDescriptorEx(tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
+    Describes a tensor of any strides, in elements.
+miopenSetTensorDescriptor(tensorDesc, dataType, nbDims, dimsA, stridesA?)
+    Describes a tensor of 2 to 5 axes; without strides it is packed, n outermost, then c.
+miopenSetTensorDescriptorV2(tensorDesc, dataType, nbDims, dimsA, stridesA?)
+    The same as miopenSetTensorDescriptor: Python has one kind of integer.
+miopenSetNdTensorDescriptorWithLayout(tensorDesc, dataType, tensorLayout, lens, num_lens)
+    Describes a packed tensor in a named layout; its lengths are always in the order n, c, spatial.
+miopenGet4dTensorDescriptor(tensorDesc, *dataType, *n, *c, *h, *w, *nStride, *cStride, *hStride, *wStride)
+    Reads the type, lengths and strides of a tensor of 4 axes.
+miopenGetTensorDescriptorSize(tensorDesc, *size)
+    Reads the number of axes.
+miopenGetTensorDescriptor(tensorDesc, *dataType?, *dimsA?, *stridesA?)
+    Reads the type, and lengths and strides as tuples; what is null is not wanted.
+miopenGetTensorNumBytes(tensorDesc, *numBytes)
+    Reads the bytes from the first element to the end of the last.
+miopenDestroyTensorDescriptor(tensorDesc)
+    Ends a tensor descriptor; plans that were made with it keep what it described.
+miopenDeriveBNTensorDescriptor(derivedBnDesc, xDesc, bn_mode)
+    Describes scale, bias and statistics of a batch normalization of x: 1xCx1x1, or 1xCxHxW per activation.
+
+    They are Float, or Double where x is.
+
+# Convolution descriptors
+miopenCreateConvolutionDescriptor(*convDesc)
+    Makes a convolution descriptor; an Init call says how the kernel moves.
+miopenInitConvolutionDescriptor(convDesc, c_mode, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w)
+    Sets a convolution over two spatial axes.
+miopenInitConvolutionNdDescriptor(convDesc, spatialDim, padA, strideA, dilationA, c_mode)
+    Sets a convolution over one to three spatial axes.
+miopenSetConvolutionGroupCount(convDesc, groupCount)
+    Divides the channels into groups that are convolved apart.
+miopenSetConvolutionAttribute(convDesc, attr, value)
+    Sets an attribute; MATH_TYPE says whether factors of f32 may be rounded to TF32.
+miopenGetConvolutionAttribute(convDesc, attr, *value)
+    Reads an attribute.
+miopenGetConvolutionGroupCount(convDesc, *groupCount)
+    Reads the number of groups.
+miopenGetConvolutionSpatialDim(convDesc, *spatialDim)
+    Reads the number of spatial axes.
+miopenGetConvolutionDescriptor(convDesc, *c_mode, *pad_h, *pad_w, *stride_h, *stride_w, *dilation_h,
+        *dilation_w)
+    Reads a convolution over two spatial axes.
+miopenGetConvolutionNdDescriptor(convDesc, requestedSpatialDim, *spatialDim, *padA, *strideA, *dilationA,
+        *c_mode)
+    Reads a convolution; of its spatial axes at most as many as requested, as tuples.
+miopenGetConvolutionForwardOutputDim(convDesc, inputTensorDesc, filterDesc, *n, *c, *h, *w)
+    Computes the lengths of a convolution's result over two spatial axes.
+miopenGetConvolutionNdForwardOutputDim(convDesc, inputTensorDesc, filterDesc, *nDim, *outputTensorDimA)
+    Computes the lengths of a convolution's result, as a tuple.
+miopenDestroyConvolutionDescriptor(convDesc)
+    Ends a convolution descriptor; plans that were made with it keep what it said.
+
+# Activations
+miopenCreateActivationDescriptor(*activDesc)
+    Makes an activation descriptor; miopenSetActivationDescriptor sets its mode.
+miopenSetActivationDescriptor(activDesc, mode, activAlpha, activBeta, activGamma)
+    Sets an activation and its numbers.
+miopenGetActivationDescriptor(activDesc, *mode, *activAlpha, *activBeta, *activGamma)
+    Reads an activation and its numbers.
+miopenDestroyActivationDescriptor(activDesc)
+    Ends an activation descriptor.
+
+# Fusion plans by MIOpen's calls
+miopenCreateFusionPlan(*fusePlanDesc, fuseDirection, inputDesc)
+    Makes a plan for an input. A horizontal plan takes operators; compiling it says that none is fused.
+miopenDestroyFusionPlan(fusePlanDesc)
+    Ends a plan and its operators.
+miopenFusionPlanGetOp(fusePlanDesc, op_idx, *op)
+    Reads the operator at a place, counted from 0.
+miopenCreateOpConvForward(fusePlanDesc, *convOp, convDesc, wDesc)
+    Appends a convolution by a weight of this shape: features, channels of a group, kernel.
+miopenCreateOpConvForwardAlgo(fusePlanDesc, *convOp, convDesc, fwdAlgo, wDesc)
+    Appends a convolution and binds its algorithm: the first versions' call.
+miopenCreateOpBiasForward(fusePlanDesc, *biasOp, bDesc)
+    Appends a bias, 1xCx1x1.
+miopenCreateOpActivationForward(fusePlanDesc, *activFwdOp, mode)
+    Appends an activation; its numbers are arguments.
+miopenCreateOpActivationBackward(fusePlanDesc, *activBwdOp, mode)
+    Appends the backward pass of an activation: of the one behind a batch normalization whose is before.
+miopenCreateOpBatchNormInference(fusePlanDesc, *bnOp, bn_mode, bnScaleBiasMeanVarDesc)
+    Appends batch normalization by frozen statistics, 1xCx1x1 or 1xCxHxW.
+miopenCreateOpBatchNormForward(fusePlanDesc, *bnFwdOp, bn_mode, runningMeanVariance)
+    Appends batch normalization by the batch's statistics; running ones are updated only if asked.
+miopenCreateOpBatchNormBackward(fusePlanDesc, *bnBwdOp, bn_mode)
+    Appends the backward pass of batch normalization: the plan's input is dy, its output dx.
+miopenCompileFusionPlan(handle, fusePlanDesc)
+    Makes the plan's kernel for the handle's target, by the algorithm that is bound if one is.
+miopenFusionPlanGetWorkSpaceSize(handle, fusePlanDesc, *workSpaceSize, algo)
+    Reads the bytes that the kernel needs besides its tensors, exactly; fuseplan keeps that memory itself.
+
+    The kernel is the one that the plan is compiled to, or would be; `algo` chooses none, as in MIOpen:
+    miopenFusionPlanConvolutionSetAlgo does.
+miopenFusionPlanConvolutionGetAlgo(fusePlanDesc, requestAlgoCount, *returnedAlgoCount, *returnedAlgos,
+        handle?=None)
+    Reads the algorithms of the templates that take the plan, the preferred first, as a tuple.
+
+    They are a target's: that of `handle`, which MIOpen does not have; or else of the handle that compiled
+    the plan last, or else this CPU.
+miopenFusionPlanConvolutionSetAlgo(fusePlanDesc, algo)
+    Binds the convolution's algorithm: compiling then takes its templates alone, or says why none can.
+
+# The arguments of a plan's operators
+miopenCreateOperatorArgs(*args)
+    Makes an arguments object.
+miopenDestroyOperatorArgs(args)
+    Ends an arguments object; the tensors are their owners'.
+miopenSetOpArgsConvForward(args, convOp, alpha?, beta?, Pointer w)
+    Sets a convolution's weight; its result is multiplied by alpha.
+miopenSetOpArgsBiasForward(args, biasOp, alpha?, beta?, bias)
+    Sets a bias; alpha is 1.
+miopenSetOpArgsActivForward(args, activFwdOp, alpha?, beta?, activAlpha, activBeta, activGamma)
+    Sets an activation's numbers; its result is multiplied by alpha.
+miopenSetOpArgsBatchNormInference(args, bnOp, alpha?, beta?, bnScale, bnBias, estimatedMean,
+        estimatedVariance, epsilon)
+    Sets frozen statistics; the result is multiplied by alpha.
+miopenSetOpArgsBatchNormForward(args, bnOp, alpha?, beta?, bnScale, bnBias, savedMean?, savedInvVariance?,
+        runningMean?, runningVariance?, expAvgFactor, epsilon)
+    Sets what training normalizes by and where statistics go; y is multiplied by alpha.
+
+    Saved statistics may be null, both of them. Running ones are given if, and only if, the operator was
+    created with them.
+miopenSetOpArgsBatchNormBackward(args, bnOp, alpha?, beta?, x, bnScale, bnBias, resultBnScaleDiff,
+        resultBnBiasDiff, savedMean, savedInvVariance)
+    Sets what the forward pass had and where gradients go; alpha is 1.
+miopenSetOpArgsActivBackward(args, activBwdOp, alpha?, beta?, y?, reserved?, activAlpha, activBeta,
+        activGamma)
+    Sets an activation's numbers and, in `reserved`, what it was applied to; dx is multiplied by alpha.
+
+    Behind a batch normalization's backward pass `reserved` is null: that is computed again from its x. `y`
+    is not read: the derivative is taken where the activation was applied.
+
+# Execution of a compiled plan
+miopenExecuteFusionPlan(handle, fusePlanDesc, inputDesc, input, outputDesc, output, args)
+    Runs a compiled plan; on a GPU it returns when the launch is queued.
+miopenExecuteFusionPlan_v2(handle, fusePlanDesc, inputDesc, input, outputDesc, output, args, workspace?,
+        workspaceSize)
+    The same with a workspace: its size is checked; fuseplan uses memory of its own, so it may be null.
+
+# Functions that do all in one call
+miopenConvolutionBiasActivationForward(handle, alpha1?, xDesc, x, wDesc, Pointer w, convDesc, algo,
+        workspace?, workspaceSizeInBytes, alpha2?, zDesc?, z?, biasDesc, bias, activationDesc, yDesc, y)
+    Computes y = activation(alpha1 * convolution(x, w) + alpha2 * z + bias), without z if that is null.
+
+    `algo` binds: its templates run it, or the refusal says why none can.
+miopenActivationForward(handle, activDesc, alpha?, xDesc, x, beta?, yDesc, y)
+    Computes y = alpha * activation(x).
+miopenActivationBackward(handle, activDesc, alpha?, yDesc?, y?, dyDesc, dy, xDesc, x, beta?, dxDesc, dx)
+    Computes dx = alpha * dy * activation'(x); y is not read.
+
+# Batch normalization by frozen statistics in one call, alone and with an activation behind it
+miopenBatchNormalizationForwardInference({FORWARD}, bnScaleBiasMeanVarDesc, bnScale, bnBias, estimatedMean?,
+        estimatedVariance?, epsilon)
+    Normalizes x; statistics that are null, both, are the batch's.
+miopenBatchNormalizationForwardInference_V2({FORWARD}, scaleDesc, biasDesc, estMeanDesc, estVarianceDesc,
+        bnScale, bnBias, estimatedMean?, estimatedVariance?, epsilon)
+    The same with a descriptor for each parameter.
+miopenBatchNormalizationForwardInferenceInvVariance({FORWARD}, scaleDesc, biasDesc, estMeanDesc,
+        estInvVarianceDesc, bnScale, bnBias, estimatedMean?, estimatedInvVariance?)
+    Normalizes x by a mean and an inverse variance, 1/sqrt(variance + epsilon).
+miopenBatchNormForwardInferenceActivation({FORWARD}, scaleDesc, biasDesc, estMeanDesc, estVarianceDesc,
+        bnScale, bnBias, estimatedMean?, estimatedVariance?, epsilon, activDesc)
+    Normalizes x and applies an activation: any mode.
+miopenBatchNormForwardInferenceActivationInvVariance({FORWARD}, scaleDesc, biasDesc, estMeanDesc,
+        estInvVarianceDesc, bnScale, bnBias, estimatedMean?, estimatedInvVariance?, activDesc)
+    Normalizes x by an inverse variance and applies an activation: any mode.
+
+# Batch normalization by the batch's statistics, and its backward pass, in one call
+miopenBatchNormalizationForwardTraining({FORWARD}, bnScaleBiasMeanVarDesc, bnScale, bnBias, expAvgFactor,
+        {UPDATED})
+    Normalizes x and, where they are not null, saves and updates statistics.
+miopenBatchNormalizationForwardTraining_V2({FORWARD}, {TRAINED}, {UPDATED})
+    The same with a descriptor for each parameter.
+miopenBatchNormalizationForwardTraining_V3({FORWARD}, {TRAINED}, {READ_AND_UPDATED})
+    The same; running statistics are read from one pair of tensors and written into another.
+miopenBatchNormForwardTrainingActivation({FORWARD}, {TRAINED}, {UPDATED}, activDesc)
+    Normalizes x and applies an activation, any mode; saves and updates statistics.
+miopenBatchNormForwardTrainingActivation_V2({FORWARD}, {TRAINED}, {READ_AND_UPDATED}, activDesc)
+    The same; running statistics are read from one pair of tensors and written into another.
+miopenBatchNormalizationBackward({BACKWARD}, bnScaleBiasDiffDesc, bnScale, {GRADIENTS})
+    Computes the gradients; saved statistics that are null, both, are computed again.
+miopenBatchNormalizationBackward_V2({BACKWARD}, scaleDesc, biasDesc, savedMeanDesc, savedVarDesc, bnScale,
+        {GRADIENTS})
+    The same with a descriptor for each parameter.
+miopenBatchNormBackwardActivation({BACKWARD}, scaleDesc, biasDesc, savedMeanDesc, savedVarianceDesc,
+        bnScale, bnBias, {GRADIENTS}, activDesc)
+    Computes the gradients behind an activation: any mode.
+
+# Problems of Find 2.0
+miopenCreateConvProblem(*problem, operatorDesc, direction)
+    Makes the problem of a forward convolution; X and W are to be described.
+miopenCreateBiasProblem(*problem, direction)
+    Makes the problem of a bias, which is to be described.
+miopenCreateActivationProblem(*problem, miopenActivationDescriptor_t operatorDesc, direction)
+    Makes the problem of an activation, or of its backward pass.
+miopenCreateBatchnormProblem(*problem, miopenBatchNormMode_t mode, runningMeanVariance, direction)
+    Makes the problem of batch normalization: inference, forward training or its backward pass.
+miopenSetProblemTensorDescriptor(problem, id, descriptor)
+    Describes a tensor of a problem; results need no description, and are checked if they have one.
+miopenFuseProblems(problem1, problem2)
+    Appends the operators of the second problem to the first.
+miopenDestroyProblem(problem)
+    Ends a problem; what it was fused into keeps its operators.
+
+# Solutions of Find 2.0
+miopenCreateFindOptions(*options)
+    Makes options: no tuning, by time, any workspace.
+miopenDestroyFindOptions(options)
+    Ends options.
+miopenSetFindOptionTuning(options, value)
+    Says whether candidates of every template are measured first, for 10 seconds about: 0 or 1.
+miopenSetFindOptionResultsOrder(options, miopenFindResultsOrder_t value)
+    Says how solutions are sorted.
+miopenSetFindOptionWorkspaceLimit(options, value)
+    Sets the most bytes of workspace that a solution may need.
+miopenSetFindOptionPreallocatedWorkspace(options, buffer?, size)
+    Checks a workspace for measuring, which is not needed: fuseplan has memory of its own.
+miopenSetFindOptionPreallocatedTensor(options, id, buffer)
+    Takes a tensor for measuring, which is not needed and stays as it is: random ones are made.
+miopenSetFindOptionAttachBinaries(options, attach)
+    Takes 0: kernels are in the cache on disk, not in a saved solution.
+miopenFindSolutions(handle, problem, options?, *solutions, *numSolutions?, maxSolutions)
+    Finds the kernels of a problem, measures each, and reads at most so many as a tuple, sorted.
+miopenRunSolution(handle, solution, nInputs, tensors, workspace?, workspaceSize)
+    Runs a solution on tensors by their ids, and numbers likewise.
+miopenDestroySolution(solution)
+    Ends a solution.
+miopenSaveSolution(solution, *data)
+    Reads a solution as bytes, which any machine of its kind may load.
+miopenLoadSolution(*solution, data, size)
+    Makes a solution of bytes that were saved.
+miopenGetSolutionSize(solution, *size)
+    Reads how many bytes miopenSaveSolution gives.
+miopenGetSolutionWorkspaceSize(solution, *workspaceSize)
+    Reads the bytes that the kernel needs besides its tensors; fuseplan keeps that memory itself.
+miopenGetSolutionTime(solution, *time)
+    Reads how long one launch took when the solution was found, in milliseconds.
+miopenGetSolutionSolverId(solution, *solverId)
+    Reads a number for the template: the CRC-32 of its name.
+"""
+
+
+NULL = " | None"  # behind the type of an argument that may be null
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A declared function.
+
+    Attributes:
+        name: of the function.
+        section: the heading that it stands under.
+        signature: its parameters; the annotation of each is its type as text.
+        text: its docstring.
+    """
+
+    name: str
+    section: str
+    signature: inspect.Signature
+    text: str
+
+
+def declarations() -> Iterator[Declaration]:
+    """All functions, in the order in which they are declared."""
+    section = ""
+    for match in _FUNCTION.finditer(FUNCTIONS):
+        if match["section"]:
+            section = match["section"]
+            continue
+        parameters = map(_parameter, _PARAMETER.finditer(match["parameters"]))
+        signature = inspect.Signature([*parameters], return_annotation="miopenStatus_t")
+        yield Declaration(match["name"], section, signature, inspect.cleandoc(match["text"]))
+
+
+_FUNCTION = re.compile(
+    r"^(?:# (?P<section>.+)|(?P<name>\w+)\((?P<parameters>[^)]*)\)\n(?P<text>(?: {4}.*\n|\n(?= {4}))+))", re.M
+)
+_PARAMETER = re.compile(
+    r"\s*(?:(?P<type>\w+) )?(?P<out>\*?)(?P<name>\w+)(?P<null>\??)(?:=(?P<default>[^,]+))?(?:,|$)"
+)
+_TYPE_OF = {
+    name: kind
+    for kind, names in re.findall(r"^(\w+):((?:\s+\w+\b(?!:))+)", TYPES, re.M)
+    for name in names.split()
+}
+
+
+def _parameter(match: re.Match[str]) -> inspect.Parameter:
+    kind = "Ref" if match["out"] else match["type"] or _TYPE_OF[match["name"]]
+    return inspect.Parameter(
+        match["name"],
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=ast.literal_eval(match["default"]) if match["default"] else inspect.Parameter.empty,
+        annotation=f"{kind}{NULL}" if match["null"] else kind,
+    )
