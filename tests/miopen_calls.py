@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan import miopen
+from fuseplan.compat.miopen.functions import FUNCTIONS
+from fuseplan.compat.miopen.tensors import DTYPES
 from fuseplan.miopen import Ref
-from fuseplan.miopen.functions import FUNCTIONS
-from fuseplan.miopen.tensors import DTYPES
 from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]

@@ -45,7 +45,7 @@ LAYERS = (
     ("dtypes", "tensor", "scalar", "formula", "derivative", "reduction"),
     ("op", "fields"),
     ("ops",),
-    ("text", "driver", "dot", "given", "notebook", "plan"),
+    ("text", "dot", "given", "notebook", "plan"),
     ("kernel", "packing", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),
@@ -58,7 +58,7 @@ LAYERS = (
     ("stages",),
     ("tuning",),
     ("compile", "explain", "extend"),
-    ("bench", "report", "demo", "miopen", "cli"),
+    ("bench", "report", "demo", "compat", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it

@@ -268,15 +268,6 @@ class FusionPlan(PlanTable):
         """The plan as JSON: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
         return plan_json(self._src, self.ops)
 
-    def to_command(self) -> str:
-        """The line that reproduces the plan on random data, ready for a shell.
-
-        `fuseplan driver` with MIOpenDriver's letters if they can express the plan, else `fuseplan run`.
-        """
-        from fuseplan.driver.command import command_text
-
-        return command_text(self._src, self.ops)
-
     def to_dot(self) -> str:
         """The plan as a graph in Graphviz's language; `Match.to_dot` frames the kernel too."""
         from fuseplan.dot import dot_text

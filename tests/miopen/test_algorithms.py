@@ -9,8 +9,8 @@ import pytest
 
 from fuseplan import miopen
 from fuseplan.backends import BACKENDS
+from fuseplan.compat.miopen.algorithms import ALGORITHMS
 from fuseplan.miopen import Ref
-from fuseplan.miopen.algorithms import ALGORITHMS
 from miopen_calls import Built, activation, close, convolution, fails, handle, ok, tensor
 from miopen_convolution import CONV, LEAKY, B, W, X, Z
 

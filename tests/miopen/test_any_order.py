@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fuseplan import miopen
+from fuseplan.compat.miopen.functions import FUNCTIONS
 from fuseplan.miopen import Ref
-from fuseplan.miopen.functions import FUNCTIONS
 from miopen_calls import TAKES, activation, convolution, handle, tensor
 
 # Tuning takes its seconds whatever the plan; the rest of Find 2.0 is measured in test_solutions.

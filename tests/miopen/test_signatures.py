@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fuseplan import miopen
+from fuseplan.compat.miopen.call import Object
+from fuseplan.compat.miopen.call import function as made
+from fuseplan.compat.miopen.functions import CALLS, CALLS_BY_NAME, CHECK_OF_TYPE, FUNCTIONS
+from fuseplan.compat.miopen.header import declarations
+from fuseplan.compat.miopen.kinds import SPELLED
 from fuseplan.miopen import Ref
-from fuseplan.miopen.call import Object
-from fuseplan.miopen.call import function as made
-from fuseplan.miopen.functions import CALLS, CALLS_BY_NAME, CHECK_OF_TYPE, FUNCTIONS
-from fuseplan.miopen.header import declarations
-from fuseplan.miopen.kinds import SPELLED
 from miopen_calls import TAKES, activation, convolution, created, fails, handle, ok, tensor
 
 

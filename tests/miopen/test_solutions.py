@@ -137,7 +137,8 @@ def test_a_problem_keeps_what_its_descriptors_said() -> None:
 def test_tuning_comes_first_where_it_is_asked_for(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: list[str] = []
     monkeypatch.setattr(
-        "fuseplan.miopen.solutions.tune", lambda plan, target, seconds: tuned.append(f"{plan} on {target}")
+        "fuseplan.compat.miopen.solutions.tune",
+        lambda plan, target, seconds: tuned.append(f"{plan} on {target}"),
     )
     options = created(miopen.miopenCreateFindOptions)
     ok(miopen.miopenSetFindOptionTuning(options, wanted))

@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.toolchain import compile_object
-from fuseplan.cli import driving
 from fuseplan.cli.commands import fuseplan
-from fuseplan.driver.combinations import combinations
-from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
+from fuseplan.compat.miopen_driver import run as driving
+from fuseplan.compat.miopen_driver.combinations import combinations
+from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
+from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.measure import clock, data, ground
 from fuseplan.measure.data import evaluated
 from fuseplan.plan import FusionPlan
-from fuseplan.report.driver import driver_report
 
 SIZES = "-n 1 -c 8 -H 9 -W 9 -k 8"
 CBA = f"CBAInfer -F 4 {SIZES}"
@@ -295,7 +295,7 @@ def test_what_an_interrupted_sweep_found_is_kept(
             raise KeyboardInterrupt
         return driving.drive(plan, how)
 
-    monkeypatch.setattr("fuseplan.cli.driver.drive", interrupted)
+    monkeypatch.setattr("fuseplan.compat.miopen_driver.cli.drive", interrupted)
     result = sweep(f"{CBA}\n{CBA} -n 2\n{CBA} -n 3\n", "--report", str(folder / "report"))
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
     assert "1 line, 0 failed" in result.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fuseplan import limits
-from fuseplan.cli.lines import lines_of
+from fuseplan.compat.miopen_driver.sweep import lines_of
 from fuseplan.errors import ArgumentError
 from fuseplan.reading import bytes_of, json_lines, json_of, record, text_of
 

@@ -4,7 +4,6 @@ Its modules:
 
 - commands: what each command calls; group: errors as messages and exit statuses; options: shared options
 - screen: how wide tables are, and progress bars
-- driver: MIOpenDriver's letters, one line or many; lines: the lines of a sweep; driving: one line, run
 - trial: compiles a plan, runs it on random data and checks it
 - support: which operators, dtypes and layouts the templates of a target take
 """

@@ -16,7 +16,6 @@ from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
-from fuseplan.cli.driver import driver_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.options import (
     AS_JSON,
@@ -34,6 +33,7 @@ from fuseplan.cli.support import grouped, supported
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
+from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.demo import main as run_demo
 from fuseplan.errors import counted
 from fuseplan.explain import explain

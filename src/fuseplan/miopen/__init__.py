@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuseplan.miopen.call import Ref as Ref
-from fuseplan.miopen.enums import ENUMS
-from fuseplan.miopen.functions import CLASSES, FUNCTIONS
-from fuseplan.miopen.handle import miopenGetErrorString, miopenGetLastErrorMessage
+from fuseplan.compat.miopen.call import Ref as Ref
+from fuseplan.compat.miopen.enums import ENUMS
+from fuseplan.compat.miopen.functions import CLASSES, FUNCTIONS
+from fuseplan.compat.miopen.handle import miopenGetErrorString, miopenGetLastErrorMessage
 
 # Enumerations, objects, functions; enumerators are names of their own.
 NAMES: dict[str, Any] = {

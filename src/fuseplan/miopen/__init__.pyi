@@ -3,31 +3,31 @@ from collections.abc import Sequence
 from typing import Any
 from fuseplan.target import Target
 
-from fuseplan.miopen.call import Ref as Ref
-from fuseplan.miopen.enums import miopenStatus_t as miopenStatus_t
-from fuseplan.miopen.enums import miopenFusionDirection_t as miopenFusionDirection_t
-from fuseplan.miopen.enums import miopenDataType_t as miopenDataType_t
-from fuseplan.miopen.enums import miopenTensorLayout_t as miopenTensorLayout_t
-from fuseplan.miopen.enums import miopenConvolutionMode_t as miopenConvolutionMode_t
-from fuseplan.miopen.enums import miopenConvolutionAttrib_t as miopenConvolutionAttrib_t
-from fuseplan.miopen.enums import miopenMathType_t as miopenMathType_t
-from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t as miopenConvFwdAlgorithm_t
-from fuseplan.miopen.enums import miopenBatchNormMode_t as miopenBatchNormMode_t
-from fuseplan.miopen.enums import miopenActivationMode_t as miopenActivationMode_t
-from fuseplan.miopen.enums import miopenProblemDirection_t as miopenProblemDirection_t
-from fuseplan.miopen.enums import miopenFindResultsOrder_t as miopenFindResultsOrder_t
-from fuseplan.miopen.enums import miopenTensorArgumentId_t as miopenTensorArgumentId_t
-from fuseplan.miopen.handle import miopenHandle_t as miopenHandle_t
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t as miopenTensorDescriptor_t
-from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t as miopenConvolutionDescriptor_t
-from fuseplan.miopen.activations import miopenActivationDescriptor_t as miopenActivationDescriptor_t
-from fuseplan.miopen.plan import miopenFusionOpDescriptor_t as miopenFusionOpDescriptor_t
-from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t as miopenFusionPlanDescriptor_t
-from fuseplan.miopen.arguments import miopenOperatorArgs_t as miopenOperatorArgs_t
-from fuseplan.miopen.problems import miopenProblem_t as miopenProblem_t
-from fuseplan.miopen.solutions import miopenFindOptions_t as miopenFindOptions_t
-from fuseplan.miopen.solutions import miopenSolution_t as miopenSolution_t
-from fuseplan.miopen.solutions import miopenTensorArgument_t as miopenTensorArgument_t
+from fuseplan.compat.miopen.call import Ref as Ref
+from fuseplan.compat.miopen.enums import miopenStatus_t as miopenStatus_t
+from fuseplan.compat.miopen.enums import miopenFusionDirection_t as miopenFusionDirection_t
+from fuseplan.compat.miopen.enums import miopenDataType_t as miopenDataType_t
+from fuseplan.compat.miopen.enums import miopenTensorLayout_t as miopenTensorLayout_t
+from fuseplan.compat.miopen.enums import miopenConvolutionMode_t as miopenConvolutionMode_t
+from fuseplan.compat.miopen.enums import miopenConvolutionAttrib_t as miopenConvolutionAttrib_t
+from fuseplan.compat.miopen.enums import miopenMathType_t as miopenMathType_t
+from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t as miopenConvFwdAlgorithm_t
+from fuseplan.compat.miopen.enums import miopenBatchNormMode_t as miopenBatchNormMode_t
+from fuseplan.compat.miopen.enums import miopenActivationMode_t as miopenActivationMode_t
+from fuseplan.compat.miopen.enums import miopenProblemDirection_t as miopenProblemDirection_t
+from fuseplan.compat.miopen.enums import miopenFindResultsOrder_t as miopenFindResultsOrder_t
+from fuseplan.compat.miopen.enums import miopenTensorArgumentId_t as miopenTensorArgumentId_t
+from fuseplan.compat.miopen.handle import miopenHandle_t as miopenHandle_t
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as miopenTensorDescriptor_t
+from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as miopenConvolutionDescriptor_t
+from fuseplan.compat.miopen.activations import miopenActivationDescriptor_t as miopenActivationDescriptor_t
+from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t as miopenFusionOpDescriptor_t
+from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t as miopenFusionPlanDescriptor_t
+from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t as miopenOperatorArgs_t
+from fuseplan.compat.miopen.problems import miopenProblem_t as miopenProblem_t
+from fuseplan.compat.miopen.solutions import miopenFindOptions_t as miopenFindOptions_t
+from fuseplan.compat.miopen.solutions import miopenSolution_t as miopenSolution_t
+from fuseplan.compat.miopen.solutions import miopenTensorArgument_t as miopenTensorArgument_t
 
 NAMES: dict[str, Any]
 

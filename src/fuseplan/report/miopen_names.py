@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from fuseplan.compat.miopen.enums import ENUMS
+from fuseplan.compat.miopen.header import declarations
+from fuseplan.compat.miopen_driver import command_of
 from fuseplan.miopen import NAMES
-from fuseplan.miopen.enums import ENUMS
-from fuseplan.miopen.header import declarations
 from fuseplan.report.docstrings import markdown, parse, prose, table
 
 
@@ -25,6 +26,11 @@ def miopen_names() -> Iterator[str]:
     yield from ("", "## Errors")
     for name in ("miopenGetErrorString", "miopenGetLastErrorMessage"):
         yield from _function(name)
+    yield from ("", "## The line of a plan", "")
+    yield "In `fuseplan.compat.miopen_driver`; [the guide](../guide/driver.md) has an example."
+    told = parse(command_of.__doc__)
+    yield from ("", f"`command_of(plan) -> str`: {prose(told.summary)}")
+    yield from markdown(told)
     yield from ("", "## Enumerations")
     for kind in ENUMS:
         yield from ("", f"### {kind.__name__}", "", prose(parse(kind.__doc__).summary), "")

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from fuseplan.miopen.activations import backward, forward, miopenActivationDescriptor_t
-from fuseplan.miopen.call import Object, bad_parameter, invalid_value, not_implemented
-from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t
-from fuseplan.miopen.enums import miopenBatchNormMode_t, miopenProblemDirection_t, miopenTensorArgumentId_t
-from fuseplan.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
-from fuseplan.miopen.operators import Lowered, Operator, check_described, lowered, normalization
-from fuseplan.miopen.tensors import is_same, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
+from fuseplan.compat.miopen.call import Object, bad_parameter, invalid_value, not_implemented
+from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t
+from fuseplan.compat.miopen.enums import (
+    miopenBatchNormMode_t,
+    miopenProblemDirection_t,
+    miopenTensorArgumentId_t,
+)
+from fuseplan.compat.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
+from fuseplan.compat.miopen.operators import Lowered, Operator, check_described, lowered, normalization
+from fuseplan.compat.miopen.tensors import is_same, miopenTensorDescriptor_t
 from fuseplan.ops.affine import Bias
 from fuseplan.tensor import TensorSpec
 

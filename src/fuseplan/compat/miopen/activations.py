@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from fuseplan.driver import letters
-from fuseplan.miopen.call import Object, not_initialized
-from fuseplan.miopen.enums import miopenActivationMode_t
-from fuseplan.miopen.kinds import ACTIVATION, ACTIVATION_BACKWARD
-from fuseplan.miopen.operators import Operator
+from fuseplan.compat.miopen.call import Object, not_initialized
+from fuseplan.compat.miopen.enums import miopenActivationMode_t
+from fuseplan.compat.miopen.kinds import ACTIVATION, ACTIVATION_BACKWARD
+from fuseplan.compat.miopen.operators import Operator
+from fuseplan.compat.miopen_driver import letters
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import Clamp, Power
 from fuseplan.ops.training import ActivationBackward

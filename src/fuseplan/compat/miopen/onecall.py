@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuseplan.miopen.activations import backward, forward, miopenActivationDescriptor_t
-from fuseplan.miopen.arguments import factor_of
-from fuseplan.miopen.call import bad_parameter
-from fuseplan.miopen.enums import miopenBatchNormMode_t
-from fuseplan.miopen.execute import Call, scaled, workspace_size
-from fuseplan.miopen.kinds import ACTIVATION, BIAS, CONVOLUTION, RESIDUAL
-from fuseplan.miopen.operators import Lowered, Operator, lowered
-from fuseplan.miopen.tensors import check_parameters, check_same
+from fuseplan.compat.miopen.activations import backward, forward, miopenActivationDescriptor_t
+from fuseplan.compat.miopen.arguments import factor_of
+from fuseplan.compat.miopen.call import bad_parameter
+from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
+from fuseplan.compat.miopen.execute import Call, scaled, workspace_size
+from fuseplan.compat.miopen.kinds import ACTIVATION, BIAS, CONVOLUTION, RESIDUAL
+from fuseplan.compat.miopen.operators import Lowered, Operator, lowered
+from fuseplan.compat.miopen.tensors import check_parameters, check_same
 from fuseplan.ops.affine import Add, Bias
 from fuseplan.tensor import TensorSpec
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseplan.arguments import check_value, dtypes_taken
-from fuseplan.miopen.call import bad_parameter
-from fuseplan.miopen.enums import miopenBatchNormMode_t
-from fuseplan.miopen.kinds import INFERENCE, TRAINING, Kind
-from fuseplan.miopen.tensors import MODE_WORDS
+from fuseplan.compat.miopen.call import bad_parameter
+from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
+from fuseplan.compat.miopen.kinds import INFERENCE, TRAINING, Kind
+from fuseplan.compat.miopen.tensors import MODE_WORDS
 from fuseplan.op import Op
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.expression import Expression

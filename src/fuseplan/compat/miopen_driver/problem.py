@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.driver import letters
-from fuseplan.driver.letters import Letter
+from fuseplan.compat.miopen_driver import letters
+from fuseplan.compat.miopen_driver.letters import Letter
 from fuseplan.errors import PlanError, near_miss
 from fuseplan.locks import cached_property
 from fuseplan.op import Elementwise, Op

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.miopen.arguments import miopenOperatorArgs_t
-from fuseplan.miopen.call import bad_parameter
-from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
-from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.operators import ALPHA, Lowered
-from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t
-from fuseplan.miopen.tensors import check_same, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t
+from fuseplan.compat.miopen.call import bad_parameter
+from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t
+from fuseplan.compat.miopen.handle import miopenHandle_t
+from fuseplan.compat.miopen.operators import ALPHA, Lowered
+from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t
+from fuseplan.compat.miopen.tensors import check_same, miopenTensorDescriptor_t
 from fuseplan.tensor import TensorSpec
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from fuseplan.compat.miopen_driver.command import command_of
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.checks import Check, checks_of
@@ -88,7 +89,7 @@ class Driven:
         compiled = self.compiled
         return {
             "plan": str(compiled.plan),
-            "command": compiled.plan.to_command(),
+            "command": command_of(compiled.plan),
             "target": str(compiled.target),
             "processor": processor_of(compiled.target),
             "threads": compiled.threads,

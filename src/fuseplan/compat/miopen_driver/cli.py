@@ -14,8 +14,6 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from fuseplan.cli.driving import Driven, How, Seconds, drive
-from fuseplan.cli.lines import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.cli.options import (
     AS_JSON,
     PATIENCE,
@@ -27,14 +25,17 @@ from fuseplan.cli.options import (
 )
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
-from fuseplan.driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
-from fuseplan.driver.problem import Problem
+from fuseplan.compat.miopen_driver.command import command_of
+from fuseplan.compat.miopen_driver.letters import BY_WORD, LETTERS, PROBLEMS, Letter
+from fuseplan.compat.miopen_driver.problem import Problem
+from fuseplan.compat.miopen_driver.report import driver_report
+from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
+from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
 from fuseplan.match import match
 from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit, versions
 from fuseplan.plan import FusionPlan
-from fuseplan.report.driver import driver_report
 from fuseplan.tuning.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
@@ -330,7 +331,7 @@ def _told(outcome: Outcome) -> str:
     compiled = driven.compiled
     lines = [
         f"plan       {compiled.plan}",
-        f"command    {compiled.plan.to_command()}",
+        f"command    {command_of(compiled.plan)}",
         f"target     {compiled.target}, {compiled.target.shape}",
         f"template   {compiled.choice}",
         f"kernels    {compiled.kernels} for {counted(len(compiled.plan), 'operator')}",

@@ -9,16 +9,16 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fuseplan.driver import letters
-from fuseplan.driver.letters import Letter, Value
-from fuseplan.driver.problem import Problem
+from fuseplan.compat.miopen_driver import letters
+from fuseplan.compat.miopen_driver.letters import Letter, Value
+from fuseplan.compat.miopen_driver.problem import Problem
 from fuseplan.errors import PlanError
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
+from fuseplan.plan import FusionPlan
 from fuseplan.tensor import LAYOUTS, TensorSpec
-from fuseplan.text import plan_text
 
 ENDINGS = {dtype: ending for ending, dtype in letters.DTYPES.items()}
 NAMES = {operators: name for name, operators in letters.MODES.items()}
@@ -27,11 +27,15 @@ WORDS = {kind: word for word, (kind, _) in letters.ACTIVATIONS.items()}
 Said = Iterator[tuple[Letter, Value]]
 
 
-def command_text(src: TensorSpec, ops: Sequence[Op]) -> str:
-    """The line, ready for a shell; what it leaves out has its default."""
-    problem = _problem(src, ops)
+def command_of(plan: FusionPlan) -> str:
+    """The line that reproduces a plan on random data, ready for a shell.
+
+    `fuseplan driver` with MIOpenDriver's letters if they can express the plan, else `fuseplan run`. Values
+    that the line leaves out have their defaults.
+    """
+    problem = _problem(plan.src, plan.ops)
     if problem is None:
-        return shlex.join(["fuseplan", "run", plan_text(src, ops)])
+        return shlex.join(["fuseplan", "run", str(plan)])
     words = [word for letter in letters.LETTERS for word in _written(problem, letter)]
     return shlex.join(["fuseplan", "driver", problem.name, *words])
 

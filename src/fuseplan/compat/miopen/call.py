@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.compat.miopen.enums import miopenStatus_t
+from fuseplan.compat.miopen.header import NULL, Declaration
+from fuseplan.compat.miopen.kinds import spelled
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, counted
-from fuseplan.miopen.enums import miopenStatus_t
-from fuseplan.miopen.header import NULL, Declaration
-from fuseplan.miopen.kinds import spelled
 
 Check = Callable[[str, Any], Any]  # (name, value, of which a Ref is opened) -> what the function is given
 
@@ -89,6 +89,7 @@ class Object:
         self._is_destroyed = True
 
 
+PUBLIC = "fuseplan.miopen"  # where users find the functions
 _thread = threading.local()
 
 
@@ -128,7 +129,7 @@ def function(
         return miopenStatus_t.miopenStatusSuccess
 
     call.__name__ = call.__qualname__ = declared.name
-    call.__module__, call.__doc__ = __package__, declared.text
+    call.__module__, call.__doc__ = PUBLIC, declared.text
     call.__signature__ = declared.signature  # type: ignore[attr-defined]
     return call
 

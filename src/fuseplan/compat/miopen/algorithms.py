@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
-from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.plan import FusionPlan
 from fuseplan.select import Choice
 from fuseplan.stages import decide

@@ -11,11 +11,18 @@ import numpy as np
 
 from fuseplan.arguments import OUT, SRC, End
 from fuseplan.arrays import described, view
+from fuseplan.compat.miopen.algorithms import compile_by
+from fuseplan.compat.miopen.call import (
+    Object,
+    bad_parameter,
+    last_message,
+    not_implemented,
+    not_initialized,
+    told,
+)
+from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
-from fuseplan.miopen.algorithms import compile_by
-from fuseplan.miopen.call import Object, bad_parameter, last_message, not_implemented, not_initialized, told
-from fuseplan.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from fuseplan.compat.miopen.algorithms import algorithms, template_by
+from fuseplan.compat.miopen.call import Object, bad_parameter
+from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t
+from fuseplan.compat.miopen.enums import (
+    miopenBatchNormMode_t,
+    miopenConvFwdAlgorithm_t,
+    miopenFusionDirection_t,
+)
+from fuseplan.compat.miopen.handle import miopenHandle_t
+from fuseplan.compat.miopen.kinds import BIAS, CONVOLUTION, INFERENCE, Kind
+from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, normalization
+from fuseplan.compat.miopen.tensors import check_parameters, miopenTensorDescriptor_t
 from fuseplan.errors import counted
 from fuseplan.match import match
-from fuseplan.miopen.algorithms import algorithms, template_by
-from fuseplan.miopen.call import Object, bad_parameter
-from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t
-from fuseplan.miopen.enums import miopenBatchNormMode_t, miopenConvFwdAlgorithm_t, miopenFusionDirection_t
-from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.kinds import BIAS, CONVOLUTION, INFERENCE, Kind
-from fuseplan.miopen.operators import Lowered, Operator, lowered, normalization
-from fuseplan.miopen.tensors import check_parameters, miopenTensorDescriptor_t
 from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuseplan import limits
-from fuseplan.driver.combinations import combinations
-from fuseplan.driver.letters import PROBLEMS
+from fuseplan.compat.miopen_driver.combinations import combinations
+from fuseplan.compat.miopen_driver.letters import PROBLEMS
 from fuseplan.errors import ArgumentError
 from fuseplan.reading import bytes_of, text_of
 

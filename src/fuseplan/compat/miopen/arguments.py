@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.miopen.call import Object, bad_parameter
-from fuseplan.miopen.kinds import ACTIVATION_BACKWARD, BACKWARD, TRAINING, Kind
-from fuseplan.miopen.operators import ALPHA, Operator
-from fuseplan.miopen.plan import miopenFusionOpDescriptor_t
+from fuseplan.compat.miopen.call import Object, bad_parameter
+from fuseplan.compat.miopen.kinds import ACTIVATION_BACKWARD, BACKWARD, TRAINING, Kind
+from fuseplan.compat.miopen.operators import ALPHA, Operator
+from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t
 from fuseplan.ops.training import BatchNormTraining
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fuseplan.miopen.call import Object, bad_parameter, check_length, not_implemented, not_initialized
-from fuseplan.miopen.enums import miopenConvolutionAttrib_t, miopenConvolutionMode_t, miopenMathType_t
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.compat.miopen.call import Object, bad_parameter, check_length, not_implemented, not_initialized
+from fuseplan.compat.miopen.enums import miopenConvolutionAttrib_t, miopenConvolutionMode_t, miopenMathType_t
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t
 from fuseplan.ops.conv import CONVOLUTIONS, Conv
 from fuseplan.tensor import TensorSpec
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle, product
 
-from fuseplan.driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
+from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
 
 NUMBERS = "-A 0.5 -B 1.5 -G 2"  # with them no activation is another, or constant
 PLANE = "-n 2 -c 8 -H 9 -W 10"

@@ -11,10 +11,8 @@ from functools import partial
 from typing import Any
 
 from fuseplan.arguments import OUT, SRC
-from fuseplan.errors import ArgumentError, counted
-from fuseplan.measure.ground import ground_of
-from fuseplan.miopen.algorithms import preferred
-from fuseplan.miopen.call import (
+from fuseplan.compat.miopen.algorithms import preferred
+from fuseplan.compat.miopen.call import (
     Object,
     StatusError,
     bad_parameter,
@@ -25,12 +23,14 @@ from fuseplan.miopen.call import (
     not_implemented,
     told,
 )
-from fuseplan.miopen.enums import miopenFindResultsOrder_t, miopenStatus_t, miopenTensorArgumentId_t
-from fuseplan.miopen.execute import check_workspace, workspace_size
-from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.operators import check_described, without_ones
-from fuseplan.miopen.problems import miopenProblem_t
-from fuseplan.miopen.tensors import check_same, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.enums import miopenFindResultsOrder_t, miopenStatus_t, miopenTensorArgumentId_t
+from fuseplan.compat.miopen.execute import check_workspace, workspace_size
+from fuseplan.compat.miopen.handle import miopenHandle_t
+from fuseplan.compat.miopen.operators import check_described, without_ones
+from fuseplan.compat.miopen.problems import miopenProblem_t
+from fuseplan.compat.miopen.tensors import check_same, miopenTensorDescriptor_t
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.measure.ground import ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.reading import json_of, record
 from fuseplan.stages import decide

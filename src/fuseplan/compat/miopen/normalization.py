@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from fuseplan.miopen.arguments import has_statistics
-from fuseplan.miopen.call import bad_parameter
-from fuseplan.miopen.execute import Call
-from fuseplan.miopen.handle import miopenHandle_t
-from fuseplan.miopen.kinds import BACKWARD, INFERENCE, TRAINING
-from fuseplan.miopen.onecall import Arguments, Steps, call_of
-from fuseplan.miopen.operators import Operator, without_ones
-from fuseplan.miopen.tensors import MODE_WORDS, check_parameters, check_same
+from fuseplan.compat.miopen.arguments import has_statistics
+from fuseplan.compat.miopen.call import bad_parameter
+from fuseplan.compat.miopen.execute import Call
+from fuseplan.compat.miopen.handle import miopenHandle_t
+from fuseplan.compat.miopen.kinds import BACKWARD, INFERENCE, TRAINING
+from fuseplan.compat.miopen.onecall import Arguments, Steps, call_of
+from fuseplan.compat.miopen.operators import Operator, without_ones
+from fuseplan.compat.miopen.tensors import MODE_WORDS, check_parameters, check_same
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
 

@@ -6,32 +6,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fuseplan.miopen.activations import backward, forward
-from fuseplan.miopen.activations import miopenActivationDescriptor_t as Activation
-from fuseplan.miopen.arguments import miopenOperatorArgs_t, set_arguments
-from fuseplan.miopen.call import CHECKS, Check, Object, check_of, function
-from fuseplan.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
-from fuseplan.miopen.enums import ENUMS
-from fuseplan.miopen.execute import execute, workspace_size
-from fuseplan.miopen.handle import VERSION, miopenHandle_t, target_of
-from fuseplan.miopen.header import declarations
-from fuseplan.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
-from fuseplan.miopen.normalization import differentiate, infer, train
-from fuseplan.miopen.onecall import activate, convolve
-from fuseplan.miopen.operators import normalization
-from fuseplan.miopen.plan import miopenFusionOpDescriptor_t
-from fuseplan.miopen.plan import miopenFusionPlanDescriptor_t as Plan
-from fuseplan.miopen.problems import (
+from fuseplan.compat.miopen.activations import backward, forward
+from fuseplan.compat.miopen.activations import miopenActivationDescriptor_t as Activation
+from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t, set_arguments
+from fuseplan.compat.miopen.call import CHECKS, Check, Object, check_of, function
+from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
+from fuseplan.compat.miopen.enums import ENUMS
+from fuseplan.compat.miopen.execute import execute, workspace_size
+from fuseplan.compat.miopen.handle import VERSION, miopenHandle_t, target_of
+from fuseplan.compat.miopen.header import declarations
+from fuseplan.compat.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
+from fuseplan.compat.miopen.normalization import differentiate, infer, train
+from fuseplan.compat.miopen.onecall import activate, convolve
+from fuseplan.compat.miopen.operators import normalization
+from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t
+from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t as Plan
+from fuseplan.compat.miopen.problems import (
     activation_problem,
     bias_problem,
     convolution_problem,
     miopenProblem_t,
     normalization_problem,
 )
-from fuseplan.miopen.solutions import arguments_of, find_most, miopenTensorArgument_t, run
-from fuseplan.miopen.solutions import miopenFindOptions_t as Options
-from fuseplan.miopen.solutions import miopenSolution_t as Solution
-from fuseplan.miopen.tensors import miopenTensorDescriptor_t as Tensor
+from fuseplan.compat.miopen.solutions import arguments_of, find_most, miopenTensorArgument_t, run
+from fuseplan.compat.miopen.solutions import miopenFindOptions_t as Options
+from fuseplan.compat.miopen.solutions import miopenSolution_t as Solution
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 
 CLASSES: tuple[type[Any], ...] = (
     *(miopenHandle_t, Tensor, Convolution, Activation, miopenFusionOpDescriptor_t, Plan),

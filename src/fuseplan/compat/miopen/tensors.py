@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import IntEnum
 
-from fuseplan.errors import PlanError
-from fuseplan.miopen.call import (
+from fuseplan.compat.miopen.call import (
     Object,
     StatusError,
     bad_parameter,
@@ -14,7 +13,8 @@ from fuseplan.miopen.call import (
     not_implemented,
     not_initialized,
 )
-from fuseplan.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
+from fuseplan.compat.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
+from fuseplan.errors import PlanError
 from fuseplan.op import PER
 from fuseplan.ops.affine import MODES
 from fuseplan.tensor import TensorSpec

@@ -1,0 +1,9 @@
+"""MIOpenDriver's fusion problems: letters on a line, and the plan that they say.
+
+- `letters`: the table of letters, modes and activations, and how a value is read
+- `problem`: from letters to a plan; `command`: from a plan to the line that reproduces it
+- `combinations`: the lines of every combination; `sweep`: the lines of a file, and a line's words
+- `cli`: the command `fuseplan driver`; `run`: one line, run; `report`: the report on many
+"""
+
+from fuseplan.compat.miopen_driver.command import command_of as command_of
