@@ -55,9 +55,9 @@ LAYERS = (
     ("backends",),
     ("measure",),
     ("select", "build", "runner", "run"),
-    ("stages",),
+    ("saved", "stages"),
     ("tuning",),
-    ("compile", "explain", "extend"),
+    ("compile", "explain", "extend", "loaded"),
     ("bench", "report", "demo", "compat", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

@@ -52,6 +52,7 @@ from fuseplan.tuned import Tuned
 
 if TYPE_CHECKING:
     from fuseplan.extend import register_operator, register_template
+    from fuseplan.loaded import LoadedPlan, load
     from fuseplan.tuning.tune import tune
     from fuseplan.tuning.verdict import Verdict
 
@@ -86,6 +87,7 @@ __all__ = [
     "Hardswish",
     "Identity",
     "LeakyRelu",
+    "LoadedPlan",
     "Matmul",
     "Mish",
     "PlanError",
@@ -109,6 +111,7 @@ __all__ = [
     "compile",
     "empty",
     "explain",
+    "load",
     "parse_target",
     "register_operator",
     "register_template",
@@ -118,6 +121,8 @@ __all__ = [
 
 # Names that few programs use: their modules are loaded when one is asked for.
 _LATE = {
+    "LoadedPlan": "fuseplan.loaded",
+    "load": "fuseplan.loaded",
     "register_operator": "fuseplan.extend",
     "register_template": "fuseplan.extend",
     "tune": "fuseplan.tuning.tune",

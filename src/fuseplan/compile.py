@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fuseplan.arguments import Arguments
@@ -13,7 +14,7 @@ from fuseplan.explain import Explanation, explain_records
 from fuseplan.notebook import table
 from fuseplan.plan import FusionPlan
 from fuseplan.run import NOT_CARRIED, BoundPlan
-from fuseplan.runner import runner_of
+from fuseplan.runner import Runner, runner_of
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Traffic
@@ -26,41 +27,23 @@ if TYPE_CHECKING:
 Part = TypeVar("Part")
 
 
-class CompiledPlan:
-    """A plan's kernel, loaded, with the record of every stage.
+class RunnablePlan:
+    """A plan with its code in this process.
 
     Attributes:
         plan: the plan that the kernel computes.
         target: the machine that the kernel runs on.
-        match: the rule that fused the plan.
-        kernel: the computation of one launch.
-        choice: the template, its knobs, and the other templates with their refusals or times.
-        program: the loaded code.
 
     Any number of threads may call at once.
     """
 
-    def __init__(self, records: Records, program: Program) -> None:
-        self.records, self.program = records, program
-        self.plan, self.target = records.plan, program.target
-        self.match, self.kernel, self.choice = records.match, records.kernel, records.choice
-        self._runner = runner_of(self.plan, self.kernel, self.choice.template, program)
-        self._unbound = None if self._runner is None else BoundPlan(self._runner, {})
+    plan: FusionPlan
+    target: Target
+    _refusal = ""
 
-    @property
-    def source(self) -> Source:
-        """The generated source; emitted now, where the object code came from the cache."""
-        return self.program.source if self.program.source.text else self.records.source
-
-    @property
-    def kernels(self) -> int:
-        """How many kernels a call launches."""
-        return 1
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes that a launch moves."""
-        return self.choice.template.traffic(self.kernel, self.target)
+    def __init__(self, runner: Runner | None, source: Source) -> None:
+        self._runner, self._source = runner, source
+        self._unbound = None if runner is None else BoundPlan(runner, {})
 
     @property
     def threads(self) -> int:
@@ -75,7 +58,7 @@ class CompiledPlan:
     @property
     def workspace_bytes(self) -> int:
         """Memory that a launch needs besides its tensors, exactly; kept between launches."""
-        return self.program.source.workspace(self.threads)
+        return self._source.workspace(self.threads)
 
     @untraced
     def __call__(self, src: Any, out: Any = None, *bare: Any, **values: Any) -> Any:
@@ -132,11 +115,7 @@ class CompiledPlan:
             BuildError: it does not.
         """
         if part is None:
-            raise BuildError(
-                f"code for {self.target} does not run here: {self.program.refusal}\n"
-                "  The plan was compiled for another machine: `source` is its source, `program.code` its "
-                "code, `program.resources` the registers and memory that the code uses"
-            )
+            raise BuildError(self._refusal)
         return part
 
     def _values(self, arguments: Arguments) -> dict[str, Any]:
@@ -150,6 +129,73 @@ class CompiledPlan:
                 f"the arguments are of another plan\n  got {arguments.plan}\n  want {self.plan}"
             )
         return arguments.values
+
+    def __copy__(self) -> RunnablePlan:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunnablePlan:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
+
+
+class CompiledPlan(RunnablePlan):
+    """A plan's kernel, loaded, with the record of every stage.
+
+    Attributes:
+        plan: the plan that the kernel computes.
+        target: the machine that the kernel runs on.
+        match: the rule that fused the plan.
+        kernel: the computation of one launch.
+        choice: the template, its knobs, and the other templates with their refusals or times.
+        program: the loaded code.
+
+    Any number of threads may call at once.
+    """
+
+    def __init__(self, records: Records, program: Program) -> None:
+        self.records, self.program = records, program
+        self.plan, self.target = records.plan, program.target
+        self.match, self.kernel, self.choice = records.match, records.kernel, records.choice
+        super().__init__(runner_of(self.plan, self.kernel, self.choice.template, program), program.source)
+        self._refusal = (
+            f"code for {self.target} does not run here: {program.refusal}\n"
+            "  The plan was compiled for another machine: `source` is its source, `program.code` its "
+            "code, `program.resources` the registers and memory that the code uses"
+        )
+
+    @property
+    def source(self) -> Source:
+        """The generated source; emitted now, where the object code came from the cache."""
+        return self.program.source if self.program.source.text else self.records.source
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels a call launches."""
+        return 1
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that a launch moves."""
+        return self.choice.template.traffic(self.kernel, self.target)
+
+    def save(self, path: str | PathLike[str]) -> str:
+        """Writes code, packing and checks to a file, which `fuseplan.load` runs without any compiler.
+
+        Code for a CPU is compiled anew, for every machine of the target's kind: `cpu:avx2`, `cpu:avx512`.
+        Operands are not in the file. The file is code: load no file that somebody else could write.
+
+        Returns:
+            The file's sha256, in hexadecimal, for `fuseplan.load(path, sha256=...)`.
+
+        Raises:
+            BuildError: code for the target cannot be saved, or the toolchain failed; it says why.
+            OSError: the file cannot be written.
+        """
+        from fuseplan.saved import save
+
+        return save(self.records, self.program, path)
 
     @untraced
     def verdict(self, seed: int = 0, *, patience: float = 0.0) -> Verdict:
@@ -187,15 +233,6 @@ class CompiledPlan:
             "program": self.program.to_json(),
             "workspace_bytes": self.workspace_bytes,
         }
-
-    def __copy__(self) -> CompiledPlan:
-        return self  # nothing of it changes
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledPlan:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NOT_CARRIED)
 
     def __repr__(self) -> str:
         return f"<compiled for {self.target}: {self.plan}>"

@@ -31,8 +31,9 @@ Bounds = list[tuple[int, int]]  # first byte, and the one past the last
 Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
 _Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
 NOT_CARRIED = (
-    "a compiled plan is code of this process and cannot be pickled or saved: keep the text of its plan and "
-    "the operands, and compile and bind them where they are loaded; the cache makes that quick"
+    "a compiled plan is code of this process and cannot be pickled: keep the text of its plan and the "
+    "operands, and compile and bind them where they are loaded; the cache makes that quick. Or "
+    "`compiled.save(path)`, and `fuseplan.load(path)` there, which needs no compiler"
 )
 
 

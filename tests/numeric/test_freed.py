@@ -44,7 +44,7 @@ def compiled(columns: int) -> fuseplan.CompiledPlan:
 
 def engine_of(plan: fuseplan.CompiledPlan) -> weakref.ref[Any]:
     loaded: Any = plan.program.loaded
-    return weakref.ref(loaded.address._engine)
+    return weakref.ref(loaded.address.held)
 
 
 def test_code_goes_with_the_last_plan_that_has_it() -> None:
@@ -69,7 +69,7 @@ def test_words_of_a_bound_plan_that_is_gone_are_nobodys() -> None:
 def test_who_can_launch_code_holds_it() -> None:
     text = "define void @kernel(ptr %args, i64 %thread, i64 %threads) {\n  ret void\n}\n"
     address = toolchain.load_object(toolchain.compile_object(text), ["kernel"])["kernel"]
-    engine, launch = weakref.ref(address._engine), pool().launcher(address, 2)
+    engine, launch = weakref.ref(address.held), pool().launcher(address, 2)
     del address
     launch(ctypes.addressof((ctypes.c_int64 * COUNTERS)()))
     assert engine() is not None

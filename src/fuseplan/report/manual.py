@@ -20,6 +20,7 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, installing
 from fuseplan.explain import Explanation, explain
 from fuseplan.extend import register_operator, register_template
+from fuseplan.loaded import LoadedPlan, load
 from fuseplan.locks import cached_property
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan, Step
@@ -42,6 +43,8 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "CompiledPlan": CompiledPlan,
         "Target": Target,
         "parse_target": parse_target,
+        "load": load,
+        "LoadedPlan": LoadedPlan,
     },
     "Running": {"Arguments": Arguments, "BoundPlan": BoundPlan, "empty": empty},
     "Explaining": {"explain": explain, "Explanation": Explanation},
@@ -68,18 +71,22 @@ def public_names() -> Iterator[str]:
     """What `import fuseplan` offers besides the operators, from the docstrings."""
     yield "All of these are names of `fuseplan`; the operators, which are names of it too, have"
     yield "[a page of their own](operators.md)."
+    told: set[type] = set()
     for group, names in PUBLIC.items():
         yield from ("", f"## {group}")
         for name, value in names.items():
-            yield from _public_class(name, value) if inspect.isclass(value) else _function(name, value)
+            yield from _public_class(name, value, told) if inspect.isclass(value) else _function(name, value)
 
 
-def _public_class(name: str, value: type) -> Iterator[str]:
+def _public_class(name: str, value: type, before: set[type]) -> Iterator[str]:
+    """A class with its members, and those of its bases that are not in `before`: the bases are then."""
     told = parse(value.__doc__)
     called = f"{name}{signature(value)}" if name in MADE else name
     yield from ("", f"### {name}", "", "```python", called, "```", "", prose(told.summary))
     yield from markdown(told)
-    for member, found in vars(value).items():
+    bases = [each for each in value.__mro__ if each.__module__.startswith("fuseplan") and each not in before]
+    before.update(bases)
+    for member, found in {key: each for base in reversed(bases) for key, each in vars(base).items()}.items():
         if member == "__call__":
             yield from _method(name.lower().removesuffix("plan"), found)
         elif not member.startswith("_") and isinstance(found, property | cached_property):

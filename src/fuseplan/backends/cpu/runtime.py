@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fuseplan import cache
-from fuseplan.backends.cpu import toolchain
+from fuseplan.backends.cpu.loader import Address
 from fuseplan.backends.cpu.phases import PATIENCE, YIELD, YIELD_DECLARATION, relax
-from fuseplan.locks import Lock, in_child
+from fuseplan.locks import Lock, in_child, loading
 from fuseplan.target import available_processors
 
 # Words of the pool's state, each group on a cache line of its own.
@@ -168,7 +167,8 @@ def _can_sleep_natively() -> bool:
     return sys.platform == "linux" and platform.machine() in _FUTEX
 
 
-def _pool_text(native: bool) -> str:
+def pool_text(native: bool) -> str:
+    """LLVM IR of `FUNCTIONS`: workers that sleep natively need Linux."""
     pause, declaration = relax(platform.machine())
     declarations = [declaration, YIELD_DECLARATION, "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
     sleep = wake = ""
@@ -187,6 +187,21 @@ def _pool_text(native: bool) -> str:
     )
 
 
+Functions = Callable[[], Mapping[str, Address]]
+FUNCTIONS = ("launch", "enter", "generation", "wake", "worker")
+
+
+def _compiled(native: bool) -> Mapping[str, Address]:
+    with loading:
+        from fuseplan.backends.cpu import toolchain  # noqa: PLC0415 - a saved plan has the code, and no llvmlite
+
+    text = pool_text(native)
+    versions = (toolchain.fingerprint(), repr(toolchain.host_cpu()))
+    return toolchain.load_object(
+        cache.kept(lambda: toolchain.compile_object(text), text, *versions), FUNCTIONS
+    )
+
+
 class Pool:
     """Worker threads for kernels; one a process.
 
@@ -195,15 +210,15 @@ class Pool:
             which makes a launch on two threads about three times dearer.
         most: threads of a launch, its caller's included; one a processor unless given. Threads beyond the
             processors wait for one another: 32 on two took 5.3 ms where two take 0.8.
+        functions: gives `FUNCTIONS` of code that is at hand; compiled, or from the cache, unless given.
     """
 
-    def __init__(self, native: bool | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, native: bool | None = None, most: int | None = None, functions: Functions | None = None
+    ) -> None:
         self._most = len(available_processors()) if most is None else most
         self._native = _can_sleep_natively() if native is None else native
-        text = _pool_text(self._native)
-        versions = (toolchain.fingerprint(), repr(toolchain.host_cpu()))
-        code = cache.kept(lambda: toolchain.compile_object(text), text, *versions)
-        base = self._code = toolchain.load_object(code, ("launch", "enter", "generation", "wake", "worker"))
+        base = self._code = functions() if functions else _compiled(self._native)
         word, pointer = ctypes.c_int64, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, word)(base["launch"])
         self._enter = ctypes.CFUNCTYPE(None, pointer, word)(base["enter"])
@@ -281,20 +296,21 @@ class Pool:
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_process: list[Pool] = []  # the one of this process, once there is one
 _making = Lock()
 
 
-def pool() -> Pool:
-    """The process's workers, started at first use; a forked child starts its own."""
+def pool(functions: Functions | None = None) -> Pool:
+    """The process's workers, started at first use; a forked child starts its own.
+
+    Args:
+        functions: as `Pool` takes them; only the first use of a process needs any.
+    """
     with _making:
-        return _pool()
-
-
-@functools.cache
-def _pool() -> Pool:
-    made = Pool()
-    atexit.register(made.stop)
-    return made
+        if not _process:
+            _process.append(Pool(functions=functions))
+            atexit.register(_process[0].stop)
+        return _process[0]
 
 
 def _start_anew() -> None:

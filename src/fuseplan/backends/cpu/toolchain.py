@@ -10,18 +10,13 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from fuseplan import limits
+from fuseplan.backends.cpu.loader import Address
 from fuseplan.errors import BuildError
 from fuseplan.locks import held_across_forks
 from fuseplan.target import Target
 
 # llvmlite holds this lock, which has no public name, in each of its calls of LLVM. A fork waits for it.
 held_across_forks(llvm.ffi.lib._lock)
-
-
-class Address(int):
-    """Where a function of loaded code begins; its code is freed with the last of its addresses."""
-
-    _engine: llvm.ExecutionEngine  # llvmlite's, which frees what it loaded
 
 
 @functools.cache
@@ -48,16 +43,22 @@ def _target_machine(triple: str | None, cpu: str, features: str) -> llvm.TargetM
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         target = llvm.Target.from_triple(triple)
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=triple is None)
+    if triple is None:
+        return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
 
 
 def _host_machine() -> llvm.TargetMachine:
     return _target_machine(None, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
-def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+def _optimized(text: str, machine: llvm.TargetMachine, *more: str) -> llvm.ModuleRef:
+    """The text as optimized code, with more texts linked into it."""
+    context = llvm.create_context()  # LLVM's own would keep every constant
     try:
-        module = llvm.parse_assembly(text, llvm.create_context())  # LLVM's own would keep every constant
+        module = llvm.parse_assembly(text, context)
+        for other in more:
+            module.link_in(llvm.parse_assembly(other, context))
         module.verify()
     except RuntimeError as error:
         raise BuildError("LLVM refused the generated kernel", source=text, output=str(error)) from error
@@ -83,6 +84,16 @@ def compile_object(text: str) -> bytes:
     """
     machine = _host_machine()
     return bytes(machine.emit_object(_optimized(text, machine)))
+
+
+def portable_object(text: str, kind: Target, *more: str) -> bytes:
+    """One position-independent object of several texts, for any machine of a kind, whatever this one is.
+
+    Raises:
+        BuildError: LLVM refuses a text.
+    """
+    machine = _target_machine(triple_of(kind), kind.cpu, kind.features)
+    return bytes(machine.emit_object(_optimized(text, machine, *more)))
 
 
 def assembly(text: str, *, triple: str | None = None, cpu: str = "", features: str = "") -> str:
@@ -117,7 +128,7 @@ def load_object(code: bytes, entries: Sequence[str]) -> dict[str, Address]:
     for entry, address in found.items():
         if not address:
             raise BuildError(f"the kernel's object code has no function {entry!r}", source=None, output="")
-        address._engine = engine
+        address.held = engine  # llvmlite's, which frees what it loaded
     return found
 
 
