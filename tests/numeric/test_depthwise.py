@@ -8,7 +8,8 @@ import pytest
 from closeness import assert_close, assert_same_exceptions, wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.gather import Stretch
-from fuseplan.backends.cpu.ir import Builder, Module
+from fuseplan.backends.cpu.ir import Builder
+from fuseplan.backends.cpu.ir_text import Module
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.lower import lower

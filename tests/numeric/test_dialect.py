@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from fuseplan.backends.cpu import dialect, toolchain
-from fuseplan.backends.cpu.ir import I64, PTR, Builder, Module, Value
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.scalar import FUNCTIONS, NUMPY
 from last_places import (
     DTYPES,

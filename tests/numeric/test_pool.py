@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from fuseplan.backends.cpu import toolchain
-from fuseplan.backends.cpu.ir import I64, PTR, Builder, Module
+from fuseplan.backends.cpu.ir import Builder
+from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.backends.cpu.phases import COUNTERS, PHASES
 from fuseplan.backends.cpu.runtime import Pool, pool
 from fuseplan.target import available_processors

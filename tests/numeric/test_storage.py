@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import narrow, widen
 from fuseplan.backends.cpu import storage, toolchain
-from fuseplan.backends.cpu.ir import PTR, Builder, Module
+from fuseplan.backends.cpu.ir import Builder
+from fuseplan.backends.cpu.ir_text import PTR, Module
 
 UNTOUCHED = 77
 NUMPY = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}

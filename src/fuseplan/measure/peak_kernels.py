@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.target import Target
 
 ACCUMULATORS = 12  # more than latency times ports of a core (4 x 2), and few enough for 16 registers

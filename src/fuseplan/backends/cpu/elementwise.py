@@ -8,7 +8,8 @@ from math import prod
 
 from fuseplan.backends.cpu import dialect, storage
 from fuseplan.backends.cpu.frame import Frame
-from fuseplan.backends.cpu.ir import PTR, Builder, Index, Value
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import PTR
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.kernel import KernelOperand, Stage, functions
 from fuseplan.locks import cached_property

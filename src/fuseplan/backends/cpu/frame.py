@@ -6,7 +6,8 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fuseplan.backends.cpu.ir import I64, PTR, Builder, Index, Module, Value
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.backends.cpu.phases import PATIENCE, PHASES, YIELD, YIELD_DECLARATION, relax
 from fuseplan.backends.cpu.storage import COMPUTED
 from fuseplan.emit import FIRST_SLOT, Slot, Source

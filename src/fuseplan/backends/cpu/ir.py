@@ -10,42 +10,25 @@ Floating point keeps IEEE meaning: no fast-math flags but `contract` on a multip
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-I1, I64, PTR = "i1", "i64", "ptr"
-BITS = {"float": 32, "double": 64, "half": 16, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
-
-
-def vector(lanes: int, element: str) -> str:
-    """The type of `lanes` elements side by side."""
-    return f"<{lanes} x {element}>"
-
-
-def element_of(kind: str) -> str:
-    """The type of one element of a vector type; a scalar type is its own."""
-    return kind[1:-1].partition(" x ")[2] if kind[0] == "<" else kind
-
-
-def lanes_of(kind: str) -> int:
-    """How many elements a type has; 1 for a scalar."""
-    return int(kind[1:].partition(" x ")[0]) if kind[0] == "<" else 1
-
-
-def is_floating(kind: str) -> bool:
-    """Whether arithmetic on the type is floating point."""
-    return element_of(kind) in ("float", "double", "half")
-
-
-def literal(value: float, element: str) -> str:
-    """A number as LLVM writes it: floating point in hexadecimal, rounded to the element's type."""
-    if element == "float":
-        value = struct.unpack("f", struct.pack("f", value))[0]
-    if element in ("float", "double"):
-        return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}"
-    return str(int(value))
+from fuseplan.backends.cpu.ir_text import (
+    BITS,
+    I1,
+    I64,
+    PTR,
+    Module,
+    compared,
+    element_of,
+    folded,
+    is_floating,
+    lanes_of,
+    literal,
+    number_of,
+    vector,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +40,21 @@ class Value:
     name: str
 
     def __add__(self, other: Operand) -> Value:
-        if isinstance(other, int) and other == 0 and not is_floating(self.type):
-            return self
         return self._binary("add", "fadd", other)
 
     def __sub__(self, other: Operand) -> Value:
-        if isinstance(other, int) and other == 0 and not is_floating(self.type):
-            return self
         return self._binary("sub", "fsub", other)
 
     def __mul__(self, other: Operand) -> Value:
-        if isinstance(other, int) and other == 1:
-            return self
         return self._binary("mul", "fmul", other)
 
     def __truediv__(self, other: Operand) -> Value:
         return self._binary("sdiv", "fdiv", other)
 
     def __floordiv__(self, other: Operand) -> Value:
-        if isinstance(other, int) and other == 1:
-            return self
         return self._binary("udiv", "fdiv", other)
 
     def __mod__(self, other: Operand) -> Value:
-        if isinstance(other, int) and other == 1:
-            return self.builder.const(0, self.type)
         return self._binary("urem", "frem", other)
 
     def __radd__(self, other: Operand) -> Value:
@@ -101,6 +74,10 @@ class Value:
 
     def _binary(self, integer: str, floating: str, other: Operand) -> Value:
         right = self.builder.const(other, self.type)
+        if self.type == I64:
+            known = folded(integer, self.name, right.name)
+            if known is not None:
+                return Value(self.builder, I64, known)
         word = floating if is_floating(self.type) else integer
         return self.builder.op(self.type, f"{word} {self.type} {self.name}, {right.name}")
 
@@ -125,20 +102,6 @@ class Variable:
         """Assigns."""
         stored = self.builder.const(value, self.type)
         self.builder.line(f"store {self.type} {stored.name}, ptr {self.place}")
-
-
-class Module:
-    """Functions and the declarations they need, as one text."""
-
-    def __init__(self, attributes: str = "") -> None:
-        self.functions: list[str] = []
-        self.declarations: set[str] = set()
-        self.attributes = attributes
-
-    def text(self) -> str:
-        """The module as LLVM reads it."""
-        tail = [f"attributes #0 = {{ nounwind {self.attributes} }}", "!0 = !{i32 1}"]
-        return "\n\n".join([*self.functions, "\n".join(sorted(self.declarations)), "\n".join(tail)]) + "\n"
 
 
 class Builder:
@@ -237,9 +200,9 @@ class Builder:
 
     def at(self, pointer: Value, index: Index, element: str | None = None) -> Value:
         """The address `index` elements after `pointer`."""
-        if isinstance(index, int) and index == 0:
-            return pointer
         where = self.const(index, I64)
+        if where.name == "0":
+            return pointer
         return self.op(
             PTR, f"getelementptr {element or self.element}, ptr {pointer.name}, i64 {where.name}", "p"
         )
@@ -325,6 +288,9 @@ class Builder:
     def compare(self, how: str, a: Value, b: Operand) -> Value:
         """A comparison as LLVM names it: `slt`, `eq` and so on for integers, `ogt`, `uno` for floats."""
         right = self.const(b, a.type)
+        known = compared(how, a.name, right.name) if a.type == I64 else None
+        if known is not None:
+            return Value(self, I1, str(known).lower())
         word = "fcmp" if is_floating(a.type) else "icmp"
         kind = vector(lanes_of(a.type), I1) if a.type[0] == "<" else I1
         return self.op(kind, f"{word} {how} {a.type} {a.name}, {right.name}", "c")
@@ -333,6 +299,8 @@ class Builder:
         """`a` where the condition holds, else `b`; one of them is a Value."""
         kind = next(x.type for x in (a, b) if isinstance(x, Value))
         left, right = self.const(a, kind), self.const(b, kind)
+        if condition.name in ("true", "false"):
+            return left if condition.name == "true" else right
         test = f"{condition.type} {condition.name}"
         return self.op(kind, f"select {test}, {kind} {left.name}, {kind} {right.name}")
 
@@ -359,10 +327,14 @@ class Builder:
 
     @contextmanager
     def loop(self, start: Index, stop: Index, step: int = 1, name: str = "i") -> Iterator[Value]:
-        """Counts from `start` up to, not including, `stop`."""
-        tag = self.fresh(name)
+        """Counts from `start` up to, not including, `stop`; a single step needs no loop."""
         first, last = self.const(start, I64), self.const(stop, I64)
-        before = self.block
+        x, y = number_of(first.name), number_of(last.name)
+        if x is not None and y is not None and x + step >= y:
+            with self._straight(runs=x < y):
+                yield first
+            return
+        tag, before = self.fresh(name), self.block
         counter = Value(self, I64, f"%{tag}")
         self.line(f"br label %{tag}.head")
         self.label(f"{tag}.head")
@@ -380,12 +352,37 @@ class Builder:
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """Runs its block where the condition holds."""
+        if condition.name in ("true", "false"):
+            with self._straight(runs=condition.name == "true"):
+                yield
+            return
         tag = self.fresh("when")
         self.line(f"br i1 {condition.name}, label %{tag}.then, label %{tag}.end")
         self.label(f"{tag}.then")
         yield
         self.line(f"br label %{tag}.end")
         self.label(f"{tag}.end")
+
+    @contextmanager
+    def _straight(self, *, runs: bool) -> Iterator[None]:
+        """A block without a branch around it; what never runs is not kept."""
+        length, before = len(self._lines), self.block
+        yield
+        if not runs:
+            del self._lines[length:]
+            self.block = before
+
+    def both(self, conditions: Sequence[Value]) -> Value:
+        """Whether all of several conditions hold; without any, true."""
+        found = Value(self, I1, "true")
+        for each in conditions:
+            if "false" in (found.name, each.name):
+                return Value(self, I1, "false")
+            if "true" in (found.name, each.name):
+                found = each if found.name == "true" else found
+            else:
+                found = self.op(I1, f"and i1 {found.name}, {each.name}")
+        return found
 
     # ---- names of types
 

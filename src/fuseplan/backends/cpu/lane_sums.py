@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.ir import Builder, Value, element_of, lanes_of
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir_text import element_of, lanes_of
 
 
 def first_lanes(b: Builder, value: Value, count: int) -> Value:

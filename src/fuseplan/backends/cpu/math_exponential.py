@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from fuseplan.backends.cpu.ir import Builder, Value, lanes_of
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir_text import lanes_of
 from fuseplan.backends.cpu.math_format import (
     Format,
     absolute,

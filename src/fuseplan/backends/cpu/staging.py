@@ -15,7 +15,8 @@ from math import prod
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
-from fuseplan.backends.cpu.ir import BITS, I64, Index, Value
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
@@ -164,7 +165,7 @@ class Stager:
             rest = rest // extent
             if low or extent - low > have:
                 fits = b.compare("ult", position, have)
-                inside = fits if inside is None else b.op("i1", f"and i1 {inside.name}, {fits.name}")
+                inside = fits if inside is None else b.both([inside, fits])
             offset = offset + position * strides[2 + axis]
         return inside, offset + rest * strides[0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.ir import BITS, Builder, Index, Value, element_of, lanes_of, vector
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of, vector
 
 # What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
 # lacks it.

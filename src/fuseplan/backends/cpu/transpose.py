@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.backends.cpu.ir import BITS, Builder, Value, element_of, lanes_of
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of
 
 _LANE_BITS = 128
 

@@ -14,7 +14,8 @@ from fuseplan.backends.cpu.depthwise_plan import PlanePlan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.gather import Positions, Stretch
-from fuseplan.backends.cpu.ir import I1, I64, Index, Value, Variable
+from fuseplan.backends.cpu.ir import Index, Value, Variable
+from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
 from fuseplan.backends.cpu.windows import Axis
 from fuseplan.emit import Source
@@ -321,11 +322,8 @@ class Writer:
         if not guards:
             src = self._stretch(spot, line)
             return [src.vector(self._taken(spot, *pair)) for pair in pairs]
-        both = guards[0]
-        for other in guards[1:]:
-            both = b.op(I1, f"and i1 {both.name}, {other.name}")
         places = [b.variable(b.vector, b.number(0.0)) for _ in pairs]
-        with b.when(both):
+        with b.when(b.both(guards)):
             src = self._stretch(spot, line)
             for place, pair in zip(places, pairs, strict=True):
                 place.set(src.vector(self._taken(spot, *pair)))

@@ -14,7 +14,7 @@ from fuseplan.backends.cpu.depthwise_plan import Plan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
 from fuseplan.backends.cpu.gather import combined
-from fuseplan.backends.cpu.ir import I1, Index, Value, Variable
+from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.windows import Axis
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
@@ -254,11 +254,8 @@ class _Reader:
     def _guarded(self, tests: Sequence[Value], line: int, wanted: Sequence[tuple[int, int]]) -> list[Value]:
         """The elements where all tests hold, else zeros."""
         b = self.writer.b
-        both = tests[0]
-        for other in tests[1:]:
-            both = b.op(I1, f"and i1 {both.name}, {other.name}")
         places = [b.variable(b.vector, b.number(0.0)) for _ in wanted]
-        with b.when(both):
+        with b.when(b.both(tests)):
             for place, each in zip(places, wanted, strict=True):
                 place.set(self._element(line, *each))
         return [place.get() for place in places]

@@ -8,7 +8,8 @@ from math import prod
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
-from fuseplan.backends.cpu.ir import I64, Index, Value, Variable
+from fuseplan.backends.cpu.ir import Index, Value, Variable
+from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
 from fuseplan.backends.cpu.templates.normalization_shape import Unit, offsets
 from fuseplan.backends.cpu.templates.normalization_writer import Writer

@@ -18,7 +18,8 @@ from math import prod
 
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.ir import Index, Value, vector
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
 from fuseplan.backends.cpu.templates.normalization_shape import Knobs, Shape, Unit, offsets
 from fuseplan.emit import Source

@@ -10,7 +10,8 @@ from typing import Protocol
 from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.ir import I64, Index, Value
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target

@@ -11,8 +11,9 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.ir import I64, Index, Value
 from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.walk import Walk, walk
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.ir import I64, PTR, Index, Value, Variable
+from fuseplan.backends.cpu.ir import Index, Value, Variable
+from fuseplan.backends.cpu.ir_text import I64, PTR
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
 from fuseplan.backends.cpu.transforms import rows_of

@@ -1,0 +1,191 @@
+"""The text of CPU kernels: no instruction whose result is known when the kernel is written."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+
+from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
+from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import KINDS
+from fuseplan.template import Template
+
+NUMBER = r"-?\d+"
+# Each names an instruction that index arithmetic should have folded.
+FOLDABLE = {
+    "arithmetic on two numbers": rf"= (?:add|sub|mul|udiv|urem|and|or|xor) i\d+ {NUMBER}, {NUMBER}$",
+    "a comparison of two numbers": rf"= icmp \w+ i\d+ {NUMBER}, {NUMBER}$",
+    "+ 0": r"= (?:add|sub) i64 [^,]+, 0$|= add i64 0, ",
+    "* 1": r"= (?:mul|udiv) i64 [^,]+, 1$|= mul i64 1, ",
+    "* 0": r"= mul i64 [^,]+, 0$|= mul i64 0, ",
+    "% 1": r"= urem i64 [^,]+, 1$",
+    "0 divided": r"= (?:udiv|urem) i64 0, ",
+    "an address + 0": r"getelementptr .*, i64 0$",
+    "a choice that is made": r"select i1 (?:true|false),|br i1 (?:true|false),",
+    "a condition that always holds": r"= (?:and|or) i1 (?:[^,]+, )?(?:true|false)",
+    "a mask of all lanes": r"@llvm\.masked\..*<(?:i1 true(?:, )?)+>",
+}
+# Odd sizes, strides, dtypes and operators on both sides, which no suite has.
+ODD = (
+    "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
+    "f32[2x4x9x11, strides=2000:500:50:3] -> relu -> conv2d(5, kernel=3) -> bias",
+    "f32[2x16x5x6x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias",
+    "f32[2x16x40, nwc] -> conv1d(24, kernel=5, padding=2, groups=2) -> bias",
+    "f64[2x13x9x7] -> conv2d(21, kernel=1) -> add -> batch_norm(per_activation) -> silu",
+    "f32[2x13x10x23] -> relu -> conv2d(19, kernel=3, padding=1) -> add -> silu",
+    "bf16[2x13x10x23, nhwc] -> batch_norm -> relu -> conv2d(18, kernel=5, padding=2) -> add -> silu",
+    "f16[2x13x10x23, nhwc] -> add -> conv2d(13, kernel=3, stride=(1, 2), padding=1, groups=13) -> prelu",
+    "f32[1x6x4x5x21] -> conv3d(6, kernel=3, padding=1, groups=6) -> bias",
+    "f32[1x8x6x90] -> conv2d(8, kernel=(3, 70), padding=(1, 0), groups=8) -> bias",
+    "f32[1x12x4x5x21, ndhwc] -> batch_norm -> prelu -> conv3d(6, kernel=3, groups=3) -> bias",
+    "bf16[2x18x13x17, nhwc] -> add -> conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu",
+    "f32[2x36x13x17] -> conv2d(36, kernel=3, padding=1, groups=9) -> bias",
+    "f32[6x20x33, nwc] -> matmul(35, batched=True) -> bias -> add -> relu",
+    "f32[1x1x8x8] -> conv2d(1, kernel=3, padding=1)",
+    "f16[3x7x8x9, strides=1000:100:12:1] -> batch_norm(per_activation) -> bias",
+    "f32[64x512x56x56, nhwc] -> batch_norm -> relu",
+    "f64[4x19x7x9] -> bias -> batch_norm_training(per_activation, running=True) -> add -> relu",
+    "f32[16x19x3x5] -> bias -> batch_norm_training(running=True) -> add -> relu",
+    "f32[2x3x5x7, strides=200:50:9:1] -> batch_norm_training -> relu",
+)
+
+
+def plans_of_suites() -> Iterator[str]:
+    for suite in sorted((files("fuseplan") / "data" / "suites").iterdir(), key=lambda each: each.name):
+        if suite.name.endswith(".toml"):
+            yield from (case["plan"] for case in tomllib.loads(suite.read_text())["case"])
+
+
+def texts(kind: str, plans: list[str]) -> Iterator[tuple[str, Template, str]]:
+    """The kernel of each template's first choice for each plan."""
+    target = replace(KINDS[kind], threads=2)
+    for plan in plans:
+        kernel = lower(match(FusionPlan.parse(plan)))
+        for template in TEMPLATES:
+            if first_refusal(template.limits(kernel, target, "default")) is None:
+                choice = next(iter(template.candidates(kernel, target, "default")))
+                yield plan, choice, choice.emit(kernel, target).text
+
+
+def single_steps(function: str) -> Iterator[str]:
+    """The counters of loops that end after a step, or before it."""
+    starts = dict(re.findall(rf"^  (%\S+) = phi i64 \[ ({NUMBER}), ", function, re.MULTILINE))
+    stops = dict(re.findall(rf"\.more = icmp slt i64 (%\S+), ({NUMBER})$", function, re.MULTILINE))
+    steps = dict(re.findall(r"\.next = add i64 (%\S+), (\d+)$", function, re.MULTILINE))
+    for index in starts.keys() & stops.keys() & steps.keys():
+        if int(starts[index]) + int(steps[index]) >= int(stops[index]):
+            yield index
+
+
+def foldable(text: str) -> list[str]:
+    """What a text has of FOLDABLE, each with its line."""
+    found = []
+    for what, pattern in FOLDABLE.items():
+        hit = re.search(pattern, text, re.MULTILINE)
+        found += [f"{what}: {text[hit.start() :].splitlines()[0]}"] if hit else []
+    for function in text.split("\ndefine "):
+        found += [f"a loop of one step: {index}" for index in single_steps(function)]
+    return found
+
+
+def test_no_generated_text_leaves_work_to_the_optimizer() -> None:
+    """Each suite's shape for one kind of CPU, in turn; the odd ones for all kinds."""
+    kinds, suites, seen = (
+        ("cpu:avx2", "cpu:avx512", "cpu:neon"),
+        list(dict.fromkeys(plans_of_suites())),
+        set(),
+    )
+    for index, kind in enumerate(kinds):
+        for plan, choice, text in texts(kind, [*suites[index :: len(kinds)], *ODD]):
+            seen.add(choice.name)
+            assert foldable(text) == [], f"{plan} for {kind} with {choice.text}"
+    assert seen == {template.name for template in TEMPLATES}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  %v.0 = mul i64 0, 13",
+        "  %c.1 = icmp slt i64 13, 13",
+        "  %v.2 = add i64 %v.0, 0",
+        "  %v.3 = mul i64 1, %v.1",
+        "  %v.4 = urem i64 %task.0, 1",
+        "  %v.5 = and i1 %c.2, true",
+        "  %p.1 = getelementptr float, ptr %src, i64 0",
+        "  %i = phi i64 [ 0, %a ], [ %j, %b ]\n  %i.more = icmp slt i64 %i, 8\n  %i.next = add i64 %i, 8",
+    ],
+)
+def test_the_search_finds_what_it_is_for(line: str) -> None:
+    assert foldable(f"entry:\n{line}\n  ret void\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "left", "right", "wanted"),
+    [
+        ("add", "3", "4", "7"),
+        ("sub", "3", "4", "-1"),
+        ("add", "%x", "0", "%x"),
+        ("add", "0", "%x", "%x"),
+        ("sub", "0", "%x", None),
+        ("mul", "%x", "1", "%x"),
+        ("mul", "0", "%x", "0"),
+        ("mul", "%x", "2", None),
+        ("udiv", "%x", "1", "%x"),
+        ("udiv", "1", "%x", None),
+        ("udiv", "7", "2", "3"),
+        ("udiv", "-7", "2", None),
+        ("udiv", "7", "0", None),
+        ("urem", "%x", "1", "0"),
+        ("urem", "0", "%x", "0"),
+        ("urem", "7", "4", "3"),
+        ("urem", "%x", "0", None),
+    ],
+)
+def test_index_arithmetic_folds(word: str, left: str, right: str, wanted: str | None) -> None:
+    assert folded(word, left, right) == wanted
+
+
+def builder() -> Builder:
+    return Builder(Module(), "f", [(PTR, "p"), (I64, "n")])
+
+
+def test_a_loop_of_one_step_is_straight_and_one_of_none_is_nothing() -> None:
+    b = builder()
+    pointer, count = b.parameters
+    with b.loop(0, 8, 8) as once:
+        b.store(b.number(1.0), b.at(pointer, once))
+    with b.loop(8, 8) as never:
+        b.store(b.number(2.0), b.at(pointer, never))
+    with b.loop(0, count, 8) as often:
+        b.store(b.number(3.0), b.at(pointer, often))
+    b.finish()
+    assert b.module.text().count("phi") == 1
+    assert b.module.text().count("store") == 2
+
+
+def test_what_is_known_to_hold_needs_no_branch() -> None:
+    b = builder()
+    count = b.parameters[1]
+    yes, no = b.compare("slt", b.const(1, I64), 2), b.compare("slt", b.const(2, I64), 2)
+    unknown = b.compare("slt", count, 2)
+    assert (yes.name, no.name) == ("true", "false")
+    assert b.both([]).name == b.both([yes, yes]).name == "true"
+    assert b.both([unknown, no]).name == "false"
+    assert b.both([yes, unknown]) == unknown
+    assert b.both([unknown, Value(b, I1, "%other")]).name not in ("true", "false", unknown.name)
+    assert b.select(yes, count, 7) == count
+    with b.when(no):
+        b.line("this is not kept")
+    with b.when(yes):
+        b.comment("this is")
+    b.finish()
+    assert "not kept" not in b.module.text()
+    assert "br i1" not in b.module.text()
