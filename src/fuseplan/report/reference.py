@@ -175,7 +175,9 @@ def _template(template: type[Template], target: str) -> Lines:
     yield from _entries(told.named)
     bound = parse(getattr(template, "bound", template.error_bound).__doc__)
     yield from ("", f"Error bound, as a share of {prose(template.error_scale)}: {prose(bound.summary)}")
-    knobs = told.sections.get("Attributes", ())
+    # Knobs are told where they are declared, which may be in front of the template's search space.
+    listed = (parse(each.__doc__).sections.get("Attributes", ()) for each in template.__mro__)
+    knobs = next(filter(None, listed), ())
     if knobs:
         yield from ("", "Knobs:", "", *(f"- `{name}`: {prose(said)}" for name, said in knobs))
     yield from ("", "Limits, in order:", "")

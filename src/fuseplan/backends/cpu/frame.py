@@ -13,7 +13,7 @@ from fuseplan.backends.cpu.storage import COMPUTED
 from fuseplan.emit import FIRST_SLOT, Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
-from fuseplan.template import lanes
+from fuseplan.template import Template, lanes
 
 ENTRY = "kernel"
 _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
@@ -24,16 +24,32 @@ class Frame:
 
     The entry loads the pointers and passes them to a second function, whose pointer parameters are declared
     not to alias, so LLVM may keep loads of operands out of loops that store.
+
+    Args:
+        choice: the template with its knobs; the text begins with its name and what it does.
+        kernel: the computation, as the template sees it.
+        target: the machine.
+        workspace: whether the kernel has one.
+        planned: the kernel as the plan says it, for the text's head, where that is another.
     """
 
-    def __init__(self, kernel: Kernel, target: Target, slots: tuple[Slot, ...], comment: str) -> None:
-        self.kernel, self.target, self.slots = kernel, target, slots
+    def __init__(
+        self,
+        choice: Template,
+        kernel: Kernel,
+        target: Target,
+        *,
+        workspace: bool,
+        planned: Kernel | None = None,
+    ) -> None:
+        self.kernel, self.target, self.slots = kernel, target, _slots(kernel, workspace=workspace)
+        described = (type(choice).__doc__ or "").partition("\n")[0]
+        self.header = [choice.text, described, *(planned or kernel).text.splitlines()]
         self.lanes = lanes(kernel, target)
         self.element = COMPUTED[kernel.src.dtype]
         self.module = Module(_attributes(target))
-        self.comment = comment
         self._phases = 0
-        self._names = [_parameter_name(slot) for slot in slots]
+        self._names = [_parameter_name(slot) for slot in self.slots]
         parameters = [
             (PTR, "args"),
             (I64, "thread"),
@@ -42,7 +58,7 @@ class Frame:
         ]
         self.body = self.builder("body", parameters)
         self.args, self.thread, self.threads = self.body.parameters[:3]
-        self._pointers = dict(zip(slots, self.body.parameters[3:], strict=True))
+        self._pointers = dict(zip(self.slots, self.body.parameters[3:], strict=True))
 
     def builder(self, name: str, parameters: list[tuple[str, str]], *, noalias: bool = True) -> Builder:
         """A further function of the module, private to it."""
@@ -123,12 +139,12 @@ class Frame:
         pointers = "".join(f", ptr {value.name}" for value in loaded)
         entry.line(f"call void @body(ptr {args.name}, i64 {thread.name}, i64 {threads.name}{pointers})")
         entry.finish()
-        head = "".join(f"; {line}\n" for line in self.comment.splitlines())
+        head = "".join(f"; {line}\n" for line in self.header)
         return Source(head + self.module.text(), ENTRY, self.slots, workspace, workspace_per_thread)
 
 
-def slots_of(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
-    """The usual slots: src, dst, operands, results, parameters and workspace, where there are any."""
+def _slots(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
+    """src, dst, operands, results, parameters and workspace, where there are any."""
     listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
     listed += [Slot("result", result.key) for result in kernel.results]
     if kernel.parameters:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Traffic
+from fuseplan.template import (
+    Accuracy,
+    Traffic,
+    accuracy_claim,
+    layout_claims,
+    summation_bound,
+)
 
 # Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
 _CYCLES_A_SECOND = 3.0e9
@@ -55,3 +63,21 @@ def seconds(
     cached = 3 if traffic.total < target.l3_bytes else 1
     moving = traffic.total / (_BYTES_A_SECOND * cached * min(target.threads, 4))
     return max(flops / rate, moving) + phases * _PHASE_SECONDS
+
+
+class SumOfProducts(CpuTemplate):
+    """A template that computes each element as one sum of products and reads every tensor once."""
+
+    @staticmethod
+    def claims(kernel: Kernel, accuracy: Accuracy) -> Iterator[Claim]:
+        """The last limits of every such template: padding that can be addressed, layouts, and the error."""
+        yield padding_claim(kernel)
+        yield from layout_claims(kernel)
+        yield accuracy_claim(summation_bound(kernel), accuracy)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return traffic(kernel, target)
+
+    def error_bound(self, kernel: Kernel) -> float:
+        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
+        return summation_bound(kernel)

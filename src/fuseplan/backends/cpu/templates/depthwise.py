@@ -9,8 +9,8 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
 from fuseplan.backends.cpu.grouping import grouping
-from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
-from fuseplan.backends.cpu.templates.depthwise_writer import Writer
+from fuseplan.backends.cpu.template import weight_packing
+from fuseplan.backends.cpu.templates.depthwise_writer import DepthwiseKnobs, Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
@@ -20,36 +20,22 @@ from fuseplan.template import (
     Accuracy,
     Template,
     Traffic,
-    accuracy_claim,
     lanes,
-    layout_claims,
-    summation_bound,
 )
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
 
 
 @dataclass(frozen=True)
-class Depthwise(CpuTemplate):
+class Depthwise(DepthwiseKnobs):
     """Tiles of rows x columns of output positions, one vector of channels per position; src is read in place.
 
     reads:  src about twice from a near cache, once from memory; weight once for each tile
     writes: dst once
     chosen: each channel is convolved alone (groups = channels) and channels are innermost
-
-    Attributes:
-        rows: output rows in a tile.
-        columns: output positions along the last axis in a tile.
-        block_rows: output rows in a task.
-        blocks: vectors of channels in a task.
     """
 
     name: ClassVar[str] = "depthwise"
-
-    rows: int
-    columns: int
-    block_rows: int
-    blocks: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -64,9 +50,7 @@ class Depthwise(CpuTemplate):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
-        yield model.padding_claim(kernel)
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -83,10 +67,6 @@ class Depthwise(CpuTemplate):
         phases = 2 if plan.staged.copies else 1
         traffic = self.traffic(kernel, target)
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0, phases=phases)
-
-    def error_bound(self, kernel: Kernel) -> float:
-        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
-        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()

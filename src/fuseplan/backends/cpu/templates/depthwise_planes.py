@@ -9,56 +9,34 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import PlanePlan, depthwise_claims
-from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
-from fuseplan.backends.cpu.templates.depthwise_planes_writer import Writer
+from fuseplan.backends.cpu.template import weight_packing
+from fuseplan.backends.cpu.templates.depthwise_planes_writer import DepthwisePlanesKnobs, Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import (
-    Accuracy,
-    Template,
-    Traffic,
-    accuracy_claim,
-    layout_claims,
-    summation_bound,
-)
+from fuseplan.template import Accuracy, Template
 
 
 @dataclass(frozen=True)
-class DepthwisePlanes(CpuTemplate):
+class DepthwisePlanes(DepthwisePlanesKnobs):
     """Tiles of rows x vectors of output pixels; rows of src are shifted in registers where they meet padding.
 
     reads:  src once from memory, again from the first cache for each tile; with a prologue, another dtype or
             other strides each thread first makes a plain copy of its plane
     writes: dst once
     chosen: each channel is convolved alone (groups = channels) and pixels are innermost
-
-    Attributes:
-        rows: output rows in a tile; 0 for whole planes, with as many rows to a vector as fit.
-        vectors: vectors of pixels in a tile.
-        features: features in a tile: each vector of src serves all of them.
-        block_planes: planes of src, or groups of them, in a task.
-        block_rows: output rows in a task.
     """
 
     name: ClassVar[str] = "depthwise_planes"
-
-    rows: int
-    vectors: int
-    features: int
-    block_planes: int
-    block_rows: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield from depthwise_claims(kernel)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
-        yield model.padding_claim(kernel)
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -66,17 +44,10 @@ class DepthwisePlanes(CpuTemplate):
         for tile in plan.tiles()[:2]:
             yield cls(*tile, *plan.blocks(*tile))
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel, target)
-
     def seconds(self, kernel: Kernel, target: Target) -> float:
         waste = PlanePlan(kernel, target).waste(self.rows, self.vectors, self.features)
         work, traffic = kernel.contraction.flops * waste, self.traffic(kernel, target)
         return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0)
-
-    def error_bound(self, kernel: Kernel) -> float:
-        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
-        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()

@@ -7,12 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from math import prod
-from typing import Protocol
 
-from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.depthwise_plan import PlanePlan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I64
@@ -27,32 +26,23 @@ _TESTED = 6  # vectors of src that one test guards: more would leave the registe
 Sums = Sequence[Sequence[Sequence[Variable]]]  # a feature, a row, a vector
 
 
-class Knobs(Protocol):
-    """What the template chose; see `DepthwisePlanes`."""
+@dataclass(frozen=True)
+class DepthwisePlanesKnobs(model.SumOfProducts):
+    """The choice of `DepthwisePlanes`.
 
-    @property
-    def rows(self) -> int:
-        """Output rows in a tile; 0 for whole planes."""
+    Attributes:
+        rows: output rows in a tile; 0 for whole planes, with as many rows to a vector as fit.
+        vectors: vectors of pixels in a tile.
+        features: features in a tile: each vector of src serves all of them.
+        block_planes: planes of src, or groups of them, in a task.
+        block_rows: output rows in a task.
+    """
 
-    @property
-    def vectors(self) -> int:
-        """Vectors of pixels in a tile."""
-
-    @property
-    def features(self) -> int:
-        """Features in a tile."""
-
-    @property
-    def block_planes(self) -> int:
-        """Groups in a task."""
-
-    @property
-    def block_rows(self) -> int:
-        """Output rows in a task."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
+    rows: int
+    vectors: int
+    features: int
+    block_planes: int
+    block_rows: int
 
 
 @dataclass(frozen=True)
@@ -98,11 +88,10 @@ class _Spot:
 class Writer:
     """Writes one kernel."""
 
-    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+    def __init__(self, knobs: DepthwisePlanesKnobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel, self.plan = knobs, kernel, PlanePlan(kernel, target)
         self.conv = self.plan.conv
-        slots = slots_of(kernel, workspace=self.plan.copies)
-        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=self.plan.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.tail = Elementwise(self.frame, "epilogue")
         self.weight = self.frame.pointer("operand", kernel.weight.key)

@@ -7,12 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.depthwise_plan import Plan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.windows import Axis
@@ -21,28 +20,21 @@ from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
 
-class Knobs(Protocol):
-    """What the template chose; see `Depthwise`."""
+@dataclass(frozen=True)
+class DepthwiseKnobs(model.SumOfProducts):
+    """The choice of `Depthwise`.
 
-    @property
-    def rows(self) -> int:
-        """Output rows in a tile."""
+    Attributes:
+        rows: output rows in a tile.
+        columns: output positions along the last axis in a tile.
+        block_rows: output rows in a task.
+        blocks: vectors of channels in a task.
+    """
 
-    @property
-    def columns(self) -> int:
-        """Output columns in a tile."""
-
-    @property
-    def block_rows(self) -> int:
-        """Output rows in a task."""
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of channels in a task."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
+    rows: int
+    columns: int
+    block_rows: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -67,11 +59,10 @@ def _groups(values: Sequence[int], size: int) -> list[Sequence[int]]:
 class Writer:
     """Writes one kernel."""
 
-    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+    def __init__(self, knobs: DepthwiseKnobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel, self.plan = knobs, kernel, Plan(kernel, target)
         self.conv = self.plan.conv
-        slots = slots_of(kernel, workspace=self.plan.staged.copies)
-        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=self.plan.staged.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
         self.weight = self.frame.pointer("operand", kernel.weight.key)

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.rows import as_rows
-from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
+from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates import direct_writer
+from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
@@ -23,47 +24,28 @@ from fuseplan.template import (
     Accuracy,
     Template,
     Traffic,
-    accuracy_claim,
     lanes,
-    layout_claims,
-    summation_bound,
 )
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
 
 
 @dataclass(frozen=True)
-class Direct(CpuTemplate):
+class Direct(DirectKnobs):
     """Tiles of output positions x features in registers; every kernel size, stride, dilation, group and rank.
 
     reads:  src once for each block of features that does not fit beside it in the second cache; weight once
             for each block of positions
     writes: dst once
     chosen: where no algorithm with fewer multiplications fits; a 1x1 kernel is a plain matrix product here
-
-    Attributes:
-        rows: output positions in a tile.
-        vectors: vectors of features in a tile.
-        block: tiles of positions in a task.
-        block_panels: tile widths of features in a task.
-        lines: output lines (of the first spatial axis) for which a task copies src into its thread's own part
-            of the workspace; 0 where src is copied whole, or not copied.
     """
 
     name: ClassVar[str] = "direct"
 
-    rows: int
-    vectors: int
-    block: int
-    block_panels: int
-    lines: int = 0
-
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        yield model.padding_claim(kernel)
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -92,12 +74,8 @@ class Direct(CpuTemplate):
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )
 
-    def error_bound(self, kernel: Kernel) -> float:
-        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
-        return summation_bound(kernel)
-
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return direct_writer.write(self, as_rows(kernel), target)
+        return direct_writer.write(self, kernel, target)
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][group][panel][tap, channel][feature of the panel].

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value, Variable
+from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.tiling import tiling
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.emit import Source
@@ -21,35 +22,27 @@ UNROLL = 4
 _ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 
 
-class Knobs(Protocol):
-    """What the template chose; see `Direct`."""
+@dataclass(frozen=True)
+class DirectKnobs(model.SumOfProducts):
+    """The choice of `Direct`.
 
-    @property
-    def rows(self) -> int:
-        """Output positions in a tile."""
+    Attributes:
+        rows: output positions in a tile.
+        vectors: vectors of features in a tile.
+        block: tiles of positions in a task.
+        block_panels: tile widths of features in a task.
+        lines: output lines (of the first spatial axis) for which a task copies src into its thread's own part
+            of the workspace; 0 where src is copied whole, or not copied.
+    """
 
-    @property
-    def vectors(self) -> int:
-        """Vectors of features in a tile."""
-
-    @property
-    def block(self) -> int:
-        """Tiles of positions in a task."""
-
-    @property
-    def block_panels(self) -> int:
-        """Tile widths of features in a task."""
-
-    @property
-    def lines(self) -> int:
-        """Output lines for which a task copies src; 0 for none."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
+    rows: int
+    vectors: int
+    block: int
+    block_panels: int
+    lines: int = 0
 
 
-def write(knobs: Knobs, kernel: Kernel, target: Target) -> Source:
+def write(knobs: DirectKnobs, kernel: Kernel, target: Target) -> Source:
     """The kernel's source: src copied where it must be, and tiles of products."""
     writer = _Writer(knobs, kernel, target)
     return writer.by_lines() if knobs.lines else writer.by_blocks()
@@ -73,11 +66,11 @@ def room(plan: staging.Staged, lines: int) -> int:
 
 
 class _Writer:
-    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+    def __init__(self, knobs: DirectKnobs, planned: Kernel, target: Target) -> None:
+        kernel = as_rows(planned)
         self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel)
-        slots = slots_of(kernel, workspace=self.staged.copies)
-        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=self.staged.copies, planned=planned)
         self.b: Builder = self.frame.body
         self.lanes = self.frame.lanes
         self.panel = knobs.vectors * self.lanes

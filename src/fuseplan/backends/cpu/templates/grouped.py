@@ -11,7 +11,7 @@ from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, accuracy_claim, lanes, layout_claims, summation_bound
+from fuseplan.template import Accuracy, lanes
 
 _WIDEST = 16  # channels of a group: the products of each have code of their own
 
@@ -42,6 +42,4 @@ class Grouped(Depthwise):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
-        yield model.padding_claim(kernel)
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)

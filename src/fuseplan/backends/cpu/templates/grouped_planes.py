@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, accuracy_claim, layout_claims, summation_bound
+from fuseplan.template import Accuracy
 
 _WIDEST = 16  # channels of a group: with more, the rows of all of them leave the near caches
 
@@ -42,6 +41,4 @@ class GroupedPlanes(DepthwisePlanes):
         )
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
-        yield model.padding_claim(kernel)
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)

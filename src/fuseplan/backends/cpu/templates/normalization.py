@@ -9,10 +9,16 @@ from math import lcm, log2
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
 from fuseplan.backends.cpu.templates.normalization_runs import RunWriter
-from fuseplan.backends.cpu.templates.normalization_shape import CHUNK, TILE, Shape, can_fold, shape_of
+from fuseplan.backends.cpu.templates.normalization_shape import (
+    CHUNK,
+    TILE,
+    NormalizationKnobs,
+    Shape,
+    can_fold,
+    shape_of,
+)
 from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, functions
@@ -30,30 +36,17 @@ _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streame
 
 
 @dataclass(frozen=True)
-class Normalization(CpuTemplate):
+class Normalization(NormalizationKnobs):
     """Statistics of all elements of a channel or a place, then the elementwise operators behind them.
 
     reads:  src and operands once for each reduction and once for dst; once in all, where the data of
             a task fits the second cache
     writes: dst and the results once
     chosen: for every plan with a normalization
-
-    Attributes:
-        folded: the lanes of a vector are channels or places with sums of their own; otherwise they are
-            positions of one channel.
-        whole: a task computes all of its sums and then its part of dst; otherwise tasks compute parts of
-            sums, and all tasks wait for all parts.
-        block: columns or channels in a task.
-        stream: writes go past the caches.
     """
 
     name: ClassVar[str] = "normalization"
     error_scale: ClassVar[str] = "the result of each function of the formulas; for a sum, the sum of |terms|"
-
-    folded: bool
-    whole: bool
-    block: int
-    stream: bool
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.cpu.ir import Index
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import Axis, image_strides, merged
 from fuseplan.kernel import Kernel
 from fuseplan.tensor import TensorSpec
@@ -87,24 +87,23 @@ class Shape:
         return row // self.chunks * self.run.extent + row % self.chunks * self.chunk
 
 
-class Knobs(Protocol):
-    """What the template chose; see `Normalization`."""
+@dataclass(frozen=True)
+class NormalizationKnobs(CpuTemplate):
+    """The choice of `Normalization`.
 
-    @property
-    def whole(self) -> bool:
-        """A task makes all of its sums, and then the elements behind them."""
+    Attributes:
+        folded: the lanes of a vector are channels or places with sums of their own; otherwise they are
+            positions of one channel.
+        whole: a task computes all of its sums and then its part of dst; otherwise tasks compute parts of
+            sums, and all tasks wait for all parts.
+        block: columns or channels in a task.
+        stream: writes go past the caches.
+    """
 
-    @property
-    def block(self) -> int:
-        """Columns or channels in a task."""
-
-    @property
-    def stream(self) -> bool:
-        """Writes go past the caches."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
+    folded: bool
+    whole: bool
+    block: int
+    stream: bool
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from dataclasses import replace
 from math import prod
 
 from fuseplan.backends.cpu.elementwise import Formulas, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
-from fuseplan.backends.cpu.templates.normalization_shape import Knobs, Shape, Unit, offsets
+from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit, offsets
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.scalar import Scalar, leaf
@@ -35,9 +35,9 @@ _LINE = 64
 class Writer(ABC):
     """Writes one kernel; how lanes lie is the subclass's."""
 
-    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target, shape: Shape) -> None:
+    def __init__(self, knobs: NormalizationKnobs, kernel: Kernel, target: Target, shape: Shape) -> None:
         self.knobs, self.kernel, self.shape = knobs, kernel, shape
-        self.frame = Frame(kernel, target, slots_of(kernel, workspace=True), f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.wide = vector(self.lanes, F64)

@@ -8,8 +8,9 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
+from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates import planes_writer
+from fuseplan.backends.cpu.templates.planes_writer import PlanesKnobs
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing, Reshape, Tiles, Transpose
@@ -19,10 +20,7 @@ from fuseplan.template import (
     Accuracy,
     Template,
     Traffic,
-    accuracy_claim,
     lanes,
-    layout_claims,
-    summation_bound,
 )
 from fuseplan.tensor import LAYOUTS, TensorSpec
 
@@ -30,27 +28,16 @@ _ROWS = 16  # most features in a tile: larger ones leave more of the last tile u
 
 
 @dataclass(frozen=True)
-class Planes(CpuTemplate):
+class Planes(PlanesKnobs):
     """Tiles of features x positions in registers: lanes are positions, weights are spread over them.
 
     reads:  src once for each group of features, into the thread's part of the workspace; weight once for each
             block of positions
     writes: dst once, in whole vectors of positions
     chosen: for planes that are large, or whole vectors; else `direct` transposes tiles in registers
-
-    Attributes:
-        rows: features in a tile.
-        vectors: vectors of positions in a tile.
-        block: tiles of positions in a task.
-        block_tiles: tiles of features in a task.
     """
 
     name: ClassVar[str] = "planes"
-
-    rows: int
-    vectors: int
-    block: int
-    block_tiles: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -72,8 +59,7 @@ class Planes(CpuTemplate):
         )
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
-        yield from layout_claims(kernel)
-        yield accuracy_claim(summation_bound(kernel), accuracy)
+        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -94,10 +80,6 @@ class Planes(CpuTemplate):
         return model.seconds(
             kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
         )
-
-    def error_bound(self, kernel: Kernel) -> float:
-        """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
-        return summation_bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return planes_writer.write(self, kernel, target)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.emit import Source
@@ -20,31 +19,24 @@ from fuseplan.tensor import TensorSpec
 UNROLL = 4
 
 
-class Knobs(Protocol):
-    """What the template chose; see `Planes`."""
+@dataclass(frozen=True)
+class PlanesKnobs(model.SumOfProducts):
+    """The choice of `Planes`.
 
-    @property
-    def rows(self) -> int:
-        """Features in a tile."""
+    Attributes:
+        rows: features in a tile.
+        vectors: vectors of positions in a tile.
+        block: tiles of positions in a task.
+        block_tiles: tiles of features in a task.
+    """
 
-    @property
-    def vectors(self) -> int:
-        """Vectors of positions in a tile."""
-
-    @property
-    def block(self) -> int:
-        """Tiles of positions in a task."""
-
-    @property
-    def block_tiles(self) -> int:
-        """Tiles of features in a task."""
-
-    @property
-    def text(self) -> str:
-        """The choice as a person writes it."""
+    rows: int
+    vectors: int
+    block: int
+    block_tiles: int
 
 
-def write(knobs: Knobs, kernel: Kernel, target: Target) -> Source:
+def write(knobs: PlanesKnobs, kernel: Kernel, target: Target) -> Source:
     """The kernel's source: one phase of tasks, each a block of positions x a group of features."""
     return _Writer(knobs, kernel, target).source()
 
@@ -91,9 +83,9 @@ class _Tile:
 
 
 class _Writer:
-    def __init__(self, knobs: Knobs, kernel: Kernel, target: Target) -> None:
+    def __init__(self, knobs: PlanesKnobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel = knobs, kernel
-        self.frame = Frame(kernel, target, slots_of(kernel, workspace=True), f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.channels, self.features = kernel.src.channels, kernel.dst.channels
         self.positions = prod(kernel.dst.spatial)

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
-from fuseplan.backends.cpu.frame import Frame, slots_of
-from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import Walk, walk
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
@@ -154,8 +154,7 @@ class _Writer:
         # A run over several positions is not split: a task has the values of all its channels.
         extent = self.path.run.extent
         self.block_run = min(knobs.block_run, extent) if self.path.repeats == 1 else extent
-        slots = slots_of(kernel, workspace=False)
-        self.frame = Frame(kernel, target, slots, f"{knobs.text}\n{kernel.text}")
+        self.frame = Frame(knobs, kernel, target, workspace=False)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         if self.block_run < extent and self.block_run % self.lanes:
             raise ValueError(

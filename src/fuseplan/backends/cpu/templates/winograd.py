@@ -8,9 +8,9 @@ from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, transforms
-from fuseplan.backends.cpu.template import CpuTemplate, weight_packing
+from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates import winograd_writer
-from fuseplan.backends.cpu.templates.winograd_grid import Grid, tiles_of
+from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.packing import Join, Packing, Pad, Product, Reshape, Transpose
@@ -34,7 +34,7 @@ _CACHE_RATE, _MEMORY_RATE = 24, 12
 
 
 @dataclass(frozen=True)
-class Winograd(CpuTemplate):
+class Winograd(WinogradKnobs):
     """Transforms tiles of src, multiplies by transformed weights position by position, transforms back.
 
     A task does all three for a block of tiles and some panels of features, so no thread waits for another. A
@@ -46,23 +46,10 @@ class Winograd(CpuTemplate):
     chosen: 3x3 and 5x5 kernels with stride 1, unless channels are few or the caller bounds the error; for
         3x3, tile=4 takes 36 multiplications for 16 outputs, tile=2 takes 16 for 4 but has less than half the
         weights to stream; for 5x5, tile=2 takes 36 for 4
-
-    Attributes:
-        tile: outputs along one side of a tile: 4 or 2 of a 3x3 kernel, 2 of a 5x5 one.
-        rows: tiles in a register tile of the products.
-        vectors: vectors of features in a register tile.
-        block: tiles in a task, at most.
-        panels: features in a task, counted in widths of a register tile.
     """
 
     name: ClassVar[str] = "winograd"
     error_scale: ClassVar[str] = "the sum of |weight| times its channel's largest |src| in the tile"
-
-    tile: int
-    rows: int
-    vectors: int
-    block: int
-    panels: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -131,7 +118,7 @@ class Winograd(CpuTemplate):
         return _bound(kernel.contraction, self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return winograd_writer.write(Grid(kernel, target, self), kernel, target, self.text)
+        return winograd_writer.write(Grid(kernel, target, self), kernel, target)
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].

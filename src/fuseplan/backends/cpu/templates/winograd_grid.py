@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
@@ -16,28 +16,23 @@ from fuseplan.template import lanes
 _LINE = 16  # elements: one cache line of float
 
 
-class Knobs(Protocol):
-    """What the template chose; see `Winograd`."""
+@dataclass(frozen=True)
+class WinogradKnobs(CpuTemplate):
+    """The choice of `Winograd`.
 
-    @property
-    def tile(self) -> int:
-        """Outputs along one side of a tile."""
+    Attributes:
+        tile: outputs along one side of a tile: 4 or 2 of a 3x3 kernel, 2 of a 5x5 one.
+        rows: tiles in a register tile of the products.
+        vectors: vectors of features in a register tile.
+        block: tiles in a task, at most.
+        panels: features in a task, counted in widths of a register tile.
+    """
 
-    @property
-    def rows(self) -> int:
-        """Tiles in a register tile of the products."""
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of features in a register tile."""
-
-    @property
-    def block(self) -> int:
-        """Tiles in a task, at most."""
-
-    @property
-    def panels(self) -> int:
-        """Register tiles' widths of features in a task."""
+    tile: int
+    rows: int
+    vectors: int
+    block: int
+    panels: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class Grid:
     register tile.
     """
 
-    def __init__(self, kernel: Kernel, target: Target, knobs: Knobs) -> None:
+    def __init__(self, kernel: Kernel, target: Target, knobs: WinogradKnobs) -> None:
         conv = kernel.convolution
         if conv is None:
             raise ValueError("a kernel without a contraction has no tiles")

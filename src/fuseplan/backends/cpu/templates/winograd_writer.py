@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fuseplan.backends.cpu import staging
-from fuseplan.backends.cpu.frame import Frame, slots_of
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I64, PTR
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
@@ -18,15 +18,15 @@ from fuseplan.target import Target
 UNROLL = 4
 
 
-def write(grid: Grid, kernel: Kernel, target: Target, choice: str) -> Source:
-    """The kernel's source; `choice` is the template's text."""
-    return _Writer(grid, kernel, target, choice).source()
+def write(grid: Grid, kernel: Kernel, target: Target) -> Source:
+    """The kernel's source."""
+    return _Writer(grid, kernel, target).source()
 
 
 class _Writer:
-    def __init__(self, grid: Grid, kernel: Kernel, target: Target, choice: str) -> None:
+    def __init__(self, grid: Grid, kernel: Kernel, target: Target) -> None:
         self.grid, self.conv = grid, grid.conv
-        self.frame = Frame(kernel, target, slots_of(kernel, workspace=True), f"{choice}\n{kernel.text}")
+        self.frame = Frame(grid.knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, grid.lanes
         self.weight = self.frame.pointer("operand", kernel.weight.key)
         self.groups = _groups(grid.size, target.vector_registers)
