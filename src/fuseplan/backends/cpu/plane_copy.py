@@ -10,6 +10,7 @@ from fuseplan.backends.cpu.depthwise_plan import PlanePlan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.loops import pieces
 
 
 class PlaneCopy:
@@ -79,12 +80,11 @@ class PlaneCopy:
             with self.b.loop(0, size, name="column") as column:
                 self._part(source + column * step, channel, self.b.at(to, column), 1)
             return
-        whole = size - size % lanes
-        if whole:
-            with self.b.loop(0, whole, lanes, name="column") as column:
-                self._part(source + column, channel, self.b.at(to, column), lanes)
-        if whole < size:
-            self._part(source + whole, channel, self.b.at(to, whole), size - whole)
+
+        def part(column: Index, count: int) -> None:
+            self._part(source + column, channel, self.b.at(to, column), count)
+
+        pieces(self.b, size, lanes, part, name="column")
 
     def _part(self, source: Value, channel: Index, to: Value, count: int) -> None:
         b, dtype = self.b, self.kernel.src.dtype

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import storage
@@ -17,6 +18,7 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
+from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
@@ -211,7 +213,6 @@ class Stager:
     def _run(self, begin: Value, source: Value, count: int, *, staged_channel: bool) -> None:
         """`count` elements that follow one another; lanes are channels when `staged_channel`."""
         b, lanes = self.b, self.frame.lanes
-        whole = count - count % lanes
 
         def part(start: Index, size: int) -> None:
             x = self._read(source + start, size)
@@ -219,33 +220,19 @@ class Stager:
                 x = self.stages.apply(x, Place(source + start, start, True, size), {})
             b.store_first(x, b.at(begin, start), size)
 
-        if whole:
-            with b.loop(0, whole, lanes, name="run") as start:
-                part(start, lanes)
-        if whole < count:
-            part(whole, count - whole)
+        pieces(b, count, lanes, part, name="run")
 
     # ---- positions innermost
 
     def _copy_channels_first(self, begin: Value, source: Value) -> None:
         """Squares of lanes x lanes, transposed in registers after the prologue: there lanes are positions."""
-        lanes, channels = self.frame.lanes, self.channels
-        whole = channels - channels % lanes
-        if whole:
-            with self.b.loop(0, whole, lanes, name="channel") as channel:
-                self._squares(begin, source, channel, lanes)
-        if whole < channels:
-            self._squares(begin, source, whole, channels - whole)
+        part = partial(self._squares, begin, source)
+        pieces(self.b, self.channels, self.frame.lanes, part, name="channel")
 
     def _squares(self, begin: Value, source: Value, channel: Index, count: int) -> None:
         """All positions of `count` channels."""
-        lanes = self.frame.lanes
-        whole = self.width - self.width % lanes
-        if whole:
-            with self.b.loop(0, whole, lanes, name="position") as position:
-                self._square(begin, source, channel, count, position, lanes)
-        if whole < self.width:
-            self._square(begin, source, channel, count, whole, self.width - whole)
+        part = partial(self._square, begin, source, channel, count)
+        pieces(self.b, self.width, self.frame.lanes, part, name="position")
 
     def _square(
         self, begin: Value, source: Value, channel: Index, count: int, position: Index, positions: int

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
-from fuseplan.backends.cpu import model, staging, storage
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu import model, staging
+from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
-from fuseplan.backends.cpu.ir import Builder, Index, Value, Variable
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import tiling
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
-UNROLL = 4
 _ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 
 
@@ -82,10 +84,7 @@ class _Writer:
         positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
         self.tiling = tiling(self.staged, knobs.rows, positions)
         self.tail = Elementwise(self.frame, "epilogue")
-        # Where positions are innermost, values of a feature are spread from here: 16 square roots at a time.
-        kept = [] if self.innermost else self.tail.invariants(channel=True)
-        self.rooms = {node: self.b.buffer(self.panel) for node in kept if node.fn != "leaf"}
-        self.dst = self.frame.pointer("dst")
+        self.kept = None if self.innermost else Kept(self.tail, self.panel)
         self.weight = self.frame.pointer("operand", kernel.weight.key)
 
     # ---- tasks
@@ -140,47 +139,32 @@ class _Writer:
 
         `base` is the position at which the tiles' sheet begins in its image.
         """
-        b, whole = self.b, self.conv.features_per_group // self.panel
-        left = self.conv.features_per_group - whole * self.panel
+        b, features = self.b, self.conv.features_per_group
 
-        def run(panel: Index, features: int) -> None:
-            self._hoist(group * self.conv.features_per_group + panel * self.panel, features)
+        def run(panel: Index, count: int) -> None:
+            if self.kept:
+                self.kept.fill(group * features + panel * self.panel, count)
             with b.loop(*tiles, name="tile") as tile:
-                self._tile(image, base + self.tiling.start(b, tile), group, panel, features)
+                self._tile(image, base + self.tiling.start(b, tile), group, panel, count)
 
-        if whole:
-            with b.loop(panels[0], b.smaller(panels[1], whole), name="panel") as panel:
-                run(panel, self.panel)
-        if left:
-            with b.when(b.compare("sgt", b.const(panels[1], "i64"), whole)):
-                run(whole, left)
-
-    def _hoist(self, feature: Index, features: int) -> None:
-        """What depends on the feature alone, for a panel's features side by side."""
-        for start in range(0, features, self.lanes) if self.rooms else ():
-            known: dict[object, Value] = {}
-            place = Place(0, feature + start, True, min(self.lanes, features - start))
-            for node, room in self.rooms.items():
-                self.b.store(self.tail.evaluate(node, place, known), self.b.at(room, start))
+        pieces(b, features, self.panel, run, name="panel", within=panels, numbered=True)
 
     # ---- one tile
 
     def _tile(self, image: Value | None, position: Index, group: Value, panel: Index, features: int) -> None:
         """`rows` positions from `position` on, `features` features of one panel."""
         b = self.b
-        vectors = -(-features // self.lanes)
-        sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(self.knobs.rows)]
+        sums = Sums(b, self.knobs.rows, -(-features // self.lanes))
         matrix: Index = group
         if image is not None and self.conv.weight_per_batch:
             matrix = image * self.conv.groups + group
         where = (matrix * self.panels + panel) * (self.conv.depth * self.panel)
         self._products(sums, self._starts(image, position, group), b.at(self.weight, where))
         feature = group * self.conv.features_per_group + panel * self.panel
-        values = [[place.get() for place in line] for line in sums]
-        if self.innermost:
-            self._store_features(values, image, position, feature, features)
+        if self.kept is None:
+            self._store_features(sums.values(), image, position, feature, features)
         else:
-            self._store_positions(values, image, position, feature, features)
+            self._store_positions(sums.values(), self.kept, image, position, feature, features)
 
     def _starts(self, image: Value | None, position: Index, group: Value) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
@@ -192,7 +176,7 @@ class _Writer:
         first = b.at(self.src, self.tiling.offset(b, position, image) + channel)
         return [b.at(first, distance) for distance in distances]
 
-    def _products(self, sums: Sequence[Sequence[Variable]], starts: Sequence[Value], weight: Value) -> None:
+    def _products(self, sums: Sums, starts: Sequence[Value], weight: Value) -> None:
         """Adds src times weight over all taps and channels."""
         conv, b = self.conv, self.b
         # Without groups or gaps, the channels of neighbouring taps along a line follow one another.
@@ -209,34 +193,18 @@ class _Writer:
                 tap = tap * conv.kernel[axis] + index
                 offset = offset + index * (conv.dilation[axis] * self.staged.strides[axis])
             rows = [b.at(start, offset) for start in starts]
-            self._run(sums, rows, b.at(weight, tap * (run * self.panel)), run)
+            panel = b.at(weight, tap * (run * self.panel))
+            add_products(sums, run, partial(self._operands, rows, panel, sums.vectors))
 
-    def _run(
-        self, sums: Sequence[Sequence[Variable]], rows: Sequence[Value], weight: Value, run: int
-    ) -> None:
-        """Products along `run` elements that follow one another in src and in weight."""
-        b, whole = self.b, run - run % UNROLL
-        if whole:
-            with b.loop(0, whole, UNROLL, name="k") as k:
-                self._steps(sums, [b.at(row, k) for row in rows], b.at(weight, k * self.panel), UNROLL)
-        if whole < run:
-            tails = [b.at(row, whole) for row in rows]
-            self._steps(sums, tails, b.at(weight, whole * self.panel), run - whole)
-
-    def _steps(
-        self, sums: Sequence[Sequence[Variable]], rows: Sequence[Value], weight: Value, count: int
-    ) -> None:
-        """Products with `count` rows of the weight panel."""
+    def _operands(self, rows: Sequence[Value], weight: Value, vectors: int, k: Index) -> Operands:
+        """Weights of neighbouring features, and an element of src of each position."""
         b = self.b
-        values = [[place.get() for place in line] for line in sums]
-        for k in range(count):
-            line = [b.load(b.at(weight, k * self.panel + j * self.lanes)) for j in range(len(sums[0]))]
-            for r, row in enumerate(rows):
-                x = b.broadcast(row, k)
-                values[r] = [b.fma(x, w, value) for w, value in zip(line, values[r], strict=True)]
-        for places, ends in zip(sums, values, strict=True):
-            for place, end in zip(places, ends, strict=True):
-                place.set(end)
+        xs, panel = [b.at(row, k) for row in rows], b.at(weight, k * self.panel)
+
+        def weights(step: int) -> list[Value]:
+            return [b.load(b.at(panel, step * self.panel + j * self.lanes)) for j in range(vectors)]
+
+        return weights, lambda step, row: b.broadcast(xs[row], step)
 
     # ---- results
 
@@ -249,12 +217,17 @@ class _Writer:
             for j, value in enumerate(line):
                 count = min(self.lanes, features - j * self.lanes)
                 channel = feature + j * self.lanes
-                self._store(
-                    value, Place((first + r) * self.conv.features + channel, channel, True, count), known
-                )
+                place = Place((first + r) * self.conv.features + channel, channel, True, count)
+                finish(self.frame, self.tail, value, place, known)
 
     def _store_positions(
-        self, values: list[list[Value]], image: Value | None, position: Index, feature: Index, features: int
+        self,
+        values: list[list[Value]],
+        kept: Kept,
+        image: Value | None,
+        position: Index,
+        feature: Index,
+        features: int,
     ) -> None:
         """Features lie apart in dst and positions side by side: the tile is transposed in registers first."""
         b = self.b
@@ -267,12 +240,5 @@ class _Writer:
             for i, column in enumerate(transposed(b, square)[:count]):
                 channel = feature + (j * self.lanes + i)
                 place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
-                for node, room in self.rooms.items():
-                    self.tail.keep(node, place, b.broadcast(room, j * self.lanes + i), known)
-                self._store(column, place, known)
-
-    def _store(self, value: Value, place: Place, known: dict[object, Value]) -> None:
-        dtype = self.kernel.dst.dtype
-        value = self.tail.apply(value, place, known)
-        where = self.b.at(self.dst, place.element, storage.element_type(dtype))
-        storage.write(self.b, dtype, value, where, count=place.count)
+                kept.spread(j * self.lanes + i, place, known)
+                finish(self.frame, self.tail, column, place, known)

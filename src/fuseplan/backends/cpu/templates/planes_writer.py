@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import model, storage
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.tensor import TensorSpec
-
-UNROLL = 4
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,9 @@ class _Writer:
         self.channels, self.features = kernel.src.channels, kernel.dst.channels
         self.positions = prod(kernel.dst.spatial)
         self.size = knobs.vectors * self.lanes
-        self.whole = self.positions // self.size
-        self.rest = -(-(self.positions - self.whole * self.size) // self.lanes)
         self.prologue, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
-        self.hoisted = [node for node in self.tail.invariants(channel=True) if node.fn != "leaf"]
-        room = -(-knobs.rows // self.lanes) * self.lanes
-        self.rooms = {node: self.b.buffer(room) for node in self.hoisted}
-        self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
+        self.kept = Kept(self.tail, knobs.rows)
+        self.src = self.frame.pointer("src")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
         self.is_own = kernel.contraction.weight_per_batch
 
@@ -135,16 +131,18 @@ class _Writer:
     def _each(self, part: _Part, run: Callable[[_Tile], None]) -> None:
         """Runs for each tile of a task's positions: all alike, then an image's last, if it is smaller."""
         b, room = self.b, self.channels * self.size
-        if self.whole:
-            with b.loop(part.first, b.smaller(part.last, self.whole), name="part") as number:
-                done = number - part.first
-                copy, ahead = b.at(part.copy, done * room), part.ahead + done * self.size
-                run(_Tile(number * self.size, self.knobs.vectors, copy, ahead))
-        if self.rest:
-            with b.when(b.compare("sgt", b.const(part.last, I64), self.whole)):
-                # It begins early, if there is room, so that its vectors are whole.
-                start = max(0, self.positions - self.rest * self.lanes)
-                run(_Tile(start, self.rest, b.at(part.copy, (self.whole - part.first) * room), None))
+
+        def tile(number: Index, count: int) -> None:
+            done = number - part.first
+            copy, vectors = b.at(part.copy, done * room), -(-count // self.lanes)
+            if count == self.size:
+                run(_Tile(number * self.size, vectors, copy, part.ahead + done * self.size))
+                return
+            # It begins early, if there is room, so that its vectors are whole.
+            run(_Tile(max(0, self.positions - vectors * self.lanes), vectors, copy, None))
+
+        task = (part.first, part.last)
+        pieces(b, self.positions, self.size, tile, name="part", within=task, numbered=True)
 
     # ---- the copy of src
 
@@ -190,53 +188,29 @@ class _Writer:
         feature = number * rows
         if self.features % rows:
             feature = b.smaller(feature, self.features - rows)
-        self._hoist(feature)
+        self.kept.fill(feature, rows)
         # A line of every fourth channel of the next task's src a tile: after a few tiles, all are near.
         line = self._plane(0, number % UNROLL) + number // UNROLL % self.knobs.vectors * self.lanes
 
         def run(tile: _Tile) -> None:
             source = self._plane(part.image, 0) + tile.position if copies else None
-            values = self._products(tile, weight, source, line)
-            for r, vectors in enumerate(values):
+            sums = Sums(b, rows, tile.vectors)
+            add_products(sums, self.channels, partial(self._operands, tile, weight, source, line))
+            for r, vectors in enumerate(sums.values()):
                 self._store(part.image, feature + r, r, tile.position, vectors)
 
         self._each(part, run)
 
-    def _hoist(self, feature: Index) -> None:
-        """What depends on the feature alone, for the tile's features side by side."""
-        rows = self.knobs.rows
-        for start in range(0, rows, self.lanes) if self.rooms else ():
-            known: dict[object, Value] = {}
-            place = Place(0, feature + start, True, min(self.lanes, rows - start))
-            for node, room in self.rooms.items():
-                self.b.store(self.tail.evaluate(node, place, known), self.b.at(room, start))
-
-    def _products(self, tile: _Tile, weight: Value, source: Index | None, line: Index) -> list[list[Value]]:
-        """The sums over all channels: for each feature, its vectors of positions."""
+    def _operands(self, tile: _Tile, weight: Value, source: Index | None, line: Index, k: Index) -> Operands:
+        """Neighbouring positions of a channel, and the weight of each feature."""
         b, rows = self.b, self.knobs.rows
-        sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(tile.vectors)] for _ in range(rows)]
-
-        def steps(k: Index, count: int) -> None:
-            values = [[place.get() for place in places] for places in sums]
-            for step in range(count):
-                xs = self._channel(tile, k + step, source)
-                for r in range(rows):
-                    w = b.broadcast(weight, (k + step) * rows + r)
-                    values[r] = [b.fma(w, x, value) for x, value in zip(xs, values[r], strict=True)]
-            for places, ends in zip(sums, values, strict=True):
-                for place, end in zip(places, ends, strict=True):
-                    place.set(end)
-
-        even = self.channels - self.channels % UNROLL
-        if even:
-            with b.loop(0, even, UNROLL, name="k") as k:
-                if tile.ahead is not None:
-                    where = tile.ahead + self._plane(0, k) + line
-                    b.prefetch(b.at(self.src, where, storage.element_type(self.kernel.src.dtype)))
-                steps(k, UNROLL)
-        if even < self.channels:
-            steps(even, self.channels - even)
-        return [[place.get() for place in places] for places in sums]
+        if tile.ahead is not None and isinstance(k, Value):
+            where = tile.ahead + self._plane(0, k) + line
+            b.prefetch(b.at(self.src, where, storage.element_type(self.kernel.src.dtype)))
+        return (
+            lambda step: self._channel(tile, k + step, source),
+            lambda step, row: b.broadcast(weight, (k + step) * rows + row),
+        )
 
     def _channel(self, tile: _Tile, channel: Index, source: Index | None) -> list[Value]:
         """One channel of a tile's positions: from the copy, or from `source` on in src, making the copy."""
@@ -248,14 +222,10 @@ class _Writer:
 
     def _store(self, image: Value, feature: Index, row: int, position: Index, values: list[Value]) -> None:
         """One feature of a tile."""
-        b, dtype = self.b, self.kernel.dst.dtype
         known: dict[object, Value] = {}
-        for node, room in self.rooms.items():
-            place = Place(0, feature, False, self.lanes)
-            self.tail.keep(node, place, b.broadcast(room, row), known)
+        self.kept.spread(row, Place(0, feature, False, self.lanes), known)
         plane = (image * self.features + feature) * self.positions + position
         for j, value in enumerate(values):
             count = min(self.lanes, self.positions - j * self.lanes)
             place = Place(plane + j * self.lanes, feature, False, count)
-            where = b.at(self.dst, place.element, storage.element_type(dtype))
-            storage.write(b, dtype, self.tail.apply(value, place, known), where, count=count)
+            finish(self.frame, self.tail, value, place, known)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from fuseplan.backends.cpu import storage
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
+from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.transforms import columns_of
 from fuseplan.backends.cpu.transpose import transposed
@@ -34,7 +34,6 @@ class Results:
         self.products, self.strip = products, strip
         self.lanes, self.features = grid.lanes, grid.conv.features
         self.tail = Elementwise(frame, "epilogue")
-        self.dst, self.dtype = frame.pointer("dst"), grid.kernel.dst.dtype
         self.weight = frame.pointer("operand", grid.kernel.weight.key)
         self.patch = self.b.buffer(grid.tile**2 * grid.lanes)
         _write_repair(frame, grid, image)
@@ -55,13 +54,7 @@ class Results:
 
     def _vectors(self, start: Index, stop: Index, part: Callable[[Index, int], None]) -> None:
         """part(first feature, how many) for every vector of features."""
-        b, whole = self.b, self.features - self.features % self.lanes
-        if whole:
-            with b.loop(start, b.smaller(stop, whole), self.lanes, name="feature") as feature:
-                part(feature, self.lanes)
-        if whole < self.features:
-            with b.when(b.compare("sgt", b.const(stop, I64), whole)):
-                part(whole, self.features - whole)
+        pieces(self.b, self.features, self.lanes, part, name="feature", within=(start, stop))
 
     # ---- one tile of outputs
 
@@ -121,7 +114,7 @@ class Results:
             for c, place in enumerate(line):
                 with self._inside(r, c, y, x):
                     where = Place(element + (r * grid.width + c) * features, feature, True, count)
-                    self._store(place.get(), where, known)
+                    finish(self.frame, self.tail, place.get(), where, known)
 
     @contextmanager
     def _inside(self, r: int, c: int, y: Value, x: Value) -> Iterator[None]:
@@ -133,11 +126,6 @@ class Results:
             if 0 < grid.width % grid.tile <= c:
                 tests.enter_context(b.when(b.compare("slt", x + c, grid.width)))
             yield
-
-    def _store(self, value: Value, place: Place, known: dict[object, Value]) -> None:
-        value = self.tail.apply(value, place, known)
-        where = self.b.at(self.dst, place.element, storage.element_type(self.dtype))
-        storage.write(self.b, self.dtype, value, where, count=place.count)
 
     # ---- dst with positions innermost
 
@@ -169,7 +157,8 @@ class Results:
         rows += [Value(b, b.vector, "poison")] * (lanes - positions)
         known: dict[object, Value] = {}
         for i, column in enumerate(transposed(b, rows)[:count]):
-            self._store(column, Place(element + i * image, feature + i, False, positions), known)
+            place = Place(element + i * image, feature + i, False, positions)
+            finish(self.frame, self.tail, column, place, known)
 
 
 def _write_repair(frame: Frame, grid: Grid, image: Image) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.frame import Frame
-from fuseplan.backends.cpu.ir import Index, Value, Variable
+from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
+from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
 from fuseplan.backends.cpu.transforms import rows_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
-
-UNROLL = 4
 
 
 def write(grid: Grid, kernel: Kernel, target: Target) -> Source:
@@ -124,17 +125,11 @@ class _Writer:
                 self._vectors(copy)
 
     def _transform_tile(self, tile: Value, line: Index, into: Value, rows: Sequence[int]) -> None:
-        self._vectors(lambda channel, count: self._transform_vector(tile, line, into, rows, channel, count))
+        self._vectors(partial(self._transform_vector, tile, line, into, rows))
 
     def _vectors(self, part: Callable[[Index, int], None]) -> None:
         """part(first channel, how many) for every vector of channels."""
-        channels = self.conv.channels
-        whole = channels - channels % self.lanes
-        if whole:
-            with self.b.loop(0, whole, self.lanes, name="channel") as channel:
-                part(channel, self.lanes)
-        if whole < channels:
-            part(whole, channels - whole)
+        pieces(self.b, self.conv.channels, self.lanes, part, name="channel")
 
     def _transform_vector(
         self, tile: Value, line: Index, into: Value, rows: Sequence[int], channel: Index, count: int
@@ -160,21 +155,22 @@ class _Writer:
     def _multiply(self, tiles: Value, begin: Index, end: Index) -> None:
         """A matrix product for each position: tiles x channels times channels x features."""
         b, grid = self.b, self.grid
-        whole = self.conv.features // grid.panel
-        left = -(-(self.conv.features - whole * grid.panel) // self.lanes)
         with b.loop(0, grid.positions, name="position") as position:
             inputs = b.at(self.inputs, position * grid.inputs_plane)
             weight = b.at(self.weight, position * grid.weight_plane)
             products = b.at(self.products, position * grid.products_plane - begin * grid.panel)
             following = b.at(weight, begin * grid.weight_panel + grid.weight_plane)
-            if whole:
-                with b.loop(begin, b.smaller(end, whole), name="panel") as panel:
-                    more = b.compare("slt", panel + 1, b.const(end, I64))
+
+            def part(panel: Index, count: int) -> None:
+                ahead = following
+                if count == grid.panel:
+                    more = b.compare("slt", b.const(panel + 1, I64), end)
                     ahead = b.select(more, b.at(weight, (panel + 1) * grid.weight_panel), following)
-                    self._panel(tiles, inputs, weight, ahead, products, panel, grid.knobs.vectors)
-            if left:
-                with b.when(b.compare("sgt", b.const(end, I64), whole)):
-                    self._panel(tiles, inputs, weight, following, products, whole, left)
+                vectors = -(-count // self.lanes)
+                self._panel(tiles, inputs, weight, ahead, products, panel, vectors)
+
+            task = (begin, end)
+            pieces(b, self.conv.features, grid.panel, part, name="panel", within=task, numbered=True)
 
     def _panel(
         self,
@@ -192,42 +188,29 @@ class _Writer:
         with b.loop(0, tiles, rows, name="row") as start:
             # The last register tile starts early and computes some rows twice: no second shape is needed.
             row = b.smaller(start, tiles - rows)
-            sums = [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(rows)]
-            self._sum(sums, b.at(inputs, row * grid.depth), weight, ahead)
+            sums = Sums(b, rows, vectors)
+            here = b.at(inputs, row * grid.depth)
+            add_products(sums, self.conv.channels, partial(self._operands, here, weight, ahead, vectors))
             into = b.at(products, row * grid.columns + panel * grid.panel)
-            for r, line in enumerate(sums):
-                for j, place in enumerate(line):
-                    b.store(place.get(), b.at(into, r * grid.columns + j * self.lanes))
+            for r, line in enumerate(sums.values()):
+                for j, value in enumerate(line):
+                    b.store(value, b.at(into, r * grid.columns + j * self.lanes))
 
-    def _sum(self, sums: Sequence[Sequence[Variable]], inputs: Value, weight: Value, ahead: Value) -> None:
-        """Adds inputs times weight over all channels."""
-        b, panel, channels = self.b, self.grid.panel, self.conv.channels
-        whole = channels - channels % UNROLL
-        if whole:
-            with b.loop(0, whole, UNROLL, name="k") as k:
-                self._steps(sums, b.at(inputs, k), b.at(weight, k * panel), b.at(ahead, k * panel), UNROLL)
-        if whole < channels:
-            here, there = b.at(weight, whole * panel), b.at(ahead, whole * panel)
-            self._steps(sums, b.at(inputs, whole), here, there, channels - whole)
-
-    def _steps(
-        self, sums: Sequence[Sequence[Variable]], inputs: Value, weight: Value, ahead: Value, count: int
-    ) -> None:
+    def _operands(self, inputs: Value, weight: Value, ahead: Value, vectors: int, k: Index) -> Operands:
+        """Weights of neighbouring features, and an element of each transformed tile."""
         b, grid = self.b, self.grid
-        values = [[place.get() for place in line] for line in sums]
-        for k in range(count):
-            columns = [k * grid.panel + j * self.lanes for j in range(len(sums[0]))]
-            line = [b.load(b.at(weight, column)) for column in columns]
+        xs, here, there = b.at(inputs, k), b.at(weight, k * grid.panel), b.at(ahead, k * grid.panel)
+
+        def weights(step: int) -> list[Value]:
+            columns = [step * grid.panel + j * self.lanes for j in range(vectors)]
+            line = [b.load(b.at(here, column)) for column in columns]
             # A position's weights come from the last cache or from memory, faster than the processor guesses:
             # without this, 512 channels at 28x28 take 1.3 times as long.
             for column in columns:
-                b.prefetch(b.at(ahead, column))
-            for r in range(len(sums)):
-                x = b.broadcast(inputs, r * grid.depth + k)
-                values[r] = [b.fma(x, w, value) for w, value in zip(line, values[r], strict=True)]
-        for places, updated in zip(sums, values, strict=True):
-            for place, value in zip(places, updated, strict=True):
-                place.set(value)
+                b.prefetch(b.at(there, column))
+            return line
+
+        return weights, lambda step, row: b.broadcast(xs, row * grid.depth + step)
 
 
 def _groups(size: int, registers: int) -> list[list[int]]:
