@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from fuseplan.backends.cpu.ir import Builder, Index
+from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 
 
@@ -44,17 +45,70 @@ def pieces(
             part(whole, rest)
 
 
-def places(index: Index, extents: Iterable[int]) -> list[Index]:
+def places(index: Index, extents: Sequence[int]) -> list[Index]:
     """The position along each axis of a number that counts all of them, the last axis fastest."""
     found: list[Index] = []
-    for extent in reversed(list(extents)[1:]):
+    inner = extents[1:]
+    for extent in reversed(inner):
         found.insert(0, index % extent)
         index = index // extent
-    return [index, *found]
+    return [index, *found] if extents else []
+
+
+@contextmanager
+def nested(b: Builder, extents: Iterable[int], name: str) -> Iterator[list[Value]]:
+    """A loop inside another for each extent: the counters, the outermost first."""
+    with ExitStack() as nest:
+        yield [nest.enter_context(b.loop(0, extent, name=name)) for extent in extents]
+
+
+def steps(
+    b: Builder, start: Index, stop: Index, unroll: int, visit: Callable[[Index, int], None]
+) -> tuple[Index, Index]:
+    """visit(first, number) for the vectors of start..stop-1, `unroll` at a time with numbers from 0.
+
+    Returns:
+        the end of the steps, and that of whole vectors.
+    """
+    lanes, length = b.lanes, stop - start
+    whole, even = start + length // (lanes * unroll) * (lanes * unroll), start + length // lanes * lanes
+    with b.loop(start, whole, lanes * unroll, name="step") as first:
+        for number in range(unroll):
+            visit(first + number * lanes, number)
+    with b.loop(whole, even, lanes, name="vector") as first:
+        visit(first, 0)
+    return whole, even
 
 
 class Write(Protocol):
     """Writes the code that computes and stores some elements of a run."""
 
-    def __call__(self, at: Index, count: int, *, stream: bool) -> None:
+    def __call__(self, at: Index, count: int, *, stream: bool = False) -> None:
         """`count` elements from `at` on; `stream`: past the caches, whole vectors at aligned addresses."""
+
+
+def unaligned(b: Builder, address: Value, itemsize: int) -> Value:
+    """Elements from an address to the next that is aligned to a vector of them."""
+    number = b.op(I64, f"ptrtoint ptr {address.name} to i64")
+    return (0 - number // itemsize) % b.lanes
+
+
+def streamed(b: Builder, lead: Value, start: Index, stop: Index, unroll: int, write: Write) -> None:
+    """Writes the aligned vectors of a run past the caches, the first `lead` elements after its start.
+
+    The ends share cache lines with other runs and are written as usual, each by a whole vector. Where vectors
+    overlap, both write the same values.
+    """
+    with b.when(b.compare("ne", lead, 0)):
+        write(start, b.lanes)
+    _, even = steps(b, start + lead, stop, unroll, lambda at, _: write(at, b.lanes, stream=True))
+    with b.when(b.compare("slt", b.const(even, I64), stop)):
+        write(stop - b.lanes, b.lanes)
+
+
+def by_length(b: Builder, length: Index, long: Callable[[], None], short: Callable[[], None]) -> None:
+    """Code for runs of two vectors or more, which can be streamed, and code for shorter ones."""
+    known = b.const(length, I64)
+    for how, part in (("sge", long), ("slt", short)):
+        with b.when(b.compare(how, known, 2 * b.lanes)):
+            part()

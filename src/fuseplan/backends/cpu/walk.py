@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from fuseplan.backends.cpu.ir import Index
+from fuseplan.backends.cpu.loops import places
 from fuseplan.kernel import Kernel
 from fuseplan.tensor import TensorSpec
 
@@ -138,3 +140,16 @@ def merged(axes: Iterable[Axis]) -> list[Axis]:
         around = found.pop().extent if found and found[-1].holds(axis) else 1
         found.append(replace(axis, extent=axis.extent * around))
     return found
+
+
+def offsets(axes: Sequence[Axis], index: Index) -> tuple[Index, Index, Index]:
+    """Where step `index` of loops begins in dst, src and an image."""
+    dst: Index = 0
+    src: Index = 0
+    image: Index = 0
+    for axis, step in zip(
+        reversed(axes), reversed(places(index, [axis.extent for axis in axes])), strict=True
+    ):
+        dst, src = step * axis.dst + dst, step * axis.src + src
+        image = step * axis.image + image if axis.image else image
+    return dst, src, image

@@ -8,12 +8,14 @@ from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import storage
-from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lane_sums import widened
-from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit, offsets
+from fuseplan.backends.cpu.loops import by_length, streamed, unaligned
+from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
+from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernel import KernelOperand
 from fuseplan.scalar import Scalar
 
@@ -225,20 +227,20 @@ class ColumnWriter(Writer):
 
     def write(self, unit: Unit, part: Index) -> None:
         """Rows of a part; where they begin at whole vectors of dst, these go past the caches."""
-        b, made, lanes = self.b, self.passes[-1], self.lanes
+        b, made = self.b, self.passes[-1]
         uniform = self._prepared(made, unit)
         rows = self._rows(part)
         if not self.knobs.stream:
             self._lines(unit, rows, uniform, None)
             return
         where = b.at(self.dst, unit.dst + unit.low, storage.element_type(self.kernel.dst.dtype))
-        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
-        lead = (0 - address // self.kernel.dst.itemsize) % lanes
-        width = b.const(unit.high - unit.low, I64)
-        with b.when(b.compare("sge", width, 2 * lanes)):
-            self._lines(unit, rows, uniform, lead)
-        with b.when(b.compare("slt", width, 2 * lanes)):
-            self._lines(unit, rows, uniform, None)
+        lead = unaligned(b, where, self.kernel.dst.itemsize)
+        by_length(
+            b,
+            unit.high - unit.low,
+            lambda: self._lines(unit, rows, uniform, lead),
+            lambda: self._lines(unit, rows, uniform, None),
+        )
 
     def _lines(self, unit: Unit, rows: tuple[Index, Index], uniform: Known, lead: Value | None) -> None:
         """A unit's columns of all rows of a part; a few rows at a time share what columns have."""
@@ -247,43 +249,22 @@ class ColumnWriter(Writer):
         for start, stop, step in ((low, whole, _UNROLL), (whole, high, 1)):
             with self.b.loop(start, stop, step, name="row") as row:
                 begins = [offsets(self.shape.rows, row + i) for i in range(step)]
+                write = partial(self._write, unit, begins, uniform)
                 if lead is None:
-                    write = self._writing(unit, begins, uniform, stream=False)
                     self.each_vector(0, unit.high - unit.low, self.shape.run.extent, write)
                 else:
-                    self._streamed(unit, begins, uniform, lead)
+                    streamed(self.b, lead, 0, unit.high - unit.low, 1, write)
 
-    def _streamed(self, unit: Unit, rows: list[Row], uniform: Known, lead: Value) -> None:
-        """Aligned vectors go past the caches; the ends, which share lines with others, do not.
-
-        Where they overlap, both write the same values.
-        """
-        b, lanes, width = self.b, self.lanes, unit.high - unit.low
-        plain = self._writing(unit, rows, uniform, stream=False)
-        write = self._writing(unit, rows, uniform, stream=True)
-        begins_apart = b.compare("ne", lead, 0)
-        with b.when(begins_apart):
-            plain(0, lanes)
-        with b.loop(lead, lead + (width - lead) // lanes * lanes, lanes, name="vector") as at:
-            write(at, lanes)
-        with b.when(begins_apart):
-            plain(width - lanes, lanes)
-
-    def _writing(
-        self, unit: Unit, rows: list[Row], uniform: Known, *, stream: bool
-    ) -> Callable[[Index, int], None]:
-        """What writes one vector of columns of some rows."""
-        b, dtype, made = self.b, self.kernel.dst.dtype, self.passes[-1]
-
-        def write(at: Index, count: int) -> None:
-            columns, known = self._known(made, unit, uniform, at, count)
-            for row in rows:
-                place = self._place(columns, unit, row, at)
-                value = made.formulas.apply(self._read(unit, row, at, count), place, known)
-                where = b.at(self.dst, place.element, storage.element_type(dtype))
-                storage.write(b, dtype, value, where, count=count, stream=stream)
-
-        return write
+    def _write(
+        self, unit: Unit, rows: list[Row], uniform: Known, at: Index, count: int, *, stream: bool = False
+    ) -> None:
+        """One vector of columns of some rows."""
+        made = self.passes[-1]
+        columns, known = self._known(made, unit, uniform, at, count)
+        for row in rows:
+            place = self._place(columns, unit, row, at)
+            x = self._read(unit, row, at, count)
+            finish(self.frame, made.formulas, x, place, known, stream=stream)
 
 
 def _tree(values: list[Value]) -> Value:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import storage
-from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
-from fuseplan.backends.cpu.templates.normalization_shape import Unit, offsets
+from fuseplan.backends.cpu.loops import by_length, steps, streamed, unaligned
+from fuseplan.backends.cpu.templates.normalization_shape import Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
+from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernel import KernelOperand
 
 _UNROLL = 4
@@ -71,13 +74,7 @@ class RunWriter(Writer):
         What is left at a run's end is a vector that begins early, of which only the last lanes are new.
         """
         b, lanes, extent = self.b, self.lanes, self.shape.run.extent
-        length, step = tile.stop - tile.start, lanes * _UNROLL
-        whole, even = tile.start + length // step * step, tile.start + length // lanes * lanes
-        with b.loop(tile.start, whole, step, name="step") as i:
-            for number in range(_UNROLL):
-                visit(i + number * lanes, lanes, lanes, number)
-        with b.loop(whole, even, lanes, name="vector") as i:
-            visit(i, lanes, lanes, 0)
+        steps(b, tile.start, tile.stop, _UNROLL, lambda i, number: visit(i, lanes, lanes, number))
         rest = extent % lanes
         if not rest:
             return
@@ -214,45 +211,28 @@ class RunWriter(Writer):
             if not self.knobs.stream:
                 self._plain(unit, tile, known)
                 return
-            length = self.b.const(tile.stop - tile.start, I64)
-            with self.b.when(self.b.compare("sge", length, 2 * self.lanes)):
-                self._streamed(unit, tile, known)
-            with self.b.when(self.b.compare("slt", length, 2 * self.lanes)):
-                self._plain(unit, tile, known)
+            by_length(
+                self.b,
+                tile.stop - tile.start,
+                lambda: self._streamed(unit, tile, known),
+                lambda: self._plain(unit, tile, known),
+            )
 
         self._tiles(unit, part, backwards=self.goes_backwards(len(self.passes) - 1))(visit)
 
     def _plain(self, unit: Unit, tile: _Tile, known: Known) -> None:
-        self._vectors(tile, lambda i, count, _, __: self._element(unit, tile, i, count, known))
+        self._vectors(tile, lambda i, count, _, __: self._element(unit, tile, known, i, count))
 
     def _streamed(self, unit: Unit, tile: _Tile, known: Known) -> None:
-        """Aligned vectors go past the caches; the ends, which share lines with other runs, do not.
-
-        Where they overlap, both write the same values.
-        """
-        b, lanes = self.b, self.lanes
-        dtype = self.kernel.dst.dtype
-        where = b.at(self.dst, tile.dst + tile.start, storage.element_type(dtype))
-        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
-        lead = (0 - address // self.kernel.dst.itemsize) % lanes
-        with b.when(b.compare("ne", lead, 0)):
-            self._element(unit, tile, tile.start, lanes, known)
-        first = tile.start + lead
-        length, step = tile.stop - first, lanes * _UNROLL
-        whole, even = first + length // step * step, first + length // lanes * lanes
-        with b.loop(first, whole, step, name="step") as i:
-            for number in range(_UNROLL):
-                self._element(unit, tile, i + number * lanes, lanes, known, stream=True)
-        with b.loop(whole, even, lanes, name="vector") as i:
-            self._element(unit, tile, i, lanes, known, stream=True)
-        with b.when(b.compare("slt", even, tile.stop)):
-            self._element(unit, tile, tile.stop - lanes, lanes, known)
+        """A tile's aligned vectors go past the caches."""
+        b, dst = self.b, self.kernel.dst
+        where = b.at(self.dst, tile.dst + tile.start, storage.element_type(dst.dtype))
+        lead, write = unaligned(b, where, dst.itemsize), partial(self._element, unit, tile, known)
+        streamed(b, lead, tile.start, tile.stop, _UNROLL, write)
 
     def _element(
-        self, unit: Unit, tile: _Tile, i: Index, count: int, known: Known, *, stream: bool = False
+        self, unit: Unit, tile: _Tile, known: Known, i: Index, count: int, *, stream: bool = False
     ) -> None:
-        b, dtype = self.b, self.kernel.dst.dtype
         place = self._place(unit, tile, i, count)
-        value = self.passes[-1].apply(self._read(tile, i, count), place, dict(known))
-        where = b.at(self.dst, place.element, storage.element_type(dtype))
-        storage.write(b, dtype, value, where, count=count, stream=stream)
+        x = self._read(tile, i, count)
+        finish(self.frame, self.passes[-1], x, place, dict(known), stream=stream)

@@ -124,19 +124,6 @@ class Unit:
     image: Index = 0
 
 
-def offsets(axes: tuple[Axis, ...], index: Index) -> tuple[Index, Index, Index]:
-    """Where step `index` of loops begins in dst, src and an image."""
-    dst: Index = 0
-    src: Index = 0
-    image: Index = 0
-    for number, axis in enumerate(reversed(axes)):
-        outermost = number == len(axes) - 1
-        step, index = (index, index) if outermost else (index % axis.extent, index // axis.extent)
-        dst, src = step * axis.dst + dst, step * axis.src + src
-        image = step * axis.image + image if axis.image else image
-    return dst, src, image
-
-
 def shape_of(kernel: Kernel, folded: bool, width: int) -> Shape:
     """The loops for a kernel and vectors of `width` lanes; `folded`: short runs become columns."""
     axes, dst = _axes(kernel), kernel.dst

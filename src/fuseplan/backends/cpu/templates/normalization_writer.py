@@ -21,7 +21,8 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
-from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit, offsets
+from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit
+from fuseplan.backends.cpu.walk import offsets
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.scalar import Scalar, leaf

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, storage
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.loops import by_length, places, steps, streamed, unaligned
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.walk import Walk, walk
+from fuseplan.backends.cpu.walk import Walk, offsets, walk
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
 from fuseplan.locks import cached_property
@@ -211,28 +213,19 @@ class _Writer:
 
     def _unit(self, row: Index, group: Index, start: Index, stop: Index) -> None:
         """One row: its run, or the runs of `lanes` channels."""
-        offsets, last = self._offsets(row)
+        begin = offsets(self.path.outer, row)
         if self.path.short:
-            stop = self.b.select(last, self.path.short, self.b.const(stop, I64)) if last is not None else stop
+            stop = self.b.select(self._is_last(row), self.path.short, self.b.const(stop, I64))
         if self.path.channel is None:
-            self._run(_Line(*offsets, 0, start, self.uniform), start, stop)
+            self._run(_Line(*begin, 0, start, self.uniform), start, stop)
             return
-        self._channels(offsets, group, start, stop)
+        self._channels(begin, group, start, stop)
 
-    def _offsets(self, row: Index) -> tuple[tuple[Index, Index, Index], Value | None]:
-        """Where in dst, src and an image the row begins, and whether it is the last along `outer[-1]`."""
-        dst: Index = 0
-        src: Index = 0
-        image: Index = 0
-        last = None
-        for number, axis in enumerate(reversed(self.path.outer)):
-            outermost = number == len(self.path.outer) - 1
-            index, row = (row, row) if outermost else (row % axis.extent, row // axis.extent)
-            dst, src = index * axis.dst + dst, index * axis.src + src
-            image = index * axis.image + image if axis.image else image
-            if number == 0 and isinstance(index, Value):
-                last = self.b.compare("eq", index, axis.extent - 1)
-        return (dst, src, image), last
+    def _is_last(self, row: Index) -> Value:
+        """Whether the row is the last along `outer[-1]`."""
+        outer = self.path.outer
+        position = places(row, [axis.extent for axis in outer])[-1]
+        return self.b.compare("eq", self.b.const(position, I64), outer[-1].extent - 1)
 
     # ---- what depends on the channel
 
@@ -256,7 +249,7 @@ class _Writer:
         for node, room in self.scratch.items():
             self.b.store(self.stages.evaluate(node, place, known), self.b.at(room, at))
 
-    def _channels(self, offsets: tuple[Index, Index, Index], group: Index, start: Index, stop: Index) -> None:
+    def _channels(self, begin: tuple[Index, Index, Index], group: Index, start: Index, stop: Index) -> None:
         """The runs of one group of channels, each with its channel's values in all lanes."""
         b, axis = self.b, self.path.channel
         if axis is None:
@@ -272,7 +265,7 @@ class _Writer:
                     self.stages.keep(node, place, spread, known)
                 else:
                     self.stages.evaluate(node, place, known)
-            dst, src, image = offsets
+            dst, src, image = begin
             dst, src = channel * axis.dst + dst, channel * axis.src + src
             image = channel * axis.image + image if axis.image else image
             self._run(_Line(dst, src, image, channel, start, known), start, stop)
@@ -287,11 +280,12 @@ class _Writer:
         if self._shortest() >= 2 * self.lanes:
             self._streamed(line, start, stop)
             return
-        length = self.b.const(stop - start, I64)
-        with self.b.when(self.b.compare("sge", length, 2 * self.lanes)):
-            self._streamed(line, start, stop)
-        with self.b.when(self.b.compare("slt", length, 2 * self.lanes)):
-            self._plain(line, start, stop)
+        by_length(
+            self.b,
+            stop - start,
+            lambda: self._streamed(line, start, stop),
+            lambda: self._plain(line, start, stop),
+        )
 
     def _ends(self) -> dict[int, int]:
         """Where the last part of a run may end, and where that part begins."""
@@ -308,19 +302,9 @@ class _Writer:
             for done in range(0, length - length % lanes, lanes):
                 self._vector(line, start + done, lanes)
         else:
-            whole, even = start + length // step * step, start + length // lanes * lanes
-            self._steps(line, start, whole)
-            if not isinstance(length, int) or whole != even:
-                with b.loop(whole, even, lanes, name="vector") as i:
-                    self._vector(line, i, lanes)
+            steps(b, start, stop, self.knobs.vectors, lambda i, _: self._vector(line, i, lanes))
         for end, begin in self._ends().items():
             self._tail(line, stop, end, begin)
-
-    def _steps(self, line: _Line, start: Index, stop: Index, *, stream: bool = False) -> None:
-        """Whole steps of several vectors."""
-        with self.b.loop(start, stop, self.lanes * self.knobs.vectors, name="step") as i:
-            for vector in range(self.knobs.vectors):
-                self._vector(line, i + vector * self.lanes, self.lanes, stream=stream)
 
     def _tail(self, line: _Line, stop: Index, end: int, begin: int) -> None:
         """What is left of a run that ends at `end`: a vector that begins early, or a part of one."""
@@ -336,29 +320,15 @@ class _Writer:
                 self._vector(line, end - rest, rest)
 
     def _streamed(self, line: _Line, start: Index, stop: Index) -> None:
-        """Aligned vectors go past the caches; the ends, which share lines with other runs, do not.
-
-        Where they overlap, both write the same values.
-        """
-        b, lanes, step = self.b, self.lanes, self.lanes * self.knobs.vectors
-        dtype = self.kernel.dst.dtype
-        where = b.at(self.dst, line.dst + start, storage.element_type(dtype))
-        address = b.op(I64, f"ptrtoint ptr {where.name} to i64")
-        lead = (0 - address // self.kernel.dst.itemsize) % lanes
-        with b.when(b.compare("ne", lead, 0)):
-            self._vector(line, start, lanes)
-        first = start + lead
-        length = stop - first
-        whole, even = first + length // step * step, first + length // lanes * lanes
-        self._steps(line, first, whole, stream=True)
-        with b.loop(whole, even, lanes, name="vector") as i:
-            self._vector(line, i, lanes, stream=True)
-        with b.when(b.compare("slt", even, stop)):
-            self._vector(line, stop - lanes, lanes)
+        """The run's aligned vectors go past the caches."""
+        b, dst = self.b, self.kernel.dst
+        where = b.at(self.dst, line.dst + start, storage.element_type(dst.dtype))
+        lead, write = unaligned(b, where, dst.itemsize), partial(self._vector, line)
+        streamed(b, lead, start, stop, self.knobs.vectors, write)
 
     def _vector(self, line: _Line, i: Index, count: int, *, stream: bool = False) -> None:
         """`count` elements of a run from its element i on."""
-        b, along, dtype = self.b, self.path.along_channels, self.kernel.dst.dtype
+        b, along = self.b, self.path.along_channels
         inside = line.image + i * self.path.run.image if self.activation else None
         place = Place(line.dst + i, i if along else line.channel, along, count, inside)
         known = dict(line.known)
@@ -367,6 +337,4 @@ class _Writer:
             self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
         step = self.path.run.src
         x = storage.read_apart(b, self.kernel.src.dtype, self.src, line.src + i * step, step, count)
-        value = self.stages.apply(x, place, known)
-        where = b.at(self.dst, place.element, storage.element_type(dtype))
-        storage.write(b, dtype, value, where, count=count, stream=stream)
+        finish(self.frame, self.stages, x, place, known, stream=stream)
