@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import product
 from math import prod
 
-from fuseplan.backends.cpu import model, storage
+from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import PlanePlan
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
-from fuseplan.backends.cpu.ir import Index, Value, Variable
-from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
-from fuseplan.backends.cpu.windows import Axis
+from fuseplan.backends.cpu.sums import Sums
+from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
 _TESTED = 6  # vectors of src that one test guards: more would leave the registers
-
-Sums = Sequence[Sequence[Sequence[Variable]]]  # a feature, a row, a vector
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ class _Spot:
 
     Attributes:
         line: src at the row under the first tap, column 0; at the tile's first column where `column` is None.
-        lines: whether each line of src under the tile exists (None: always).
+        lines: whether each line of src under the tile exists.
         column: the first output column, where it is known.
         starts: output columns from the tile's first to the first of each vector.
         dst: the tile's first element.
     """
 
     line: Value
-    lines: dict[int, Value | None]
+    lines: dict[int, Value]
     column: int | None
     starts: tuple[int, ...]
     dst: Index
@@ -95,15 +93,12 @@ class Writer:
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.tail = Elementwise(self.frame, "epilogue")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
-        self.dst = self.frame.pointer("dst")
         self.copy = PlaneCopy(self.frame, self.plan, knobs.block_rows) if self.plan.copies else None
         self.size = self.plan.row.out * self.plan.column.out
         self.sheets = prod(axis.out for axis in self.plan.far)
         self._features: dict[tuple[object, int], Index] = {}
-        if self.copy is None:
-            self.far_strides, self.pitch = self.plan.strides
-        else:
-            self.far_strides, self.pitch = self.copy.far_strides, self.copy.pitch
+        strides = (self.copy.far_strides, self.copy.pitch) if self.copy else self.plan.strides
+        self.far, self.pitch = FarTaps(self.b, self.plan.far, strides[0]), strides[1]
 
     def source(self) -> Source:
         """The whole kernel: one phase, its tasks blocks of planes and of rows."""
@@ -137,7 +132,8 @@ class Writer:
             weight = b.at(self.weight, feature * conv.depth)
             with b.loop(0, self.sheets, name="sheet") as position:
                 dst = ((plane * many + number) * self.sheets + position) * self.size
-                sheet = self._sheet(src, position, dst, feature, weight, known)
+                far, under, _ = self.far.under(position)
+                sheet = _Sheet(b.at(src, under), far, dst, feature, weight, known)
                 if self.knobs.rows:
                     self._rows(sheet, first, last)
                 else:
@@ -150,43 +146,12 @@ class Writer:
             self._features[key] = feature + index
         return self._features[key]
 
-    def _sheet(
-        self,
-        src: Value,
-        position: Value,
-        dst: Index,
-        feature: Index,
-        weight: Value,
-        known: Sequence[dict[object, Value]],
-    ) -> _Sheet:
-        far: list[Index] = []
-        offset, rest = self.b.const(0, I64), position
-        for axis, stride in reversed(list(zip(self.plan.far, self.far_strides, strict=True))):
-            at = rest % axis.out * axis.stride - axis.low
-            offset, rest = offset + at * stride, rest // axis.out
-            far.insert(0, at)
-        return _Sheet(self.b.at(src, offset), tuple(far), dst, feature, weight, known)
-
-    def _sums(self, rows: int, vectors: int) -> Sums:
-        b = self.b
-        return [
-            [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(rows)]
-            for _ in range(self.knobs.features)
-        ]
-
     @contextmanager
     def _taps(self, sheet: _Sheet) -> Iterator[tuple[Value, Index, list[Value]]]:
         """Loops over the taps of the far axes: weights and offset in src of each, and whether it is there."""
-        b = self.b
-        tests: list[Value] = []
-        at: tuple[Index, Index] = (0, 0)
-        with ExitStack() as nest:
-            for axis, stride, position in zip(self.plan.far, self.far_strides, sheet.far, strict=True):
-                index = nest.enter_context(b.loop(0, axis.kernel, name="tap"))
-                at = at[0] * axis.kernel + index, at[1] + index * (axis.dilation * stride)
-                test = self._inside(axis, position + index * axis.dilation)
-                tests += [test] if test is not None else []
-            yield b.at(sheet.weight, at[0] * (self.plan.row.kernel * self.plan.column.kernel)), at[1], tests
+        with self.far.each(sheet.far) as (tap, offset, tests):
+            near = self.plan.row.kernel * self.plan.column.kernel
+            yield self.b.at(sheet.weight, tap * near), offset, tests
 
     # ---- a plane whose rows are shorter than half a vector, or that is small altogether
 
@@ -198,29 +163,26 @@ class Writer:
         for begin in range(0, len(firsts), self.knobs.vectors):
             block = firsts[begin : begin + self.knobs.vectors]
             counts = [min(each, self.size - first) for first in block]
-            sums = self._sums(1, len(block))
+            sums = Sums(b, self.knobs.features, len(block))
             with self._taps(sheet) as (weight, offset, _):
                 end = (plan.row.size - 1) * self.pitch + plan.column.size
                 src = Stretch(b, b.at(sheet.src, offset), 0, end)
                 self._whole_products(sums, src, self._operands(block, counts), weight)
-            for index, (values,) in enumerate(sums):
+            for index, values in enumerate(sums.values()):
                 for value, first, count in zip(values, block, counts, strict=True):
-                    self._store(value.get(), sheet, index, sheet.dst + first, count)
+                    self._store(value, sheet, index, sheet.dst + first, count)
 
     def _whole_products(
         self, sums: Sums, src: Stretch, operands: Mapping[Positions, list[tuple[int, int]]], weight: Value
     ) -> None:
         """Adds each operand times its weights to the results that it is for."""
         b = self.b
-        values = [[place.get() for place in places] for (places,) in sums]
-        for positions, users in operands.items():
-            x = src.vector(positions)
-            for index, (number, tap) in product(range(len(values)), users):
-                w = b.broadcast(weight, index * self.conv.depth + tap)
-                values[index][number] = b.fma(x, w, values[index][number])
-        for (places,), results in zip(sums, values, strict=True):
-            for place, value in zip(places, results, strict=True):
-                place.set(value)
+        with sums.open() as values:
+            for positions, users in operands.items():
+                x = src.vector(positions)
+                for index, (number, tap) in product(range(self.knobs.features), users):
+                    w = b.broadcast(weight, index * self.conv.depth + tap)
+                    values[index][number] = b.fma(x, w, values[index][number])
 
     def _operands(
         self, firsts: Sequence[int], counts: Sequence[int]
@@ -248,13 +210,10 @@ class Writer:
         with b.loop(first, last, self.knobs.rows, name="row") as start:
             begin = b.smaller(start, row.out - self.knobs.rows)
             top = begin * row.stride - row.low
-            lines = {line: self._inside(row, top + line) for line in row.users(self.knobs.rows)}
+            lines = {line: inside(b, row, top + line) for line in row.users(self.knobs.rows)}
             line = b.at(sheet.src, top * self.pitch)
             dst = sheet.dst + begin * self.plan.column.out
             self._columns(sheet, _Spot(line, lines, 0, (), dst))
-
-    def _inside(self, axis: Axis, position: Index) -> Value | None:
-        return self.b.compare("ult", self.b.const(position, I64), axis.size) if axis.is_padded else None
 
     def _columns(self, sheet: _Sheet, line: _Spot) -> None:
         """Tiles along a row: a loop over those that read no padding, code of its own for each other."""
@@ -277,46 +236,34 @@ class Writer:
         self._tile(sheet, replace(line, column=begin, starts=starts, dst=line.dst + begin))
 
     def _tile(self, sheet: _Sheet, spot: _Spot) -> None:
-        sums = self._sums(self.knobs.rows, len(spot.starts))
+        rows = self.knobs.rows
+        sums = Sums(self.b, self.knobs.features * rows, len(spot.starts))
         with self._taps(sheet) as (weight, offset, tests):
             self._products(sums, replace(spot, line=self.b.at(spot.line, offset)), tests, weight)
         count = min(self.lanes, self.plan.column.out)
-        for (index, rows), (v, start) in product(enumerate(sums), enumerate(spot.starts)):
-            for r, places in enumerate(rows):
-                element = spot.dst + (r * self.plan.column.out + start)
-                self._store(places[v].get(), sheet, index, element, count)
+        values = sums.values()
+        for index, (v, start), r in product(range(self.knobs.features), enumerate(spot.starts), range(rows)):
+            element = spot.dst + (r * self.plan.column.out + start)
+            self._store(values[index * rows + r][v], sheet, index, element, count)
 
     def _products(self, sums: Sums, spot: _Spot, tests: list[Value], weight: Value) -> None:
         """Adds src times weight over the taps of the last two axes."""
         b, row, column = self.b, self.plan.row, self.plan.column
-        values = [[[place.get() for place in places] for places in rows] for rows in sums]
         pairs = [(v, tap) for tap in range(column.kernel) for v in range(len(spot.starts))]
         parts = [pairs[begin : begin + _TESTED] for begin in range(0, len(pairs), _TESTED)]
-        for (line, users), part in product(row.users(self.knobs.rows).items(), parts):
-            test = spot.lines[line]
-            guards = [*tests, *([test] if test is not None else [])]
-            elements = zip(part, self._elements(spot, line, guards, part), strict=True)
-            for ((v, tap), x), index, (r, upper) in product(elements, range(len(sums)), users):
-                w = b.broadcast(weight, index * self.conv.depth + upper * column.kernel + tap)
-                values[index][r][v] = b.fma(x, w, values[index][r][v])
-        for places, results in zip(sums, values, strict=True):
-            for place, value in zip(chain(*places), chain(*results), strict=True):
-                place.set(value)
+        with sums.open() as values:
+            for (line, users), part in product(row.users(self.knobs.rows).items(), parts):
+                found = guarded(b, [*tests, spot.lines[line]], len(part), self._elements(spot, line, part))
+                elements = zip(part, found, strict=True)
+                for ((v, tap), x), index, (r, upper) in product(elements, range(self.knobs.features), users):
+                    w = b.broadcast(weight, index * self.conv.depth + upper * column.kernel + tap)
+                    at = index * self.knobs.rows + r
+                    values[at][v] = b.fma(x, w, values[at][v])
 
-    def _elements(
-        self, spot: _Spot, line: int, guards: Sequence[Value], pairs: Sequence[tuple[int, int]]
-    ) -> list[Value]:
-        """What the given taps of the given vectors meet on one line; zeros where it is padding."""
-        b = self.b
-        if not guards:
-            src = self._stretch(spot, line)
-            return [src.vector(self._taken(spot, *pair)) for pair in pairs]
-        places = [b.variable(b.vector, b.number(0.0)) for _ in pairs]
-        with b.when(b.both(guards)):
-            src = self._stretch(spot, line)
-            for place, pair in zip(places, pairs, strict=True):
-                place.set(src.vector(self._taken(spot, *pair)))
-        return [place.get() for place in places]
+    def _elements(self, spot: _Spot, line: int, pairs: Sequence[tuple[int, int]]) -> Iterator[Value]:
+        """What the given taps of the given vectors meet on one line."""
+        src = self._stretch(spot, line)
+        yield from (src.vector(self._taken(spot, *pair)) for pair in pairs)
 
     def _stretch(self, spot: _Spot, line: int) -> Stretch:
         """The part of a line that may be read: all of it, or, somewhere inside, what the tile reaches."""
@@ -334,8 +281,6 @@ class Writer:
 
     def _store(self, value: Value, sheet: _Sheet, index: int, first: Index, count: int) -> None:
         """Writes pixels of one of the tile's features; `first` is where the first feature's would go."""
-        dtype, element = self.kernel.dst.dtype, first + index * (self.sheets * self.size)
+        element = first + index * (self.sheets * self.size)
         place = Place(element, self._next(sheet.feature, index), False, count)
-        value = self.tail.apply(value, place, sheet.known[index])
-        where = self.b.at(self.dst, element, storage.element_type(dtype))
-        storage.write(self.b, dtype, value, where, count=count)
+        finish(self.frame, self.tail, value, place, sheet.known[index])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.depthwise_plan import Plan
-from fuseplan.backends.cpu.elementwise import Elementwise, Place
+from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
-from fuseplan.backends.cpu.ir import Index, Value, Variable
-from fuseplan.backends.cpu.windows import Axis
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.sums import Sums
+from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -42,13 +42,13 @@ class _Spot:
     """Where a tile stands: the first element under it in src (of the first channel), and its first in dst.
 
     `far` holds a position in src for each far axis, under the first tap; `lines` says of each line of the
-    tile whether it is in src (None: always). `column` is the first column under a tile that reads padding.
+    tile whether it is in src. `column` is the first column under a tile that reads padding.
     """
 
     src: Value
     dst: Index
     far: tuple[Index, ...]
-    lines: dict[int, Value | None]
+    lines: dict[int, Value]
     column: int | None
 
 
@@ -66,11 +66,11 @@ class Writer:
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
-        self.dst = self.frame.pointer("dst")
         self.dtype = (
             "f64" if kernel.src.dtype == "f64" else "f32" if self.plan.staged.copies else kernel.src.dtype
         )
-        self.image_stride, self.far_strides, self.row_stride, self.column_stride = self.plan.strides
+        self.image_stride, far_strides, self.row_stride, self.column_stride = self.plan.strides
+        self.far = FarTaps(self.b, self.plan.far, far_strides)
         self.held = self.plan.held(knobs.rows, knobs.columns)
         self.grouping = self.plan.grouping
         # Weights of one tap for all features of a block.
@@ -98,26 +98,18 @@ class Writer:
     def _line(self, sheet: Value, row: Index, begin: Index, end: Index) -> None:
         """All tiles of `knobs.rows` output rows, over a block of channels."""
         b, plan = self.b, self.plan
-        rest, offset = sheet, b.const(0, "i64")
-        far: list[Index] = []
-        for axis, stride in reversed(list(zip(plan.far, self.far_strides, strict=True))):
-            position = rest % axis.out * axis.stride - axis.low
-            offset, rest = offset + position * stride, rest // axis.out
-            far.insert(0, position)
+        far, offset, image = self.far.under(sheet)
         top = row * plan.row.stride - plan.row.low
-        offset = offset + rest * self.image_stride + top * self.row_stride
-        lines = {line: self._inside(plan.row, top + line) for line in plan.row.users(self.knobs.rows)}
+        offset = offset + image * self.image_stride + top * self.row_stride
+        lines = {line: inside(b, plan.row, top + line) for line in plan.row.users(self.knobs.rows)}
         dst = (sheet * plan.row.out + row) * plan.column.out
-        spot = _Spot(b.at(self.src, offset, self.stored), dst, tuple(far), lines, None)
+        spot = _Spot(b.at(self.src, offset, self.stored), dst, far, lines, None)
         self._columns(spot, begin, end)
 
     @property
     def stored(self) -> str:
         """The type of one element of what is read."""
         return storage.element_type(self.dtype)
-
-    def _inside(self, axis: Axis, position: Index) -> Value | None:
-        return self.b.compare("ult", self.b.const(position, "i64"), axis.size) if axis.is_padded else None
 
     def _columns(self, line: _Spot, begin: Index, end: Index) -> None:
         """Tiles along the last axis: a loop over those without padding, code of its own for each other."""
@@ -158,62 +150,45 @@ class Writer:
 
     def _tile(self, spot: _Spot, block: Index, count: int, part: int) -> None:
         """One vector of the features made from a block of channels, of which `count` exist."""
-        b, knobs, pack = self.b, self.knobs, self.grouping
-        sums = [
-            [b.variable(b.vector, b.number(0.0)) for _ in range(knobs.columns)] for _ in range(knobs.rows)
-        ]
+        b, pack = self.b, self.grouping
+        sums = Sums(b, self.knobs.rows, self.knobs.columns)
         channel = block * pack.channels
         known: dict[object, Value] = {}
         place = Place(0, channel, True, min(count, self.lanes))
         self.head.prepare(place, known)
         first = block * (self.conv.taps * self.tap_size) + part * (pack.products * self.lanes)
         weight = b.at(self.weight, first)
-        with ExitStack() as nest:
-            tap: Index = 0
-            offset: Index = channel
-            inside: list[Value] = []
-            for axis, stride, position in zip(self.plan.far, self.far_strides, spot.far, strict=True):
-                index = nest.enter_context(b.loop(0, axis.kernel, name="tap"))
-                tap = tap * axis.kernel + index
-                offset = offset + index * (axis.dilation * stride)
-                test = self._inside(axis, position + index * axis.dilation)
-                inside += [test] if test is not None else []
-            src = b.at(spot.src, offset, self.stored)
+        with self.far.each(spot.far) as (tap, offset, tests):
+            src = b.at(spot.src, offset + channel, self.stored)
             near = self.plan.row.kernel * self.plan.column.kernel
-            read = _Reader(self, spot, src, place, known, inside, count)
+            read = _Reader(self, spot, src, place, known, tests, count)
             self._products(sums, read, part, b.at(weight, tap * (near * self.tap_size)))
         feature = block * pack.features + part * self.lanes
-        values = [[each.get() for each in line] for line in sums]
-        self._store(values, spot, feature, pack.features_of(count, part))
+        self._store(sums.values(), spot, feature, pack.features_of(count, part))
 
-    def _products(self, sums: Sequence[Sequence[Variable]], read: _Reader, part: int, weight: Value) -> None:
+    def _products(self, sums: Sums, read: _Reader, part: int, weight: Value) -> None:
         """Adds src times weight over the taps of the last two axes and the channels of a group."""
         b, row, column, pack = self.b, self.plan.row, self.plan.column, self.grouping
-        values = [[place.get() for place in line] for line in sums]
         columns = column.users(self.knobs.columns)
         sources = [pack.sources(part, i, pack.features_of(read.count, part)) for i in range(pack.products)]
         lines = row.users(self.knobs.rows).items()
-        for (line, rows), some in product(lines, _groups(list(columns), self.held)):
-            elements = read.line(line, some)
-            for number, positions in enumerate(sources):
-                xs = [combined(b, pieces, positions) for pieces in elements]
-                users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
-                for (r, upper), (x, c, tap) in product(rows, users):
-                    where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
-                    values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
-        for places, line_values in zip(sums, values, strict=True):
-            for place, value in zip(places, line_values, strict=True):
-                place.set(value)
+        with sums.open() as values:
+            for (line, rows), some in product(lines, _groups(list(columns), self.held)):
+                elements = read.line(line, some)
+                for number, positions in enumerate(sources):
+                    xs = [combined(b, pieces, positions) for pieces in elements]
+                    users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
+                    for (r, upper), (x, c, tap) in product(rows, users):
+                        where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
+                        values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
 
     def _store(self, values: list[list[Value]], spot: _Spot, feature: Index, count: int) -> None:
-        b, dtype, features = self.b, self.kernel.dst.dtype, self.conv.features
+        features = self.conv.features
         known: dict[object, Value] = {}
         for r, line in enumerate(values):
             for c, value in enumerate(line):
                 element = spot.dst + feature + (r * self.plan.column.out + c) * features
-                result = self.tail.apply(value, Place(element, feature, True, count), known)
-                where = b.at(self.dst, element, storage.element_type(dtype))
-                storage.write(b, dtype, result, where, count=count)
+                finish(self.frame, self.tail, value, Place(element, feature, True, count), known)
 
 
 @dataclass(frozen=True)
@@ -231,25 +206,12 @@ class _Reader:
     def line(self, line: int, columns: Sequence[int]) -> list[list[tuple[int, Value]]]:
         """The channels of one line at some columns, counted from the tile's first, in pieces of a vector."""
         b = self.writer.b
-        test = self.spot.lines[line]
-        tests = [*self.inside, *([test] if test is not None else [])]
         starts = range(0, self.count, b.lanes)
         wanted = list(product(columns, starts))
-        if tests:
-            found = self._guarded(tests, line, wanted)
-        else:
-            found = [self._element(line, *each) for each in wanted]
+        elements = (self._element(line, *each) for each in wanted)
+        found = guarded(b, [*self.inside, self.spot.lines[line]], len(wanted), elements)
         pieces = zip((start for _, start in wanted), found, strict=True)
         return [[next(pieces) for _ in starts] for _ in columns]
-
-    def _guarded(self, tests: Sequence[Value], line: int, wanted: Sequence[tuple[int, int]]) -> list[Value]:
-        """The elements where all tests hold, else zeros."""
-        b = self.writer.b
-        places = [b.variable(b.vector, b.number(0.0)) for _ in wanted]
-        with b.when(b.both(tests)):
-            for place, each in zip(places, wanted, strict=True):
-                place.set(self._element(line, *each))
-        return [place.get() for place in places]
 
     def _element(self, line: int, column: int, start: int) -> Value:
         """The vector of channels that begins `start` channels into the block."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from operator import mul
 
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import nested, pieces
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import tiling
@@ -181,17 +181,14 @@ class _Writer:
         conv, b = self.conv, self.b
         # Without groups or gaps, the channels of neighbouring taps along a line follow one another.
         merged = conv.groups == 1 and conv.dilation[-1] == 1
-        axes = len(conv.kernel) - 1 if merged else len(conv.kernel)
+        kernel = conv.kernel[:-1] if merged else conv.kernel
         run = conv.channels_per_group * (conv.kernel[-1] if merged else 1)
         tap: Index = 0
         offset: Index = 0
-        with ExitStack() as nest:
-            for axis in range(axes):
-                if conv.kernel[axis] == 1:
-                    continue
-                index = nest.enter_context(b.loop(0, conv.kernel[axis], name="tap"))
-                tap = tap * conv.kernel[axis] + index
-                offset = offset + index * (conv.dilation[axis] * self.staged.strides[axis])
+        with nested(b, kernel, "tap") as at:
+            steps = map(mul, conv.dilation, self.staged.strides)
+            for index, taps, step in zip(at, kernel, steps, strict=False):
+                tap, offset = index + tap * taps, index * step + offset
             rows = [b.at(start, offset) for start in starts]
             panel = b.at(weight, tap * (run * self.panel))
             add_products(sums, run, partial(self._operands, rows, panel, sums.vectors))
