@@ -25,6 +25,10 @@ class Sums:
         """The sums as they are now."""
         return [[each.get() for each in row] for row in self._rows]
 
+    def get(self, row: int, vector: int) -> Value:
+        """One of them as it is now."""
+        return self._rows[row][vector].get()
+
     @contextmanager
     def open(self) -> Iterator[list[list[Value]]]:
         """The sums, for straight code to replace in the list; they are kept at its end."""

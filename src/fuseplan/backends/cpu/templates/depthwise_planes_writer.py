@@ -168,9 +168,10 @@ class Writer:
                 end = (plan.row.size - 1) * self.pitch + plan.column.size
                 src = Stretch(b, b.at(sheet.src, offset), 0, end)
                 self._whole_products(sums, src, self._operands(block, counts), weight)
-            for index, values in enumerate(sums.values()):
-                for value, first, count in zip(values, block, counts, strict=True):
-                    self._store(value, sheet, index, sheet.dst + first, count)
+            # Read one by one: in another order LLVM's schedule of 14x14 pixels takes 1.1 times as long.
+            for index, number in product(range(self.knobs.features), range(len(block))):
+                element = sheet.dst + block[number]
+                self._store(sums.get(index, number), sheet, index, element, counts[number])
 
     def _whole_products(
         self, sums: Sums, src: Stretch, operands: Mapping[Positions, list[tuple[int, int]]], weight: Value
@@ -241,10 +242,9 @@ class Writer:
         with self._taps(sheet) as (weight, offset, tests):
             self._products(sums, replace(spot, line=self.b.at(spot.line, offset)), tests, weight)
         count = min(self.lanes, self.plan.column.out)
-        values = sums.values()
         for index, (v, start), r in product(range(self.knobs.features), enumerate(spot.starts), range(rows)):
             element = spot.dst + (r * self.plan.column.out + start)
-            self._store(values[index * rows + r][v], sheet, index, element, count)
+            self._store(sums.get(index * rows + r, v), sheet, index, element, count)
 
     def _products(self, sums: Sums, spot: _Spot, tests: list[Value], weight: Value) -> None:
         """Adds src times weight over the taps of the last two axes."""
