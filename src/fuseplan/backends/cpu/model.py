@@ -70,8 +70,7 @@ class SumOfProducts(CpuTemplate):
 
     @staticmethod
     def claims(kernel: Kernel, accuracy: Accuracy) -> Iterator[Claim]:
-        """The last limits of every such template: padding that can be addressed, layouts, and the error."""
-        yield padding_claim(kernel)
+        """The last limits of every such template: the layout of src, and the error."""
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 

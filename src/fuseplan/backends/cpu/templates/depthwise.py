@@ -50,6 +50,7 @@ class Depthwise(DepthwiseKnobs):
             operator=kernel.contraction_step,
         )
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
+        yield model.padding_claim(kernel)
         yield from cls.claims(kernel, accuracy)
 
     @classmethod

@@ -36,6 +36,7 @@ class DepthwisePlanes(DepthwisePlanesKnobs):
         yield from depthwise_claims(kernel)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
+        yield model.padding_claim(kernel)
         yield from cls.claims(kernel, accuracy)
 
     @classmethod

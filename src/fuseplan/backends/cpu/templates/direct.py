@@ -45,6 +45,7 @@ class Direct(DirectKnobs):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield model.padding_claim(kernel)
         yield from cls.claims(kernel, accuracy)
 
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
@@ -41,4 +42,5 @@ class GroupedPlanes(DepthwisePlanes):
         )
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
+        yield model.padding_claim(kernel)
         yield from cls.claims(kernel, accuracy)
