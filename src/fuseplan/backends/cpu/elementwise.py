@@ -202,8 +202,7 @@ class Formulas:
             return b.broadcast(self._pointers["parameters"], self._parameters[name])
         operand, pointer = self._operands[name], self._pointers[name]
         if operand.per == "element":
-            where = b.at(pointer, place.element, storage.element_type(operand.dtype))
-            return storage.read(b, operand.dtype, where, self.lanes, count=place.count)
+            return storage.read_at(b, operand.dtype, pointer, place.element, place.count)
         if operand.per == "activation":
             inside = place.element % self._image if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside), place.count, b.vector)

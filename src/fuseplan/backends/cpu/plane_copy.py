@@ -88,7 +88,6 @@ class PlaneCopy:
 
     def _part(self, source: Value, channel: Index, to: Value, count: int) -> None:
         b, dtype = self.b, self.kernel.src.dtype
-        where = b.at(self.frame.pointer("src"), source, storage.element_type(dtype))
-        x = storage.read(b, dtype, where, self.frame.lanes, count=count)
+        x = storage.read_at(b, dtype, self.frame.pointer("src"), source, count)
         x = self.stages.apply(x, Place(source, channel, False, count), {})
         b.store_first(x, to, count)

@@ -195,8 +195,7 @@ class Stager:
         b.line(f"call void @llvm.memset.p0.i64(ptr align 4 {where.name}, i8 0, i64 {size}, i1 false)")
 
     def _read(self, offset: Index, count: int) -> Value:
-        where = self.b.at(self.src, offset, storage.element_type(self.dtype))
-        return storage.read(self.b, self.dtype, where, self.frame.lanes, count=count)
+        return storage.read_at(self.b, self.dtype, self.src, offset, count)
 
     # ---- channels innermost
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of, vector
+from fuseplan.backends.cpu.lanes import with_lane
 
 # What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
 # lacks it.
@@ -22,17 +23,15 @@ def read_one(b: Builder, dtype: str, pointer: Value) -> Value:
     return widen(b, dtype, b.load(pointer, STORED[dtype]))
 
 
-def read_apart(b: Builder, dtype: str, pointer: Value, offset: Index, step: int, count: int) -> Value:
+def read_at(b: Builder, dtype: str, pointer: Value, offset: Index, count: int, step: int = 1) -> Value:
     """`count` elements from element `offset` on, `step` apart, as a vector; other lanes are zero."""
     kind = element_type(dtype)
     if step == 1 or count == 1:
         return read(b, dtype, b.at(pointer, offset, kind), b.lanes, count=count)
     gathered = Value(b, b.vector, "zeroinitializer")
-    for lane in range(count):
-        apart: Index = offset + lane * step
-        one = read_one(b, dtype, b.at(pointer, apart, kind))
-        text = f"insertelement {b.vector} {gathered.name}, {one.type} {one.name}, i32 {lane}"
-        gathered = b.op(b.vector, text)
+    for number in range(count):
+        apart: Index = offset + number * step
+        gathered = with_lane(b, gathered, number, read_one(b, dtype, b.at(pointer, apart, kind)))
     return gathered
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -35,6 +35,11 @@ class DepthwiseKnobs(model.SumOfProducts):
     columns: int
     block_rows: int
     blocks: int
+
+
+Pairs = Sequence[tuple[int, int]]  # an output and a tap
+Pieces = list[tuple[int, Value]]  # vectors of channels, each with its first
+_Use = tuple[int, tuple[int, int], tuple[Value, int, int]]
 
 
 @dataclass(frozen=True)
@@ -172,15 +177,20 @@ class Writer:
         columns = column.users(self.knobs.columns)
         sources = [pack.sources(part, i, pack.features_of(read.count, part)) for i in range(pack.products)]
         lines = row.users(self.knobs.rows).items()
+
+        def uses(rows: Pairs, some: Sequence[int], elements: list[Pieces]) -> Iterator[_Use]:
+            """Each product of some columns of a line: its number in the group, its row, its element."""
+            for number, positions in enumerate(sources):
+                xs = [combined(b, pieces, positions) for pieces in elements]
+                users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
+                yield from ((number, of_row, user) for of_row, user in product(rows, users))
+
         with sums.open() as values:
             for (line, rows), some in product(lines, _groups(list(columns), self.held)):
                 elements = read.line(line, some)
-                for number, positions in enumerate(sources):
-                    xs = [combined(b, pieces, positions) for pieces in elements]
-                    users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
-                    for (r, upper), (x, c, tap) in product(rows, users):
-                        where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
-                        values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
+                for number, (r, upper), (x, c, tap) in uses(rows, some, elements):
+                    where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
+                    values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
 
     def _store(self, values: list[list[Value]], spot: _Spot, feature: Index, count: int) -> None:
         features = self.conv.features
@@ -220,6 +230,5 @@ class _Reader:
         if first is not None and not 0 <= first + column < writer.plan.column.size:
             return b.number(0.0)
         offset = line * writer.row_stride + column * writer.column_stride + start
-        where = b.at(self.src, offset, writer.stored)
-        x = storage.read(b, writer.dtype, where, b.lanes, count=min(b.lanes, self.count - start))
+        x = storage.read_at(b, writer.dtype, self.src, offset, min(b.lanes, self.count - start))
         return x if writer.plan.staged.copies else writer.head.apply(x, self.place, self.known)

@@ -11,7 +11,7 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
-from fuseplan.backends.cpu.lane_sums import widened
+from fuseplan.backends.cpu.lanes import widened
 from fuseplan.backends.cpu.loops import by_length, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
@@ -132,7 +132,7 @@ class ColumnWriter(Writer):
     def _read(self, unit: Unit, row: Row, at: Index, count: int) -> Value:
         step = self.shape.run.src
         offset = row[1] + unit.src + (unit.low + at) * step
-        return storage.read_apart(self.b, self.kernel.src.dtype, self.src, offset, step, count)
+        return storage.read_at(self.b, self.kernel.src.dtype, self.src, offset, count, step)
 
     def _rows(self, part: Index) -> tuple[Index, Index]:
         """The first row of a part, and the one behind its last."""

@@ -11,7 +11,7 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I64
-from fuseplan.backends.cpu.lane_sums import chosen_lanes, lane_sum, widened
+from fuseplan.backends.cpu.lanes import chosen_lanes, lane, lane_sum, widened
 from fuseplan.backends.cpu.loops import by_length, steps, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
@@ -91,7 +91,7 @@ class RunWriter(Writer):
 
     def _read(self, tile: _Tile, i: Index, count: int) -> Value:
         step = self.shape.run.src
-        return storage.read_apart(self.b, self.kernel.src.dtype, self.src, tile.src + i * step, step, count)
+        return storage.read_at(self.b, self.kernel.src.dtype, self.src, tile.src + i * step, count, step)
 
     def _known(self, formulas: Formulas, unit: Unit) -> Known:
         """What is the same for all positions of a channel."""
@@ -193,7 +193,7 @@ class RunWriter(Writer):
         b, lanes, extent = self.b, self.lanes, self.shape.run.extent
         if extent < lanes:
             (value,) = self._values(number, unit, tile, tile.start, 1, known)
-            middle = b.op(b.element, f"extractelement {value.type} {value.name}, i32 0")
+            middle = lane(b, value, 0)
         else:
             starts = [b.smaller(tile.start + i * lanes, extent - lanes) for i in range(_UNROLL)]
             first = [self._values(number, unit, tile, start, lanes, known)[0] for start in starts]

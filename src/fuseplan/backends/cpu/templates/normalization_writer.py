@@ -20,7 +20,7 @@ from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import vector
-from fuseplan.backends.cpu.lane_sums import first_lanes, lane_sum
+from fuseplan.backends.cpu.lanes import first_lanes, lane, lane_sum, with_lane
 from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.emit import Source
@@ -371,20 +371,18 @@ class Writer(ABC):
             if self._in_order(result):
                 self.b.store_first(value, self.b.at(pointer, first), count)
                 continue
-            for lane in range(count):
-                one = self.b.op(self.b.element, f"extractelement {value.type} {value.name}, i32 {lane}")
-                self.b.store(one, self.b.at(pointer, self._logical(first + lane)))
+            for number in range(count):
+                where = self.b.at(pointer, self._logical(first + number))
+                self.b.store(lane(self.b, value, number), where)
 
     def _old(self, result: KernelResult, first: Index, count: int) -> Value:
         b, pointer = self.b, self.frame.pointer("result", result.key)
         if self._in_order(result):
             return b.load_first(b.at(pointer, first), count, b.vector)
         found = b.number(0.0)
-        for lane in range(count):
-            one = b.load(b.at(pointer, self._logical(first + lane)), b.element)
-            found = b.op(
-                b.vector, f"insertelement {b.vector} {found.name}, {one.type} {one.name}, i32 {lane}"
-            )
+        for number in range(count):
+            one = b.load(b.at(pointer, self._logical(first + number)), b.element)
+            found = with_lane(b, found, number, one)
         return found
 
     def _in_order(self, result: KernelResult) -> bool:

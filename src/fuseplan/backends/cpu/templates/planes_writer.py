@@ -172,8 +172,7 @@ class _Writer:
         for j in range(vectors):
             count = min(self.lanes, self.positions - j * self.lanes)
             place = Place(source + j * self.lanes, channel, False, count)
-            where = b.at(self.src, place.element, storage.element_type(dtype))
-            x = storage.read(b, dtype, where, self.lanes, count=count)
+            x = storage.read_at(b, dtype, self.src, place.element, count)
             read.append(self.prologue.apply(x, place, known))
             b.store(read[-1], b.at(copy, j * self.lanes), align=self.frame.target.vector_bytes)
         return read

@@ -336,5 +336,5 @@ class _Writer:
         for node, room in rooms.items():
             self.stages.keep(node, place, b.load(b.at(room, i - line.origin)), known)
         step = self.path.run.src
-        x = storage.read_apart(b, self.kernel.src.dtype, self.src, line.src + i * step, step, count)
+        x = storage.read_at(b, self.kernel.src.dtype, self.src, line.src + i * step, count, step)
         finish(self.frame, self.stages, x, place, known, stream=stream)

@@ -1,4 +1,4 @@
-"""Sums of a vector's lanes, of all or of some."""
+"""A vector's lanes: one of them, some of them, and their sum."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import element_of, lanes_of
 
 
+def lane(b: Builder, value: Value, number: int) -> Value:
+    """One lane, as a scalar."""
+    return b.op(element_of(value.type), f"extractelement {value.type} {value.name}, i32 {number}")
+
+
+def with_lane(b: Builder, value: Value, number: int, one: Value) -> Value:
+    """The vector with a scalar in one lane."""
+    text = f"insertelement {value.type} {value.name}, {one.type} {one.name}, i32 {number}"
+    return b.op(value.type, text)
+
+
 def first_lanes(b: Builder, value: Value, count: int) -> Value:
     """The first lanes, and zero in the others."""
     lanes = lanes_of(value.type)
     if count == lanes:
         return value
-    return chosen_lanes(b, value, [lane < count for lane in range(lanes)])
+    return chosen_lanes(b, value, [number < count for number in range(lanes)])
 
 
 def chosen_lanes(b: Builder, value: Value, chosen: list[bool]) -> Value:
@@ -28,8 +39,7 @@ def lane_sum(b: Builder, value: Value) -> Value:
         lanes //= 2
         low, high = (b.shuffle(value, value, range(first, first + lanes)) for first in (0, lanes))
         value = low + high
-    kind = element_of(value.type)
-    return b.op(kind, f"extractelement {value.type} {value.name}, i32 0")
+    return lane(b, value, 0)
 
 
 def widened(b: Builder, value: Value) -> Value:
