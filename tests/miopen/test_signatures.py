@@ -13,8 +13,8 @@ import pytest
 from fuseplan import miopen
 from fuseplan.compat.miopen.call import Object
 from fuseplan.compat.miopen.call import function as made
+from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.functions import CALLS, CALLS_BY_NAME, CHECK_OF_TYPE, FUNCTIONS
-from fuseplan.compat.miopen.header import declarations
 from fuseplan.compat.miopen.kinds import SPELLED
 from fuseplan.miopen import Ref
 from miopen_calls import TAKES, activation, convolution, created, fails, handle, ok, tensor
@@ -187,6 +187,31 @@ def test_a_defect_of_ours_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         made(declared, broken, CHECK_OF_TYPE)(Ref())
+
+
+NUMBERS = [
+    pytest.param(each.name, name, value, id=f"{each.name}-{name}-{value}")
+    for each in declarations()
+    for name, (least, most) in each.bounds.items()
+    for value in (least - 1, *(() if most is None else (most + 1,)))
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), NUMBERS)
+def test_numbers_out_of_bounds_are_refused(name: str, parameter: str, value: int) -> None:
+    fails(call_with(name, parameter, value), "BadParm", f"{name}: `{parameter}` is ", f"; got {value}")
+
+
+SEQUENCES = [(each.name, name, count) for each in declarations() for name, count in each.lengths.items()]
+
+
+@pytest.mark.parametrize(("name", "parameter", "count"), SEQUENCES)
+def test_sequences_of_another_length_are_refused(name: str, parameter: str, count: str) -> None:
+    """The number is 1 and the other sequences have as many elements: this one has three."""
+    one = {each: (1,) for each, (kind, _) in TAKES[name].items() if kind == "Extents"}
+    given = {each: valid(kind) for each, (kind, _) in TAKES[name].items()} | one
+    told = f"{name}: `{parameter}` has 3 numbers; want {count} = 1"
+    fails(FUNCTIONS[name](**(given | {parameter: (1, 2, 3)})), "BadParm", told)
 
 
 def test_every_function_is_declared_and_made() -> None:

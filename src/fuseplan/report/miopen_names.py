@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.enums import ENUMS
-from fuseplan.compat.miopen.header import declarations
 from fuseplan.compat.miopen_driver import command_of
 from fuseplan.miopen import NAMES
 from fuseplan.report.docstrings import markdown, parse, prose, table

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.compat.miopen.declaration import NULL, Declaration
 from fuseplan.compat.miopen.enums import miopenStatus_t
-from fuseplan.compat.miopen.header import NULL, Declaration
 from fuseplan.compat.miopen.kinds import spelled
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, counted
 
@@ -117,6 +117,7 @@ def function(
             given = _bound(declared.signature, args, named)
             for name, value in given.items():
                 given[name] = checked(name, value, check_of_name[name], is_nullable=name in nullable)
+            _check_numbers(declared, given)
             cells = [given.pop(name) for name in outs]
             result = run(given)
             _write(cells, result if len(outs) > 1 else (result,) * len(outs))
@@ -141,6 +142,18 @@ def _bound(signature: inspect.Signature, args: Sequence[Any], named: Mapping[str
         raise bad_parameter(f"{error}; it is called as ({', '.join(signature.parameters)})") from None
     given.apply_defaults()
     return dict(given.arguments)
+
+
+def _check_numbers(declared: Declaration, given: Mapping[str, Any]) -> None:
+    """Checks bounds of numbers, and lengths of sequences."""
+    for name, (least, most) in declared.bounds.items():
+        wanted = "or more" if most is None else f"{'or' if most == least + 1 else 'to'} {most}"
+        if given[name] < least or (most is not None and given[name] > most):
+            raise bad_parameter(f"`{name}` is {least} {wanted}; got {given[name]}")
+    for name, count in declared.lengths.items():
+        length = None if given[name] is None else len(given[name])
+        if length not in (None, given[count]):
+            raise bad_parameter(f"`{name}` has {counted(length, 'number')}; want {count} = {given[count]}")
 
 
 def _write(cells: Sequence[Ref | None], values: Sequence[Any]) -> None:
@@ -237,16 +250,6 @@ def _extents(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
         raise bad_parameter(f"`{name}` is a sequence of integers; got {told(value)}")
     return tuple(_number(int, f"{name}[{place}]", each) for place, each in enumerate(listed))
-
-
-def check_length(name: str, values: Sequence[int], what: str, count: int) -> None:
-    """Checks that a sequence is as long as another argument says.
-
-    Raises:
-        StatusError: it is not.
-    """
-    if len(values) != count:
-        raise bad_parameter(f"`{name}` has {counted(len(values), 'number')}; want {what} = {count}")
 
 
 def told(value: Any) -> str:

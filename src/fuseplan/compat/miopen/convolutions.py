@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fuseplan.compat.miopen.call import Object, bad_parameter, check_length, not_implemented, not_initialized
-from fuseplan.compat.miopen.enums import miopenConvolutionAttrib_t, miopenConvolutionMode_t, miopenMathType_t
-from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t
+from fuseplan.compat.miopen.call import Object, bad_parameter, not_implemented, not_initialized
+from fuseplan.compat.miopen.enums import miopenConvolutionAttrib_t, miopenMathType_t
+from fuseplan.compat.miopen.enums import miopenConvolutionMode_t as Mode
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.ops.conv import CONVOLUTIONS, Conv
 from fuseplan.tensor import TensorSpec
 
@@ -34,7 +35,7 @@ class miopenConvolutionDescriptor_t(Object):
     def __init__(self) -> None:
         super().__init__()
         self.is_set = False
-        self.mode = miopenConvolutionMode_t.miopenConvolution
+        self.mode = Mode.miopenConvolution
         self.padding: tuple[int, ...] = ()
         self.stride: tuple[int, ...] = ()
         self.dilation: tuple[int, ...] = ()
@@ -42,11 +43,7 @@ class miopenConvolutionDescriptor_t(Object):
         self.attributes = {name: first for name, (first, _, _) in ATTRIBUTES.items()}
 
     def set(
-        self,
-        mode: miopenConvolutionMode_t,
-        padding: tuple[int, ...],
-        stride: tuple[int, ...],
-        dilation: tuple[int, ...],
+        self, mode: Mode, padding: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
     ) -> None:
         """Sets what the Init calls say.
 
@@ -56,34 +53,10 @@ class miopenConvolutionDescriptor_t(Object):
         for name, values, least in (("pad", padding, 0), ("stride", stride, 1), ("dilation", dilation, 1)):
             if min(values) < least:
                 raise bad_parameter(f"{name} is {least} or more along each axis; got {values}")
-        is_old_word = mode in (
-            miopenConvolutionMode_t.miopenGroupConv,
-            miopenConvolutionMode_t.miopenDepthwise,
-        )
-        self.mode = miopenConvolutionMode_t.miopenConvolution if is_old_word else mode
+        is_old_word = mode in (Mode.miopenGroupConv, Mode.miopenDepthwise)
+        self.mode = Mode.miopenConvolution if is_old_word else mode
         self.padding, self.stride, self.dilation = padding, stride, dilation
         self.is_set = True
-
-    def set_axes(
-        self,
-        count: int,
-        padding: tuple[int, ...],
-        stride: tuple[int, ...],
-        dilation: tuple[int, ...],
-        mode: miopenConvolutionMode_t,
-    ) -> None:
-        """Sets a convolution over `count` spatial axes."""
-        if not 1 <= count <= len(CONVOLUTIONS):
-            raise bad_parameter(f"`spatialDim` is 1 to {len(CONVOLUTIONS)}; got {count}")
-        for name, values in (("padA", padding), ("strideA", stride), ("dilationA", dilation)):
-            check_length(name, values, "spatialDim", count)
-        self.set(mode, padding, stride, dilation)
-
-    def set_groups(self, count: int) -> None:
-        """Sets the number of groups."""
-        if count < 1:
-            raise bad_parameter(f"`groupCount` is 1 or more; got {count}")
-        self.groups = count
 
     def set_attribute(self, name: Attribute, value: int) -> None:
         """Sets an attribute."""
@@ -122,7 +95,7 @@ class miopenConvolutionDescriptor_t(Object):
                 f"the convolution descriptor has {axes} spatial axes; "
                 f"the filter {weight} has {weight.rank - 2}"
             )
-        if self.mode is miopenConvolutionMode_t.miopenTranspose:
+        if self.mode is Mode.miopenTranspose:
             raise not_implemented("miopenTranspose: transposed convolutions are not supported")
         if weight.dtype != src.dtype:
             raise bad_parameter(f"the types of input and filter differ: {src} and {weight}")
@@ -144,22 +117,18 @@ class miopenConvolutionDescriptor_t(Object):
             precision=PRECISION[miopenMathType_t(self.attributes[math])] if is_single else "full",
         )
 
-    def output_axes(
-        self, src: miopenTensorDescriptor_t, weight: miopenTensorDescriptor_t
-    ) -> tuple[int, tuple[int, ...]]:
+    def output_axes(self, src: Tensor, weight: Tensor) -> tuple[int, tuple[int, ...]]:
         """The number and the lengths of the axes of the result for src."""
         shape = self.operator(src.spec, weight.spec).output(src.spec).shape
         return len(shape), shape
 
-    def output_2d(self, src: miopenTensorDescriptor_t, weight: miopenTensorDescriptor_t) -> tuple[int, ...]:
+    def output_2d(self, src: Tensor, weight: Tensor) -> tuple[int, ...]:
         """The lengths of the result for src, over two spatial axes."""
         return self.checked(2).output_axes(src, weight)[1]
 
     def read(self, most: int) -> tuple[int | tuple[int, ...], ...]:
         """The number of spatial axes; padding, stride and dilation of at most so many of them; the mode."""
         told = self.checked()
-        if most < 0:
-            raise bad_parameter(f"`requestedSpatialDim` is 0 or more; got {most}")
         return len(told.padding), told.padding[:most], told.stride[:most], told.dilation[:most], told.mode
 
     def read_2d(self) -> tuple[int, ...]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t
 from fuseplan.compat.miopen.call import bad_parameter
 from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.compat.miopen.handle import miopenHandle_t
 from fuseplan.compat.miopen.operators import ALPHA, Lowered
-from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t
-from fuseplan.compat.miopen.tensors import check_same, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.tensors import check_same
 from fuseplan.tensor import TensorSpec
+
+Arguments = Mapping[str, Any]  # of a call, by their names
 
 
 @dataclass(frozen=True)
@@ -80,29 +80,26 @@ def check_workspace(size: int | None, needed: int) -> None:
         )
 
 
-def execute(
-    handle: miopenHandle_t,
-    plan: miopenFusionPlanDescriptor_t,
-    src: miopenTensorDescriptor_t,
-    input: Any,
-    dst: miopenTensorDescriptor_t,
-    output: Any,
-    args: miopenOperatorArgs_t,
-    workspace: Any = None,
-    size: int = 0,
-) -> None:
+def call_of(arguments: Arguments, src: str, dst: str) -> Call:
+    """Where and on what a call runs: its arguments of these names, each tensor's with its descriptor."""
+    ends = [(arguments[f"{name}Desc"].spec, arguments[name]) for name in (src, dst)]
+    sizes = [value for name, value in arguments.items() if name.startswith("workspaceSize")]
+    size = workspace_size(arguments["workspace"], *sizes) if sizes else None
+    return Call(arguments["handle"], ends[0], ends[1], arguments.get("algo"), size)
+
+
+def execute(arguments: Arguments) -> None:
     """Runs a plan that the handle compiled; a factor that is not 1 takes a kernel of its own, made once.
 
     Raises:
         StatusError: the handle did not compile the plan as it is now, or an operator has no arguments.
         StatusError, Unsupported, ArgumentError: as `Call.launch` does.
     """
-    own = workspace_size(workspace, size)
-    if all(each is not handle for each in plan.handles):
+    call, plan = call_of(arguments, "input", "output"), arguments["fusePlanDesc"]
+    if all(each is not call.handle for each in plan.handles):
         raise bad_parameter(
             "the plan was not compiled with this handle as it is now: call miopenCompileFusionPlan, and "
             "check what it returns"
         )
-    given = [args.of(each) for each in plan.operators]
-    call = Call(handle, (src.spec, input), (dst.spec, output), plan.algorithm, own)
-    call.launch(plan.lowered(scaled(given)), given)
+    given = [arguments["args"].of(each) for each in plan.operators]
+    replace(call, algorithm=plan.algorithm).launch(plan.lowered(scaled(given)), given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ from fuseplan.compat.miopen.activations import miopenActivationDescriptor_t as A
 from fuseplan.compat.miopen.arguments import miopenOperatorArgs_t, set_arguments
 from fuseplan.compat.miopen.call import CHECKS, Check, Object, check_of, function
 from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
+from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen.execute import execute, workspace_size
 from fuseplan.compat.miopen.handle import VERSION, miopenHandle_t, target_of
-from fuseplan.compat.miopen.header import declarations
 from fuseplan.compat.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
 from fuseplan.compat.miopen.normalization import differentiate, infer, train
 from fuseplan.compat.miopen.onecall import activate, convolve
@@ -28,7 +28,7 @@ from fuseplan.compat.miopen.problems import (
     miopenProblem_t,
     normalization_problem,
 )
-from fuseplan.compat.miopen.solutions import arguments_of, find_most, miopenTensorArgument_t, run
+from fuseplan.compat.miopen.solutions import arguments_of, find, miopenTensorArgument_t, run
 from fuseplan.compat.miopen.solutions import miopenFindOptions_t as Options
 from fuseplan.compat.miopen.solutions import miopenSolution_t as Solution
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
@@ -45,6 +45,18 @@ CHECK_OF_TYPE: dict[str, Check] = {
     **{kind.__name__: check_of(kind) for kind in (*ENUMS, *CLASSES)},
 }
 
+
+def _set(attribute: str) -> Callable[[Object, Any], None]:
+    """A call that sets an attribute of an object."""
+    return lambda it, value: setattr(it, attribute, value)
+
+
+def _set_tensor(
+    it: Tensor, kind: Any, count: int, shape: Sequence[int], strides: Sequence[int] | None
+) -> None:
+    it.set(kind, shape, strides=strides)
+
+
 # By function, its result from its arguments in C's order without out-pointers; a tuple for several results.
 CALLS: dict[str, Callable[..., Any]] = {
     "miopenCreate": miopenHandle_t,
@@ -52,15 +64,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "miopenSetStream": miopenHandle_t.set_stream,
     "miopenGetStream": lambda handle: handle.stream,
     "miopenSetAllocator": miopenHandle_t.set_allocator,
-    "miopenEnableProfiling": miopenHandle_t.enable_profiling,
+    "miopenEnableProfiling": _set("is_profiling"),
     "miopenGetKernelTime": lambda handle: handle.kernel_time,
     "miopenGetVersion": lambda: VERSION,
     "miopenCreateTensorDescriptor": Tensor,
     "miopenSet4dTensorDescriptor": lambda tensor, kind, *shape: tensor.set(kind, shape),
     "miopenSet4dTensorDescriptorEx": lambda tensor, kind, *axes: tensor.set(kind, axes[:4], strides=axes[4:]),
-    "miopenSetTensorDescriptor": Tensor.set_axes,
-    "miopenSetTensorDescriptorV2": Tensor.set_axes,
-    "miopenSetNdTensorDescriptorWithLayout": Tensor.set_layout,
+    "miopenSetTensorDescriptor": _set_tensor,
+    "miopenSetTensorDescriptorV2": _set_tensor,
+    "miopenSetNdTensorDescriptorWithLayout": lambda tensor, *told: tensor.set_layout(*told[:3]),
     "miopenGet4dTensorDescriptor": Tensor.read_4d,
     "miopenGetTensorDescriptorSize": lambda tensor: tensor.spec.rank,
     "miopenGetTensorDescriptor": Tensor.read,
@@ -68,8 +80,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "miopenDeriveBNTensorDescriptor": Tensor.derive,
     "miopenCreateConvolutionDescriptor": Convolution,
     "miopenInitConvolutionDescriptor": lambda it, mode, *axes: it.set(mode, axes[:2], axes[2:4], axes[4:]),
-    "miopenInitConvolutionNdDescriptor": Convolution.set_axes,
-    "miopenSetConvolutionGroupCount": Convolution.set_groups,
+    "miopenInitConvolutionNdDescriptor": lambda it, count, *axes: it.set(axes[3], *axes[:3]),
+    "miopenSetConvolutionGroupCount": _set("groups"),
     "miopenSetConvolutionAttribute": Convolution.set_attribute,
     "miopenGetConvolutionAttribute": lambda convolution, name: int(convolution.attributes[name]),
     "miopenGetConvolutionGroupCount": lambda convolution: convolution.groups,
@@ -96,8 +108,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "miopenFusionPlanConvolutionGetAlgo": Plan.algorithms,
     "miopenFusionPlanConvolutionSetAlgo": Plan.bind,
     "miopenCreateOperatorArgs": miopenOperatorArgs_t,
-    "miopenExecuteFusionPlan": execute,
-    "miopenExecuteFusionPlan_v2": execute,
     "miopenCreateConvProblem": convolution_problem,
     "miopenCreateBiasProblem": bias_problem,
     "miopenCreateActivationProblem": activation_problem,
@@ -105,13 +115,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "miopenSetProblemTensorDescriptor": miopenProblem_t.describe,
     "miopenFuseProblems": miopenProblem_t.fuse,
     "miopenCreateFindOptions": Options,
-    "miopenSetFindOptionTuning": Options.set_tuning,
-    "miopenSetFindOptionResultsOrder": Options.set_order,
-    "miopenSetFindOptionWorkspaceLimit": Options.set_workspace,
+    "miopenSetFindOptionTuning": _set("is_tuning"),
+    "miopenSetFindOptionResultsOrder": _set("order"),
+    "miopenSetFindOptionWorkspaceLimit": _set("most_workspace"),
     "miopenSetFindOptionPreallocatedWorkspace": lambda options, *given: workspace_size(*given),
     "miopenSetFindOptionPreallocatedTensor": lambda options, name, buffer: None,
     "miopenSetFindOptionAttachBinaries": Options.attach_binaries,
-    "miopenFindSolutions": find_most,
+    "miopenFindSolutions": find,
     "miopenRunSolution": run,
     "miopenSaveSolution": lambda solution: solution.saved,
     "miopenLoadSolution": Solution.load,
@@ -123,6 +133,8 @@ CALLS: dict[str, Callable[..., Any]] = {
 # The same of functions that read their arguments by name.
 CALLS_BY_NAME: dict[str, Callable[[dict[str, Any]], None]] = {
     **{kind.set_args: partial(set_arguments, kind) for kind in KINDS if kind is not RESIDUAL},
+    "miopenExecuteFusionPlan": execute,
+    "miopenExecuteFusionPlan_v2": execute,
     "miopenConvolutionBiasActivationForward": convolve,
     "miopenActivationForward": activate,
     "miopenActivationBackward": activate,

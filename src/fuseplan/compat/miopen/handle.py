@@ -70,10 +70,6 @@ class miopenHandle_t(Object):
             )
         self.stream = None if stream is None else _torch_stream(stream, self.target)
 
-    def enable_profiling(self, enable: bool) -> None:
-        """Says whether later launches are timed."""
-        self.is_profiling = enable
-
     @property
     def kernel_time(self) -> float:
         """Milliseconds of the last launch.

@@ -6,16 +6,12 @@ the reference, and the tests of bad arguments. In a declaration
 - `*name` is an out-pointer: a result of the function is written there;
 - `name?` may be null;
 - `type name` gives an argument's type where `TYPES` has another for that name;
+- `1<=name<=3` gives the least and the most of a number;
+- `name[count]` names the argument with the length of a sequence;
 - `name=value` is an argument that MIOpen does not have.
 """
 
 from __future__ import annotations
-
-import ast
-import inspect
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 # By type, the arguments that have it. `Pointer` is a tensor, a stream, ...: a pointer in C; `Scalar` is a
 # number where C takes its address; `Extents` is a sequence of integers.
@@ -100,11 +96,11 @@ miopenSet4dTensorDescriptor(tensorDesc, dataType, n, c, h, w)
     Describes a packed NCHW tensor.
 miopenSet4dTensorDescriptorEx(tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
     Describes a tensor of any strides, in elements.
-miopenSetTensorDescriptor(tensorDesc, dataType, nbDims, dimsA, stridesA?)
+miopenSetTensorDescriptor(tensorDesc, dataType, nbDims, dimsA[nbDims], stridesA[nbDims]?)
     Describes a tensor of 2 to 5 axes; without strides it is packed, n outermost, then c.
-miopenSetTensorDescriptorV2(tensorDesc, dataType, nbDims, dimsA, stridesA?)
+miopenSetTensorDescriptorV2(tensorDesc, dataType, nbDims, dimsA[nbDims], stridesA[nbDims]?)
     The same as miopenSetTensorDescriptor: Python has one kind of integer.
-miopenSetNdTensorDescriptorWithLayout(tensorDesc, dataType, tensorLayout, lens, num_lens)
+miopenSetNdTensorDescriptorWithLayout(tensorDesc, dataType, tensorLayout, lens[num_lens], num_lens)
     Describes a packed tensor in a named layout; its lengths are always in the order n, c, spatial.
 miopenGet4dTensorDescriptor(tensorDesc, *dataType, *n, *c, *h, *w, *nStride, *cStride, *hStride, *wStride)
     Reads the type, lengths and strides of a tensor of 4 axes.
@@ -126,9 +122,10 @@ miopenCreateConvolutionDescriptor(*convDesc)
     Makes a convolution descriptor; an Init call says how the kernel moves.
 miopenInitConvolutionDescriptor(convDesc, c_mode, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w)
     Sets a convolution over two spatial axes.
-miopenInitConvolutionNdDescriptor(convDesc, spatialDim, padA, strideA, dilationA, c_mode)
+miopenInitConvolutionNdDescriptor(convDesc, 1<=spatialDim<=3, padA[spatialDim], strideA[spatialDim],
+        dilationA[spatialDim], c_mode)
     Sets a convolution over one to three spatial axes.
-miopenSetConvolutionGroupCount(convDesc, groupCount)
+miopenSetConvolutionGroupCount(convDesc, 1<=groupCount)
     Divides the channels into groups that are convolved apart.
 miopenSetConvolutionAttribute(convDesc, attr, value)
     Sets an attribute; MATH_TYPE says whether factors of f32 may be rounded to TF32.
@@ -141,7 +138,7 @@ miopenGetConvolutionSpatialDim(convDesc, *spatialDim)
 miopenGetConvolutionDescriptor(convDesc, *c_mode, *pad_h, *pad_w, *stride_h, *stride_w, *dilation_h,
         *dilation_w)
     Reads a convolution over two spatial axes.
-miopenGetConvolutionNdDescriptor(convDesc, requestedSpatialDim, *spatialDim, *padA, *strideA, *dilationA,
+miopenGetConvolutionNdDescriptor(convDesc, 0<=requestedSpatialDim, *spatialDim, *padA, *strideA, *dilationA,
         *c_mode)
     Reads a convolution; of its spatial axes at most as many as requested, as tuples.
 miopenGetConvolutionForwardOutputDim(convDesc, inputTensorDesc, filterDesc, *n, *c, *h, *w)
@@ -191,7 +188,7 @@ miopenFusionPlanGetWorkSpaceSize(handle, fusePlanDesc, *workSpaceSize, algo)
 
     The kernel is the one that the plan is compiled to, or would be; `algo` chooses none, as in MIOpen:
     miopenFusionPlanConvolutionSetAlgo does.
-miopenFusionPlanConvolutionGetAlgo(fusePlanDesc, requestAlgoCount, *returnedAlgoCount, *returnedAlgos,
+miopenFusionPlanConvolutionGetAlgo(fusePlanDesc, 1<=requestAlgoCount, *returnedAlgoCount, *returnedAlgos,
         handle?=None)
     Reads the algorithms of the templates that take the plan, the preferred first, as a tuple.
 
@@ -307,11 +304,11 @@ miopenCreateFindOptions(*options)
     Makes options: no tuning, by time, any workspace.
 miopenDestroyFindOptions(options)
     Ends options.
-miopenSetFindOptionTuning(options, value)
+miopenSetFindOptionTuning(options, 0<=value<=1)
     Says whether candidates of every template are measured first, for 10 seconds about: 0 or 1.
 miopenSetFindOptionResultsOrder(options, miopenFindResultsOrder_t value)
     Says how solutions are sorted.
-miopenSetFindOptionWorkspaceLimit(options, value)
+miopenSetFindOptionWorkspaceLimit(options, 0<=value)
     Sets the most bytes of workspace that a solution may need.
 miopenSetFindOptionPreallocatedWorkspace(options, buffer?, size)
     Checks a workspace for measuring, which is not needed: fuseplan has memory of its own.
@@ -319,7 +316,7 @@ miopenSetFindOptionPreallocatedTensor(options, id, buffer)
     Takes a tensor for measuring, which is not needed and stays as it is: random ones are made.
 miopenSetFindOptionAttachBinaries(options, attach)
     Takes 0: kernels are in the cache on disk, not in a saved solution.
-miopenFindSolutions(handle, problem, options?, *solutions, *numSolutions?, maxSolutions)
+miopenFindSolutions(handle, problem, options?, *solutions, *numSolutions?, 1<=maxSolutions)
     Finds the kernels of a problem, measures each, and reads at most so many as a tuple, sorted.
 miopenRunSolution(handle, solution, nInputs, tensors, workspace?, workspaceSize)
     Runs a solution on tensors by their ids, and numbers likewise.
@@ -338,58 +335,3 @@ miopenGetSolutionTime(solution, *time)
 miopenGetSolutionSolverId(solution, *solverId)
     Reads a number for the template: the CRC-32 of its name.
 """
-
-
-NULL = " | None"  # behind the type of an argument that may be null
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A declared function.
-
-    Attributes:
-        name: of the function.
-        section: the heading that it stands under.
-        signature: its parameters; the annotation of each is its type as text.
-        text: its docstring.
-    """
-
-    name: str
-    section: str
-    signature: inspect.Signature
-    text: str
-
-
-def declarations() -> Iterator[Declaration]:
-    """All functions, in the order in which they are declared."""
-    section = ""
-    for match in _FUNCTION.finditer(FUNCTIONS):
-        if match["section"]:
-            section = match["section"]
-            continue
-        parameters = map(_parameter, _PARAMETER.finditer(match["parameters"]))
-        signature = inspect.Signature([*parameters], return_annotation="miopenStatus_t")
-        yield Declaration(match["name"], section, signature, inspect.cleandoc(match["text"]))
-
-
-_FUNCTION = re.compile(
-    r"^(?:# (?P<section>.+)|(?P<name>\w+)\((?P<parameters>[^)]*)\)\n(?P<text>(?: {4}.*\n|\n(?= {4}))+))", re.M
-)
-_PARAMETER = re.compile(
-    r"\s*(?:(?P<type>\w+) )?(?P<out>\*?)(?P<name>\w+)(?P<null>\??)(?:=(?P<default>[^,]+))?(?:,|$)"
-)
-_TYPE_OF = {
-    name: kind
-    for kind, names in re.findall(r"^(\w+):((?:\s+\w+\b(?!:))+)", TYPES, re.M)
-    for name in names.split()
-}
-
-
-def _parameter(match: re.Match[str]) -> inspect.Parameter:
-    kind = "Ref" if match["out"] else match["type"] or _TYPE_OF[match["name"]]
-    return inspect.Parameter(
-        match["name"],
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=ast.literal_eval(match["default"]) if match["default"] else inspect.Parameter.empty,
-        annotation=f"{kind}{NULL}" if match["null"] else kind,
-    )

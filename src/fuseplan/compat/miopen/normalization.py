@@ -8,10 +8,10 @@ from typing import Any
 
 from fuseplan.compat.miopen.arguments import has_statistics
 from fuseplan.compat.miopen.call import bad_parameter
-from fuseplan.compat.miopen.execute import Call
+from fuseplan.compat.miopen.execute import Arguments, Call, call_of
 from fuseplan.compat.miopen.handle import miopenHandle_t
 from fuseplan.compat.miopen.kinds import BACKWARD, INFERENCE, TRAINING
-from fuseplan.compat.miopen.onecall import Arguments, Steps, call_of
+from fuseplan.compat.miopen.onecall import Steps
 from fuseplan.compat.miopen.operators import Operator, without_ones
 from fuseplan.compat.miopen.tensors import MODE_WORDS, check_parameters, check_same
 from fuseplan.ops.affine import BatchNorm

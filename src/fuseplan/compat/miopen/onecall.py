@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +9,12 @@ from fuseplan.compat.miopen.activations import backward, forward, miopenActivati
 from fuseplan.compat.miopen.arguments import factor_of
 from fuseplan.compat.miopen.call import bad_parameter
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
-from fuseplan.compat.miopen.execute import Call, scaled, workspace_size
+from fuseplan.compat.miopen.execute import Arguments, Call, call_of, scaled
 from fuseplan.compat.miopen.kinds import ACTIVATION, BIAS, CONVOLUTION, RESIDUAL
 from fuseplan.compat.miopen.operators import Lowered, Operator, lowered
 from fuseplan.compat.miopen.tensors import check_parameters, check_same
 from fuseplan.ops.affine import Add, Bias
 from fuseplan.tensor import TensorSpec
-
-Arguments = Mapping[str, Any]  # of a call, by their names
 
 
 @dataclass
@@ -73,13 +70,6 @@ class Steps:
         for index, values in enumerate(self.given):
             made.check(index, values)
         return made
-
-
-def call_of(arguments: Arguments, src: str, dst: str, algorithm: str = "algo") -> Call:
-    """Where and on what a call runs: its arguments of these names, each tensor's with its descriptor."""
-    ends = [(arguments[f"{name}Desc"].spec, arguments[name]) for name in (src, dst)]
-    size = workspace_size(arguments.get("workspace"), arguments.get("workspaceSizeInBytes", 0))
-    return Call(arguments["handle"], ends[0], ends[1], arguments.get(algorithm), size)
 
 
 def convolve(arguments: Arguments) -> None:

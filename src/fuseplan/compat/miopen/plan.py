@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from fuseplan.compat.miopen.algorithms import algorithms, template_by
 from fuseplan.compat.miopen.call import Object, bad_parameter
-from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t
-from fuseplan.compat.miopen.enums import (
-    miopenBatchNormMode_t,
-    miopenConvFwdAlgorithm_t,
-    miopenFusionDirection_t,
-)
-from fuseplan.compat.miopen.handle import miopenHandle_t
+from fuseplan.compat.miopen.convolutions import miopenConvolutionDescriptor_t as Convolution
+from fuseplan.compat.miopen.enums import miopenBatchNormMode_t as Mode
+from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t as Algorithm
+from fuseplan.compat.miopen.enums import miopenFusionDirection_t as Direction
+from fuseplan.compat.miopen.handle import miopenHandle_t as Handle
 from fuseplan.compat.miopen.kinds import BIAS, CONVOLUTION, INFERENCE, Kind
 from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, normalization
-from fuseplan.compat.miopen.tensors import check_parameters, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.tensors import check_parameters
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.errors import counted
 from fuseplan.match import match
 from fuseplan.ops.affine import Bias
@@ -56,18 +55,18 @@ class miopenFusionOpDescriptor_t(Object):
 class miopenFusionPlanDescriptor_t(Object):
     """An input and operators, and the handles that compiled them as they are now."""
 
-    def __init__(self, direction: miopenFusionDirection_t, src: TensorSpec) -> None:
+    def __init__(self, direction: Direction, src: TensorSpec) -> None:
         super().__init__()
         self.direction, self.src = direction, src
         self.operators: list[miopenFusionOpDescriptor_t] = []
-        self.algorithm: miopenConvFwdAlgorithm_t | None = None
-        self.handles: list[miopenHandle_t] = []
+        self.algorithm: Algorithm | None = None
+        self.handles: list[Handle] = []
         self._lowered: dict[frozenset[int], Lowered] = {}
 
     @property
     def is_horizontal(self) -> bool:
         """Whether every operator takes the input, instead of the result of the one before."""
-        return self.direction is miopenFusionDirection_t.miopenHorizontalFusion
+        return self.direction is Direction.miopenHorizontalFusion
 
     @property
     def place(self) -> TensorSpec:
@@ -105,23 +104,21 @@ class miopenFusionPlanDescriptor_t(Object):
 
     def add_convolution(
         self,
-        convolution: miopenConvolutionDescriptor_t,
-        weight: miopenTensorDescriptor_t,
-        algorithm: miopenConvFwdAlgorithm_t | None = None,
+        convolution: Convolution,
+        weight: Tensor,
+        algorithm: Algorithm | None = None,
     ) -> miopenFusionOpDescriptor_t:
         """Appends a convolution, and binds its algorithm where one is given."""
         made = self.add(Operator(CONVOLUTION, convolution.operator(self.place, weight.spec)))
         self.algorithm = algorithm or self.algorithm
         return made
 
-    def add_bias(self, bias: miopenTensorDescriptor_t) -> miopenFusionOpDescriptor_t:
+    def add_bias(self, bias: Tensor) -> miopenFusionOpDescriptor_t:
         """Appends a bias."""
-        check_parameters("bDesc", bias.spec, self.place, miopenBatchNormMode_t.miopenBNSpatial)
+        check_parameters("bDesc", bias.spec, self.place, Mode.miopenBNSpatial)
         return self.add(Operator(BIAS, Bias()))
 
-    def add_inference(
-        self, mode: miopenBatchNormMode_t, parameters: miopenTensorDescriptor_t
-    ) -> miopenFusionOpDescriptor_t:
+    def add_inference(self, mode: Mode, parameters: Tensor) -> miopenFusionOpDescriptor_t:
         """Appends batch normalization by frozen statistics."""
         check_parameters("bnScaleBiasMeanVarDesc", parameters.spec, self.place, mode)
         return self.add(normalization(INFERENCE, mode))
@@ -145,34 +142,30 @@ class miopenFusionPlanDescriptor_t(Object):
         self.handles.clear()
         self._lowered.clear()
 
-    def compile(self, handle: miopenHandle_t) -> None:
+    def compile(self, handle: Handle) -> None:
         """Makes the kernel for a handle's target."""
         self.handles = [each for each in self.handles if each is not handle and each.is_alive]
         handle.kernel(self.lowered().plan, self.algorithm)
         self.handles.append(handle)
 
-    def workspace(self, handle: miopenHandle_t) -> int:
+    def workspace(self, handle: Handle) -> int:
         """Bytes of workspace of the kernel that the plan is compiled to, or would be."""
         plan, bound = self.lowered().plan, self.algorithm
         wanted = None if bound is None else template_by(plan, handle.target, bound).text
         return decide(plan, handle.target, template=wanted).source.workspace(handle.target.threads)
 
-    def algorithms(
-        self, most: int, handle: miopenHandle_t | None
-    ) -> tuple[int, tuple[miopenConvFwdAlgorithm_t, ...]]:
+    def algorithms(self, most: int, handle: Handle | None) -> tuple[int, tuple[Algorithm, ...]]:
         """The algorithms of the templates that take the plan, at most so many: their number, and each.
 
         They are the ones on the handle's target, or the last's that compiled the plan, or on this CPU.
         """
         self._require_convolution()
-        if most < 1:
-            raise bad_parameter(f"`requestAlgoCount` is 1 or more; got {most}")
         asked = handle or (self.handles[-1] if self.handles else None)
         target = asked.target if asked else parse_target("cpu")
         found = tuple(algorithms(self.lowered().plan, target)[:most])
         return len(found), found
 
-    def bind(self, algorithm: miopenConvFwdAlgorithm_t) -> None:
+    def bind(self, algorithm: Algorithm) -> None:
         """Binds the convolution's algorithm; what was compiled is to be compiled again."""
         self._require_convolution()
         self.algorithm = algorithm

@@ -16,7 +16,8 @@ from fuseplan.compat.miopen.enums import (
 )
 from fuseplan.compat.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE, TRAINING, pairs
 from fuseplan.compat.miopen.operators import Lowered, Operator, check_described, lowered, normalization
-from fuseplan.compat.miopen.tensors import is_same, miopenTensorDescriptor_t
+from fuseplan.compat.miopen.tensors import is_same
+from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.ops.affine import Bias
 from fuseplan.tensor import TensorSpec
 
@@ -124,7 +125,7 @@ class miopenProblem_t(Object):
         super().__init__()
         self.parts = [part]
 
-    def describe(self, name: Id, descriptor: miopenTensorDescriptor_t) -> None:
+    def describe(self, name: Id, descriptor: Tensor) -> None:
         """Says what a tensor of the problem looks like.
 
         Raises:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from fuseplan.arguments import OUT, SRC
@@ -49,22 +50,6 @@ class miopenFindOptions_t(Object):
         self.is_tuning = False
         self.order = miopenFindResultsOrder_t.miopenFindResultsOrderByTime
         self.most_workspace: int | None = None
-
-    def set_tuning(self, value: int) -> None:
-        """Says whether candidates are tuned first: 0 or 1."""
-        if value not in (0, 1):
-            raise bad_parameter(f"`value` is 0 or 1; got {value}")
-        self.is_tuning = bool(value)
-
-    def set_order(self, value: miopenFindResultsOrder_t) -> None:
-        """Says how solutions are sorted."""
-        self.order = value
-
-    def set_workspace(self, value: int) -> None:
-        """Sets the most bytes of workspace."""
-        if value < 0:
-            raise bad_parameter(f"`value` is 0 or more bytes; got {value}")
-        self.most_workspace = value
 
     def attach_binaries(self, attach: int) -> None:
         """Takes 0."""
@@ -170,9 +155,12 @@ def arguments_of(name: str, value: Any) -> tuple[miopenTensorArgument_t, ...]:
 
 
 def find(
-    handle: miopenHandle_t, problem: miopenProblem_t, options: miopenFindOptions_t
-) -> list[miopenSolution_t]:
+    handle: miopenHandle_t, problem: miopenProblem_t, options: miopenFindOptions_t | None, most: int
+) -> tuple[tuple[miopenSolution_t, ...], int]:
     """The best candidate of every template that takes the problem, timed in turns on random tensors.
+
+    Returns:
+        At most so many solutions, and their number.
 
     Raises:
         StatusError: the problem is not fully described.
@@ -180,7 +168,7 @@ def find(
         BuildError: the target is not this machine, or the toolchain failed.
         MemoryError: the tensors do not fit.
     """
-    posed = problem.posed()
+    posed, options = problem.posed(), options or miopenFindOptions_t()
     plan = posed.made.plan
     if options.is_tuning:
         tune(plan, handle.target, seconds=TUNING_SECONDS)
@@ -192,38 +180,32 @@ def find(
         text: partial(compiled.bind(**(given | ground.results())), ground.tensors["src"], ground.out())
         for text, compiled in kernels.items()
     }
-    found = Found(
-        plan.to_json(), str(handle.target), "", posed.src, posed.dst,
-        {name.name: key for name, key in posed.keys.items()}, posed.numbers, 0.0, 0,
-    )  # fmt: skip
-    made = [
-        replace(
-            found,
+    found = [
+        Found(
+            plan=plan.to_json(),
+            target=str(handle.target),
             template=text,
+            src=posed.src,
+            dst=posed.dst,
+            keys={name.name: key for name, key in posed.keys.items()},
+            numbers=posed.numbers,
             milliseconds=1e3 * timing.median,
             workspace=kernels[text].workspace_bytes,
         )
         for text, timing in ground.times(calls).items()
     ]
-    return [miopenSolution_t(each) for each in _ordered(made, options)]
+    solutions = tuple(map(miopenSolution_t, _ordered(found, options)[:most]))
+    return solutions, len(solutions)
 
 
-def _ordered(found: list[Found], options: miopenFindOptions_t) -> Iterator[Found]:
-    """Those within the limit, sorted."""
+def _ordered(found: list[Found], options: miopenFindOptions_t) -> list[Found]:
+    """The ones within the limit, sorted."""
     is_by_time = options.order is miopenFindResultsOrder_t.miopenFindResultsOrderByTime
-    for each in sorted(found, key=lambda each: each.milliseconds if is_by_time else each.workspace):
-        if options.most_workspace is None or each.workspace <= options.most_workspace:
-            yield each
-
-
-def find_most(
-    handle: miopenHandle_t, problem: miopenProblem_t, options: miopenFindOptions_t | None, most: int
-) -> tuple[tuple[miopenSolution_t, ...], int]:
-    """At most so many solutions, and their number."""
-    if most < 1:
-        raise bad_parameter(f"`maxSolutions` is 1 or more; got {most}")
-    found = tuple(find(handle, problem, options or miopenFindOptions_t())[:most])
-    return found, len(found)
+    limit = inf if options.most_workspace is None else options.most_workspace
+    return sorted(
+        (each for each in found if each.workspace <= limit),
+        key=lambda each: each.milliseconds if is_by_time else each.workspace,
+    )
 
 
 def run(

@@ -9,7 +9,6 @@ from fuseplan.compat.miopen.call import (
     Object,
     StatusError,
     bad_parameter,
-    check_length,
     not_implemented,
     not_initialized,
 )
@@ -75,20 +74,8 @@ class miopenTensorDescriptor_t(Object):
             raise _none_of(kind, DTYPES)
         self._spec = TensorSpec(shape, DTYPES[kind], layout, strides)
 
-    def set_axes(
-        self, kind: miopenDataType_t, count: int, shape: Sequence[int], strides: Sequence[int] | None
-    ) -> None:
-        """Sets a tensor of `count` axes, packed without strides."""
-        for name, values in (("dimsA", shape), ("stridesA", strides)):
-            if values is not None:
-                check_length(name, values, "nbDims", count)
-        self.set(kind, shape, strides=strides)
-
-    def set_layout(
-        self, kind: miopenDataType_t, layout: miopenTensorLayout_t, shape: Sequence[int], count: int
-    ) -> None:
-        """Sets a packed tensor of `count` axes in a named layout."""
-        check_length("lens", shape, "num_lens", count)
+    def set_layout(self, kind: miopenDataType_t, layout: miopenTensorLayout_t, shape: Sequence[int]) -> None:
+        """Sets a packed tensor in a named layout."""
         if layout not in LAYOUTS:
             raise _none_of(layout, LAYOUTS, ", or strides")
         self.set(kind, shape, layout=LAYOUTS[layout])
