@@ -55,7 +55,7 @@ LAYERS = (
     ("backends",),
     ("measure",),
     ("select", "build", "runner", "run"),
-    ("saved", "stages"),
+    ("export", "saved", "stages"),
     ("tuning",),
     ("compile", "explain", "extend", "loaded"),
     ("bench", "report", "demo", "compat", "miopen", "cli"),

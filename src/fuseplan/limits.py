@@ -48,6 +48,7 @@ JSON_LEVELS = Limit(32, "levels", "nested objects and lists in such a line", "as
 TOML_BYTES = Limit(4 * MIB, "bytes", "a suite, or a list of accepted spills", "refused")
 SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refused")
 
+WEIGHTS_BYTES = Limit(1024 * MIB, "bytes", "a file of weights for `fuseplan export`", "refused")
 SAVED_BYTES = Limit(256 * MIB, "bytes", "a saved plan (`.fpk`)", "refused")
 
 # Programs that are waited for.

@@ -16,6 +16,7 @@ from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.bench import bench_command
 from fuseplan.cli.crossbuild import crossbuild_command
+from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.options import (
     AS_JSON,
@@ -64,6 +65,7 @@ def fuseplan() -> None:
 fuseplan.add_command(bench_command)
 fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(driver_command)
+fuseplan.add_command(export_command)
 fuseplan.add_command(show)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)

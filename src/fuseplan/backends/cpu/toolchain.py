@@ -52,13 +52,18 @@ def _host_machine() -> llvm.TargetMachine:
     return _target_machine(None, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
-def _optimized(text: str, machine: llvm.TargetMachine, *more: str) -> llvm.ModuleRef:
-    """The text as optimized code, with more texts linked into it."""
+def _optimized(
+    text: str, machine: llvm.TargetMachine, *more: str, public: Sequence[str] = ()
+) -> llvm.ModuleRef:
+    """The text as optimized code, with more texts linked into it; only `public` functions stay visible."""
     context = llvm.create_context()  # LLVM's own would keep every constant
     try:
         module = llvm.parse_assembly(text, context)
         for other in more:
             module.link_in(llvm.parse_assembly(other, context))
+        for function in module.functions:
+            if public and not function.is_declaration and function.name not in public:
+                function.linkage = "internal"
         module.verify()
     except RuntimeError as error:
         raise BuildError("LLVM refused the generated kernel", source=text, output=str(error)) from error
@@ -86,14 +91,20 @@ def compile_object(text: str) -> bytes:
     return bytes(machine.emit_object(_optimized(text, machine)))
 
 
-def portable_object(text: str, kind: Target, *more: str) -> bytes:
+def portable_object(text: str, kind: Target, *more: str, public: Sequence[str] = ()) -> bytes:
     """One position-independent object of several texts, for any machine of a kind, whatever this one is.
+
+    Args:
+        text: LLVM IR.
+        kind: of machine.
+        *more: LLVM IR that is linked with the text.
+        public: the only functions that others may link with; all of the texts' unless given.
 
     Raises:
         BuildError: LLVM refuses a text.
     """
     machine = _target_machine(triple_of(kind), kind.cpu, kind.features)
-    return bytes(machine.emit_object(_optimized(text, machine, *more)))
+    return bytes(machine.emit_object(_optimized(text, machine, *more, public=public)))
 
 
 def assembly(text: str, *, triple: str | None = None, cpu: str = "", features: str = "") -> str:

@@ -52,17 +52,26 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
     return compile_source(source, types, target).pack()
 
 
+def artifact(source: Source, kernel: Kernel, template: Template, target: Target) -> Artifact:
+    """A source's artifact with its assembly; compiled anew.
+
+    Raises:
+        BuildError: triton is missing or another version, or refuses the source.
+    """
+    types = types_of(source, kernel, template, target)
+    check_installed()
+    from fuseplan.backends.triton.compiler import compile_source
+
+    return compile_source(source, types, target, assembly=True)
+
+
 def listing(kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
     """A source's instructions: `ptx` or `sass` for NVIDIA, `asm` for AMD.
 
     Raises:
         BuildError: triton is missing or another version, or refuses the source; or its disassembler fails.
     """
-    types = types_of(source, kernel, template, target)
-    check_installed()
-    from fuseplan.backends.triton.compiler import compile_source
-
-    made = compile_source(source, types, target, assembly=True)
+    made = artifact(source, kernel, template, target)
     return _disassembled(made.binary) if kind == "sass" else made.assembly
 
 

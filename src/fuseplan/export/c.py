@@ -1,0 +1,222 @@
+"""An object file with C functions that run a plan's kernel on a CPU, and the header that declares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fuseplan.arguments import check_keys, dense, operand_buffer
+from fuseplan.backends.cpu import toolchain
+from fuseplan.backends.host import HostMemory
+from fuseplan.emit import FIRST_SLOT, Slot
+from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.export.c_packing import pack_function
+from fuseplan.packing import Packing
+from fuseplan.runner import packings_of
+from fuseplan.stages import Records
+from fuseplan.target import KINDS
+from fuseplan.template import NUMPY_COMPUTE
+from fuseplan.tensor import Dense
+
+C_TYPES = {"f64": "double", "f32": "float", "f16": "uint16_t", "bf16": "uint16_t"}
+ALIGNMENT = 64
+THREADS = """\
+/* The same on several threads. Before each run, prepare a block of {block} bytes, aligned to 8. Then
+ * every thread calls run once, with a number of its own from 0 to threads - 1. A call returns when no work is
+ * left to take; dst is complete when all calls have returned.
+ */"""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of the C function.
+
+    Attributes:
+        name: in C.
+        ctype: of what it points to.
+        writes: whether the kernel writes there.
+        told: what it is, for the header.
+    """
+
+    name: str
+    ctype: str
+    writes: bool
+    told: str
+
+    @property
+    def text(self) -> str:
+        """Its declaration."""
+        return f"{'' if self.writes else 'const '}{self.ctype} *{self.name}"
+
+
+class CObject:
+    """What a plan becomes for a C program.
+
+    Args:
+        records: the decided plan, for a kind of CPU; that machine need not be this one.
+        name: of the C function, and the beginning of the others'.
+        weights: operands by key whose packed elements the object holds; the C function does not take them.
+
+    Raises:
+        ArgumentError: the name is none in C, or an operand is unknown or wrong.
+        BuildError: the target is no kind of CPU that other machines are of.
+    """
+
+    def __init__(self, records: Records, name: str, weights: Mapping[str, Any]) -> None:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise ArgumentError(f"{name!r} is no name of a C function: give another with --name")
+        kind = KINDS.get(str(records.target))
+        if kind is None or kind.backend != "cpu":
+            known = ", ".join(each for each, held in KINDS.items() if held.backend == "cpu")
+            raise BuildError(f"there is no object file for {records.target}: take {known}")
+        self._records, self._kind, self.name = records, kind, name
+        self._plan, self._source = records.plan, records.source
+        self.packings = packings_of(records.kernel, records.choice.template, records.target)
+        self._held = self._embedded(weights)
+        taken = (slot for slot in self._source.slots if slot not in self._held)
+        self._arguments = {slot: self._argument(slot) for slot in taken}
+
+    def _embedded(self, weights: Mapping[str, Any]) -> dict[Slot, bytes]:
+        """The contents of the slots that the object holds: parameters, and packed operands."""
+        check_keys(self._plan, weights)
+        memory, held = HostMemory(), {}
+        for operand in self._plan.operands:
+            packing = self.packings[operand.key]
+            if operand.key not in weights or packing is None:
+                continue
+            buffer = operand_buffer(self._plan, operand, weights[operand.key], memory.view)
+            held[Slot("operand", operand.key)] = memory.packed(packing, buffer, keep=True).array.tobytes()
+        compute = NUMPY_COMPUTE[self._plan.src.compute_dtype]
+        values = [each.parameter.value for each in self._plan.parameters]
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
+            held[Slot("parameters")] = np.array(values, np.float64).astype(compute).tobytes()
+        return {slot: content for slot, content in held.items() if slot in self._source.slots}
+
+    def _argument(self, slot: Slot) -> Argument:
+        plan, key = self._plan, slot.key
+        if slot.kind == "src":
+            return Argument("src", C_TYPES[plan.src.dtype], False, str(plan.src))
+        if slot.kind == "dst":
+            return Argument("dst", C_TYPES[plan.output.dtype], True, str(plan.output))
+        if slot.kind == "workspace":
+            told = (
+                f"{self._macro('WORKSPACE_BYTES')}(threads) bytes, aligned to {ALIGNMENT}; may hold anything"
+            )
+            return Argument("workspace", "void", True, told)
+        if slot.kind == "result":
+            result = next(each for each in plan.results if each.key == key)
+            lies = dense(result)
+            told = f"{lies}, {'read and ' if result.result.updated else ''}written"
+            return Argument(key, C_TYPES[lies.dtype], True, told)
+        return self._operand(key, self.packings[key])
+
+    def _operand(self, key: str, packing: Packing | None) -> Argument:
+        operand = next(each for each in self._plan.operands if each.key == key)
+        if packing is None:
+            return Argument(key, C_TYPES[operand.operand.dtype], False, str(self._plan[operand.step].dst))
+        told = (
+            f"{prod(packing.extents)} packed elements of {self.name}_pack_{key}, aligned to {ALIGNMENT} bytes"
+        )
+        return Argument(key, C_TYPES[packing.dtype], False, told)
+
+    def _macro(self, word: str) -> str:
+        return f"{self.name}_{word}".upper()
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The parameters of the C function, in order."""
+        return list(self._arguments.values())
+
+    @property
+    def object(self) -> bytes:
+        """The object file: position-independent code that needs the C library alone."""
+        name = self.name
+        public = (name, f"{name}_prepare", f"{name}_run")
+        return toolchain.portable_object(self._source.text, self._kind, self._entries(), public=public)
+
+    def _entries(self) -> str:
+        """LLVM IR of the C functions, and of the constants that they hand to the kernel."""
+        name, entry, slots = self.name, self._source.entry, self._source.slots
+        constants = {slot: f"@held{place}" for place, slot in enumerate(slots) if slot in self._held}
+        taken = ", ".join(f"ptr %{each.name}" for each in self.arguments)
+        words = FIRST_SLOT + len(slots)
+        lines = [
+            f"{constant} = internal constant [{len(self._held[slot])} x i8] {_bytes(self._held[slot])}, "
+            f"align {ALIGNMENT}"
+            for slot, constant in constants.items()
+        ]
+        lines += [
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+            f"declare void @{entry}(ptr, i64, i64)",
+            f"define void @{name}_prepare(ptr %block_, {taken}) {{",
+            f"  call void @llvm.memset.p0.i64(ptr align 8 %block_, i8 0, i64 {8 * FIRST_SLOT}, i1 false)",
+        ]
+        for place, slot in enumerate(slots):
+            value = constants[slot] if slot in constants else f"%{self._arguments[slot].name}"
+            lines += [
+                f"  %at{place}_ = getelementptr i64, ptr %block_, i64 {FIRST_SLOT + place}",
+                f"  store ptr {value}, ptr %at{place}_",
+            ]
+        lines += [
+            "  ret void\n}",
+            f"define void @{name}_run(ptr %block_, i64 %thread_, i64 %threads_) {{",
+            f"  call void @{entry}(ptr %block_, i64 %thread_, i64 %threads_)",
+            "  ret void\n}",
+            f"define void @{name}({taken}) {{",
+            f"  %block_ = alloca [{words} x i64], align 16",
+            f"  call void @{name}_prepare(ptr %block_, {taken})",
+            f"  call void @{name}_run(ptr %block_, i64 0, i64 1)",
+            "  ret void\n}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def header(self) -> str:
+        """The header, for C and C++."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        name, guard = self.name, self._macro("H")
+        taken = ", ".join(each.text for each in self.arguments)
+        plan, template = str(self._plan).replace("*/", "* /"), self._records.choice.template.text
+        yield f"/* {plan}\n *\n * Code for {self._records.target}, by fuseplan's {template}.\n */"
+        yield f"#ifndef {guard}\n#define {guard}\n\n#include <stddef.h>\n#include <stdint.h>\n"
+        yield '#ifdef __cplusplus\nextern "C" {\n#endif\n'
+        yield from self._sizes()
+        yield "\n/* Runs the plan on the calling thread. What is written overlaps nothing else.\n *"
+        yield from (f" *   {each.name}: {each.told}" for each in self.arguments)
+        yield from (f" *   ({slot} is in the object)" for slot in self._held)
+        yield f" */\nvoid {name}({taken});\n"
+        yield THREADS.format(block=self._macro("BLOCK_BYTES"))
+        yield f"void {name}_prepare(void *block, {taken});"
+        yield f"void {name}_run(void *block, int64_t thread, int64_t threads);\n"
+        yield from self._packers()
+        yield f"#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {guard} */"
+
+    def _sizes(self) -> Iterator[str]:
+        shared, each = self._source.workspace_bytes, self._source.workspace_bytes_per_thread
+        if Slot("workspace") in self._arguments:
+            size = f"((size_t){shared} + (size_t){each} * (size_t)(threads))"
+            yield f"#define {self._macro('WORKSPACE_BYTES')}(threads) {size}"
+        yield f"#define {self._macro('BLOCK_BYTES')} {8 * (FIRST_SLOT + len(self._source.slots))}"
+
+    def _packers(self) -> Iterator[str]:
+        """The functions that pack the operands that the C function takes."""
+        for slot in self._arguments:
+            packing = self.packings.get(slot.key) if slot.kind == "operand" else None
+            if packing is None:
+                continue
+            macro = self._macro(f"{slot.key}_elements")
+            yield f"/* Packs {slot.key}, {Dense(packing.shape, packing.dtype)}, into {macro} elements. */"
+            yield f"#define {macro} {prod(packing.extents)}"
+            yield pack_function(f"{self.name}_pack_{slot.key}", packing, C_TYPES[packing.dtype]) + "\n"
+
+
+def _bytes(content: bytes) -> str:
+    """Bytes as LLVM writes them."""
+    return 'c"' + re.sub("(..)", r"\\\1", content.hex()) + '"'
