@@ -16,8 +16,7 @@ from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen.execute import execute, workspace_size
 from fuseplan.compat.miopen.handle import VERSION, miopenHandle_t, target_of
 from fuseplan.compat.miopen.kinds import BACKWARD, KINDS, RESIDUAL, TRAINING
-from fuseplan.compat.miopen.normalization import differentiate, infer, train
-from fuseplan.compat.miopen.onecall import activate, convolve
+from fuseplan.compat.miopen.onecall import activate, convolve, differentiate, infer, train
 from fuseplan.compat.miopen.operators import normalization
 from fuseplan.compat.miopen.plan import miopenFusionOpDescriptor_t
 from fuseplan.compat.miopen.plan import miopenFusionPlanDescriptor_t as Plan

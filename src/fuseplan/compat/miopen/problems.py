@@ -105,16 +105,16 @@ class Posed:
     """A problem as a plan.
 
     Attributes:
-        made: the operators as a fusion plan.
+        plan: the fusion plan, as JSON.
         src, dst: ids of input and output.
-        keys: the plan's key of each id; empty for what is not read.
+        keys: the plan's key of each other id, by the id's name; empty for what is not read.
         numbers: parameters that the problem fixes, by key.
     """
 
-    made: Lowered
-    src: Id
-    dst: Id
-    keys: dict[Id, str]
+    plan: str
+    src: int
+    dst: int
+    keys: dict[str, str]
     numbers: dict[str, float]
 
 
@@ -165,11 +165,13 @@ class miopenProblem_t(Object):
             numbers |= made.named(index, values)
         keys = dict(self._keys(made))
         for part in self.parts:
-            for name in part.tensors.keys() & keys.keys():
-                check_described(made.plan, keys[name], name.name, part.tensors[name])
-        return Posed(made, self.parts[0].role.src, self.parts[-1].role.dst, keys, numbers)
+            for name, spec in part.tensors.items():
+                if name.name in keys:
+                    check_described(made.plan, keys[name.name], name.name, spec)
+        ends = self.parts[0].role.src, self.parts[-1].role.dst
+        return Posed(made.plan.to_json(), *ends, keys, numbers)
 
-    def _keys(self, made: Lowered) -> Iterator[tuple[Id, str]]:
+    def _keys(self, made: Lowered) -> Iterator[tuple[str, str]]:
         seen: set[Id] = set()
         for index, part in enumerate(self.parts):
             is_follower = index > 0 and made.places[index] == made.places[index - 1]
@@ -182,7 +184,7 @@ class miopenProblem_t(Object):
                         f"two operators of the problem have a {name.name}: which one is meant?"
                     )
                 seen.add(name)
-                yield name, key or ""
+                yield name.name, key or ""
 
 
 def _described(part: Part, name: Id) -> TensorSpec:

@@ -28,7 +28,7 @@ from fuseplan.compat.miopen.enums import miopenFindResultsOrder_t, miopenStatus_
 from fuseplan.compat.miopen.execute import check_workspace, workspace_size
 from fuseplan.compat.miopen.handle import miopenHandle_t
 from fuseplan.compat.miopen.operators import check_described, without_ones
-from fuseplan.compat.miopen.problems import miopenProblem_t
+from fuseplan.compat.miopen.problems import Posed, miopenProblem_t
 from fuseplan.compat.miopen.tensors import check_same, miopenTensorDescriptor_t
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.measure.ground import ground_of
@@ -58,27 +58,18 @@ class miopenFindOptions_t(Object):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a solution is, as it is saved.
+class Found(Posed):
+    """A solution as it is saved.
 
     Attributes:
-        plan: the fusion plan, as JSON.
         target: of the handle that found it.
         template: the candidate, as `explain` prints it.
-        src, dst: ids of input and output.
-        keys: the plan's key of each other id; empty for what is not read.
-        numbers: parameters that the problem fixed, by key.
         milliseconds: of one launch, measured.
         workspace: bytes that the kernel needs besides its tensors.
     """
 
-    plan: str
     target: str
     template: str
-    src: int
-    dst: int
-    keys: dict[str, str]
-    numbers: dict[str, float]
     milliseconds: float
     workspace: int
 
@@ -169,7 +160,7 @@ def find(
         MemoryError: the tensors do not fit.
     """
     posed, options = problem.posed(), options or miopenFindOptions_t()
-    plan = posed.made.plan
+    plan = FusionPlan.from_json(posed.plan)
     if options.is_tuning:
         tune(plan, handle.target, seconds=TUNING_SECONDS)
     best = {each.name: each.text for each in reversed(list(preferred(decide(plan, handle.target).choice)))}
@@ -182,13 +173,9 @@ def find(
     }
     found = [
         Found(
-            plan=plan.to_json(),
+            **vars(posed),
             target=str(handle.target),
             template=text,
-            src=posed.src,
-            dst=posed.dst,
-            keys={name.name: key for name, key in posed.keys.items()},
-            numbers=posed.numbers,
             milliseconds=1e3 * timing.median,
             workspace=kernels[text].workspace_bytes,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,7 +140,8 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
         _print(outcome, as_json)
         ctx.exit(outcome.status)
     if report is not None:
-        _make(report)
+        with _reaching("--report", report, "made"):
+            report.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     records: list[dict[str, Any]] = []
     try:
@@ -267,32 +269,27 @@ def plan_of(ctx: click.Context) -> FusionPlan:
     return FusionPlan.parse(problem)
 
 
-def _draw(plan: FusionPlan, place: Path) -> None:
-    """Writes the plan's graph, with its match where it has one.
+@contextmanager
+def _reaching(option: str, place: Path, act: str = "written") -> Iterator[None]:
+    """Says which option's file or folder a system's error is about.
 
     Raises:
-        ArgumentError: the file cannot be written.
+        ArgumentError: there is such an error.
     """
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError(f"{option} {place} cannot be {act}: {error}") from None
+
+
+def _draw(plan: FusionPlan, place: Path) -> None:
+    """Writes the plan's graph, with its match where it has one."""
     try:
         graph = match(plan).to_dot()
     except Unsupported:
         graph = plan.to_dot()
-    try:
+    with _reaching("--dot_graph", place):
         place.write_text(graph)
-    except OSError as error:
-        raise ArgumentError(f"--dot_graph {place} cannot be written: {error}") from None
-
-
-def _make(folder: Path) -> None:
-    """Makes the report's folder, before the lines are run.
-
-    Raises:
-        ArgumentError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"--report {folder} cannot be made: {error}") from None
 
 
 def _head(
@@ -313,16 +310,10 @@ def _head(
 
 
 def _write(folder: Path, head: dict[str, Any], records: list[dict[str, Any]]) -> None:
-    """Writes report.md and report.json.
-
-    Raises:
-        ArgumentError: they cannot be written.
-    """
-    try:
+    """Writes report.md and report.json."""
+    with _reaching("--report", folder):
         (folder / "report.json").write_text(json.dumps({**head, "lines": records}, indent=1) + "\n")
         (folder / "report.md").write_text(driver_report(head, records))
-    except OSError as error:
-        raise ArgumentError(f"--report {folder} cannot be written: {error}") from None
 
 
 def _told(outcome: Outcome) -> str:

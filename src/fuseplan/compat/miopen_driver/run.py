@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -46,7 +46,7 @@ class How:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Times of single calls."""
+    """Times of single calls, in seconds."""
 
     least: float
     mean: float
@@ -56,10 +56,6 @@ class Seconds:
     def of(cls, taken: Sequence[float]) -> Seconds:
         """Their least and mean."""
         return cls(min(taken), fmean(taken), len(taken))
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, seconds."""
-        return {"least": self.least, "mean": self.mean, "calls": self.calls}
 
 
 @dataclass(frozen=True)
@@ -97,8 +93,8 @@ class Driven:
             "kernels": compiled.kernels,
             "right": self.is_right,
             "checks": [each.to_json() for each in self.checks],
-            "kernel_seconds": self.kernel.to_json() if self.kernel else None,
-            "wall_seconds": self.wall.to_json() if self.wall else None,
+            "kernel_seconds": asdict(self.kernel) if self.kernel else None,
+            "wall_seconds": asdict(self.wall) if self.wall else None,
             "unfused": self.verdict.to_json() if self.verdict else None,
         }
 
