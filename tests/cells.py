@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fuseplan.backends import backend_of
+from fuseplan.cli.combinations import Cell, Geometry
 from fuseplan.plan import FusionPlan
-from fuseplan.report.combinations import Cell, Geometry
 from fuseplan.target import parse_target
 from fuseplan.template import Template
 

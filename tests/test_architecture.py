@@ -58,7 +58,7 @@ LAYERS = (
     ("export", "saved", "stages"),
     ("tuning",),
     ("compile", "explain", "extend", "loaded"),
-    ("bench", "report", "demo", "compat", "miopen", "cli"),
+    ("bench", "compat", "miopen", "cli", "tools"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import any of it

@@ -12,8 +12,8 @@ from charts import words
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
 from fuseplan.plan import FusionPlan
-from fuseplan.report import speed, versions
-from fuseplan.report.measured import COMPILE, SINGLE, page
+from fuseplan.tools.report import speed, versions
+from fuseplan.tools.report.measured import COMPILE, SINGLE, page
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -6,14 +6,14 @@ from itertools import product
 import pytest
 
 from cells import ROOT, TABLE, template_of
+from fuseplan.cli.combinations import AXES, BASES, COMBINATIONS, Cell, probe
 from fuseplan.errors import Unsupported
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
-from fuseplan.report.combinations import AXES, BASES, COMBINATIONS, Cell, probe
-from fuseplan.report.supported import TARGETS, asked, written
 from fuseplan.target import parse_target
+from fuseplan.tools.report.supported import TARGETS, asked, written
 
 MIOPENS = {"CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward"}
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fuseplan.backends.triton import versions as triton
 from fuseplan.cli.commands import fuseplan
-from fuseplan.report.versions import page, records
+from fuseplan.tools.report.versions import page, records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

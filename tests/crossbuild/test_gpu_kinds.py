@@ -14,7 +14,6 @@ from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.templates import TEMPLATES
-from fuseplan.bench.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
 from fuseplan.cli.commands import fuseplan
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import ArgumentError
@@ -22,6 +21,7 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
+from fuseplan.tools.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
 from toy_templates import ToyProduct
 
 KINDS = ("triton:sm_90", "triton:gfx942")

@@ -25,11 +25,11 @@ from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.worker import Job
-from fuseplan.bench.crossbuild import Build, builds, judged
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
+from fuseplan.tools.crossbuild import Build, builds, judged
 from interpreted import assert_interpreted, under
 
 FOLDER = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it

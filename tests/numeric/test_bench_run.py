@@ -8,18 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fuseplan import demo
-from fuseplan.bench import accuracy, command, gpu_command, results, runner, suite, worker
-from fuseplan.bench.footprint import footprint
+from fuseplan.bench import command, results, runner, suite, worker
 from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.processes import Process
+from fuseplan.bench.setting import Setting
 from fuseplan.measure import peaks
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_training import NEAR_ZERO, before_relu, decided
 from fuseplan.plan import FusionPlan
+from fuseplan.tools import accuracy, benchmarks, demo
+from fuseplan.tools.footprint import footprint
 from fuseplan.tuning.unfused import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
@@ -92,7 +93,7 @@ def test_peers_train(name: str, text: str, tmp_path: Path) -> None:
 
 def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (suite.Case("train", TRAINING[0], "g", "none"),)
-    setting = runner.Setting(1, ["torch"], QUICK)
+    setting = Setting(1, ["torch"], QUICK)
     ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
     assert row.refused is None
     assert row.error is not None
@@ -221,7 +222,7 @@ def small_suite() -> suite.Suite:
 
 def test_a_run_gives_stamped_rows_for_ours_and_the_peers() -> None:
     shown: list[str] = []
-    setting = runner.Setting(1, ["fuseplan", "fuseplan:unfused", "torch"], QUICK)
+    setting = Setting(1, ["fuseplan", "fuseplan:unfused", "torch"], QUICK)
     rows = [row for done in runner.run(small_suite(), setting, shown.append) for row in done]
     assert [(row.case, row.peer) for row in rows] == [
         (case, peer) for case in ("small", "norm") for peer in setting.peers
@@ -248,7 +249,7 @@ def test_a_wrong_result_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
         return reference(plan, arrays) + 1, {}
 
     monkeypatch.setattr(runner, "evaluated", wrong)
-    setting = runner.Setting(1, ["fuseplan"], QUICK)
+    setting = Setting(1, ["fuseplan"], QUICK)
     rows = [row for done in runner.run(small_suite(), setting) for row in done]
     for row in rows:
         assert row.refused is not None
@@ -275,9 +276,9 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
     case = suite.load("published_cpu").cases[0]
     small = suite.Suite("published_cpu", "P", (replace(case, plan=SMALL.replace(", nhwc", "")),), ())
     monkeypatch.setattr(command, "load", lambda name: {small.name: small}[name])
-    monkeypatch.setattr(gpu_command, "CHARTS", tmp_path / "charts")
+    monkeypatch.setattr(benchmarks, "CHARTS", tmp_path / "charts")
     options = command.Options(libraries="unfused", rounds=2, block_ms=1, folder=tmp_path)
-    rows = command.bench_published(options)
+    rows = benchmarks.bench_published("published", options, command.plain())
     names = ["fuseplan", "unfused:nchw", "unfused:nhwc", "unfused:onnxruntime"]
     assert [row.peer for row in rows] == names
     assert list(results.read(tmp_path / "published_cpu.jsonl")) == rows
@@ -286,8 +287,8 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
 
 
 def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "load", lambda name: small_suite())
-    told = command.bench_compile("small", command.Options(folder=tmp_path))
+    monkeypatch.setattr(benchmarks, "load", lambda name: small_suite())
+    told = benchmarks.bench_compile("small", command.Options(folder=tmp_path), command.plain())
     assert 0 < told["cached"] < told["cold"]
     assert json.loads((tmp_path / "compile-small.jsonl").read_text())["cold"] == told["cold"]
     found = footprint(runs=1)

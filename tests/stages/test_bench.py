@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from fuseplan import limits
-from fuseplan.bench import command, results, suite, table
+from fuseplan.bench import results, suite, table
+from fuseplan.bench.command import Options, plain
 from fuseplan.bench.peers import peers_of
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.plan import FusionPlan
+from fuseplan.tools import benchmarks
 
 LAST = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
 FIRST = "f32[1x64x56x56] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
@@ -238,7 +240,7 @@ def test_cases_are_chosen_by_name_and_group() -> None:
 
 def test_overhead_is_of_the_cases_asked_for() -> None:
     with pytest.raises(ArgumentError, match="no case of the suite overhead has 'nothing'"):
-        command.bench_overhead(command.Options(only="nothing"))
+        benchmarks.bench_overhead("overhead", Options(only="nothing"), plain())
 
 
 def test_commits_are_told_in_the_order_of_runs() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fuseplan.errors import ArgumentError
-from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
+from fuseplan.tools.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
 
 PANELS = (
     Panel("first", (Bar("a shape", (1.25, 2.5)), Bar("another", (0.75, None)))),

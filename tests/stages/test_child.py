@@ -13,9 +13,10 @@ import pytest
 
 import fuseplan
 from fuseplan.backends.triton.pool import Worker
-from fuseplan.bench import compile_time, footprint, tuning
+from fuseplan.bench import tuning
 from fuseplan.bench.processes import Process
 from fuseplan.child import PACKAGE_ROOT, python, python_environment
+from fuseplan.tools import compile_time, footprint
 
 PACKAGE = Path(fuseplan.__file__).parent
 PLANTED = ("pickle", "json", "struct", "numpy", "tempfile", "triton")

@@ -279,8 +279,8 @@ def test_without_torch_the_advice_for_a_kind_of_gpu_is_no_circle() -> None:
 def test_without_matplotlib_the_demo_runs_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fuseplan import demo
     from fuseplan.measure.clock import Protocol
+    from fuseplan.tools import demo
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(demo, "SHAPES", (demo.Shape("a", "convolution", PLAN, 1.5),))
@@ -355,7 +355,7 @@ def test_bench_keeps_results_in_a_checkout_or_where_it_is_told(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     met: list[Any] = []
-    monkeypatch.setattr(bench, "bench", lambda name, options: met.append(options.folder))
+    monkeypatch.setattr(bench, "bench", lambda name, options, _: met.append(options.folder))
     call("bench", "quick")
     call("bench", "quick", "--results", "mine")
     call("bench", PLAN, "--results", "mine")

@@ -1,6 +1,8 @@
 """The runner of GPU benchmarks, on torch's CPU tensors and a clock that knows the answer."""
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from fuseplan.bench import gpu, gpu_command, results, suite
-from fuseplan.bench.gpu_command import GpuOptions, bench_gpu
+from fuseplan.bench import command, gpu, results, suite
+from fuseplan.bench.command import Display, Options, bench
 from fuseplan.bench.peers.gpu import BY_NAME
 from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch, Tensors
 from fuseplan.bench.peers.peer import Prepared
+from fuseplan.bench.setting import Setting
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.layers import CannotRunError
@@ -21,6 +24,7 @@ from fuseplan.measure.machine import GpuMachine, machine
 from fuseplan.measure.peaks import GpuPeaks
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan
+from fuseplan.tools import benchmarks
 
 PEAKS = GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e14, "f32": 1e13, "tf32": 5e13})
 MACHINE = GpuMachine("a GPU", "sm_90", 132, 80 << 30, 50 << 20, "1.2", machine())
@@ -101,7 +105,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(BY_NAME, kind.name, kind)
     monkeypatch.setattr(gpu, "needs_gpu", lambda: None)
     monkeypatch.setattr(gpu, "gpu_machine", lambda device: MACHINE)
-    monkeypatch.setattr(gpu_command, "gpu_machine", lambda device: MACHINE)
+    monkeypatch.setattr(command, "gpu_machine", lambda device: MACHINE)
     monkeypatch.setattr(gpu, "gpu_versions", lambda: {"numpy": "2", "torch": "2"})
     monkeypatch.setattr(gpu, "gpu_peaks", lambda name: PEAKS)
     monkeypatch.setattr(gpu, "GpuClock", Clock)
@@ -114,6 +118,11 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_grad_enabled(was)
 
 
+def listing(shown: list[str]) -> Display:
+    """Keeps all that is told."""
+    return Display(shown.append, shown.append, lambda _: nullcontext(lambda _: None))
+
+
 SUITE = suite.Suite(
     "s",
     "A suite",
@@ -123,7 +132,7 @@ SUITE = suite.Suite(
 
 
 def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
-    (listed,) = gpu.run(SUITE, gpu.GpuSetting(peers, **more))
+    (listed,) = gpu.run(SUITE, Setting(1, peers, **more))
     return {row.peer: row for row in listed}
 
 
@@ -174,35 +183,30 @@ def test_the_hosts_time_where_asked_for() -> None:
 
 def test_results_are_appended_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
-    options = GpuOptions(libraries="torch", only="bias and relu", folder=tmp_path)
-    found = bench_gpu("gpu_overhead", options, shown.append, lambda what: None)
+    options = Options(True, "torch", only="bias and relu", folder=tmp_path)
+    found = bench("gpu_overhead", options, listing(shown))
     assert [row.peer for row in found] == ["torch"]
     assert list(results.read(tmp_path / "gpu_overhead.jsonl")) == found
     assert "Calling a bound plan on a GPU: a GPU" in shown[0]
     with pytest.raises(ArgumentError, match="no case"):
-        bench_gpu("gpu_overhead", GpuOptions(only="nothing"), shown.append, shown.append)
-    bench_gpu(
-        "gpu_overhead",
-        GpuOptions(libraries="torch", as_json=True, folder=None, only="bias and"),
-        print,
-        print,
-    )
-    assert '"peer": "torch"' in capsys.readouterr().out
+        bench("gpu_overhead", Options(True, only="nothing"))
+    bench("gpu_overhead", Options(True, "torch", as_json=True, folder=None, only="bias and"))
+    assert [row["peer"] for row in json.loads(capsys.readouterr().out)] == ["torch"]
 
 
 def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = suite.load("published_cuda").cases[0]
     plan = "f32[2x8x5x4] -> conv2d(4, kernel=1) -> bias -> relu"
     small = suite.Suite("published_cuda", "P", (replace(case, plan=plan),), ())
-    monkeypatch.setattr(gpu_command, "load", lambda name: {small.name: small}[name])
-    monkeypatch.setattr(gpu_command, "CHARTS", tmp_path / "charts")
+    monkeypatch.setattr(command, "load", lambda name: {small.name: small}[name])
+    monkeypatch.setattr(benchmarks, "CHARTS", tmp_path / "charts")
     monkeypatch.setitem(BY_NAME, "fuseplan", type("Ours", (GpuTorch,), {"name": "fuseplan"}))
     shown: list[str] = []
-    options = GpuOptions(folder=tmp_path)
-    found = gpu_command.bench_gpu_published(options, shown.append)
+    options = Options(True, folder=tmp_path)
+    found = benchmarks.bench_published("published", options, listing(shown))
     assert {"fuseplan", "unfused:nchw", "unfused:nhwc", "cudnn"} <= {row.peer for row in found}
     assert list(results.read(tmp_path / "published_cuda.jsonl")) == found
     (drawn,) = (tmp_path / "charts").iterdir()
-    assert shown[1:] == [f"chart: {drawn}"]
-    only = gpu_command.bench_gpu_published(replace(options, libraries="unfused"), shown.append)
+    assert shown[-1] == f"chart: {drawn}"
+    only = benchmarks.bench_published("published", replace(options, libraries="unfused"), listing(shown))
     assert [row.peer for row in only] == ["unfused:nchw", "unfused:nhwc"]

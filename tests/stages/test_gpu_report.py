@@ -8,8 +8,8 @@ import pytest
 
 from fuseplan.bench import results, suite
 from fuseplan.bench.results import Row
-from fuseplan.report import gpu, speed
-from fuseplan.report.measured import page
+from fuseplan.tools.report import gpu, speed
+from fuseplan.tools.report.measured import page
 
 MACHINE = {
     "gpu": "a GPU", "kind": "sm_90", "processors": 132, "driver": "1.2", "cpu": "a CPU", "cores": 2,

@@ -13,7 +13,6 @@ import torch
 from forced import forced
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.templates import TEMPLATES
-from fuseplan.bench.crossbuild import builds
 from fuseplan.compile import compile as compile_plan
 from fuseplan.dtypes import DTYPES
 from fuseplan.emit import Slot, Source
@@ -22,6 +21,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
+from fuseplan.tools.crossbuild import builds
 from posing import CUDA_0, PosingDriver, posing
 from toy_templates import HEAD, Toy, ToyProduct
 

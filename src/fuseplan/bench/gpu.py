@@ -9,59 +9,33 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from fuseplan.bench.peers.gpu import BY_NAME
 from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensors
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.results import Row
-from fuseplan.bench.runner import WORST
+from fuseplan.bench.setting import Progress, Setting, now, timed_row, wrong
 from fuseplan.bench.suite import Case, Suite
 from fuseplan.errors import ArgumentError, FuseplanError, installing
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure.clock import GPU_CLOCK, GPU_PROTOCOL, GpuClock, Protocol
+from fuseplan.measure.clock import GPU_CLOCK, GpuClock
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import gpu_machine
 from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.torch_training import decided
-from fuseplan.measure.versions import commit, gpu_versions
+from fuseplan.measure.versions import gpu_versions
 from fuseplan.plan import FusionPlan
 
 SHOWN = 300  # characters of a library's own message
 
-Progress = Callable[[str], object]
 
-
-@dataclass(frozen=True)
-class GpuSetting:
-    """How to run a suite on a GPU.
-
-    Attributes:
-        peers: names of what is measured, in order.
-        protocol: rounds and blocks.
-        device: the GPU's index.
-        seed: of the random data.
-        run: the stamp of the run; runs that are to count as one are given the same.
-        is_host: also time the host, and a CUDA graph.
-        commit: what rows say was measured; the checkout's unless given.
-    """
-
-    peers: Sequence[str]
-    protocol: Protocol = GPU_PROTOCOL
-    device: int = 0
-    seed: int = 1
-    run: str = ""
-    is_host: bool = False
-    commit: str = ""
-
-
-def run(suite: Suite, setting: GpuSetting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done.
 
     Args:
@@ -99,13 +73,13 @@ def needs_gpu() -> None:
 class _Bench:
     """What the cases of a run have in common."""
 
-    def __init__(self, suite: Suite, setting: GpuSetting, progress: Progress) -> None:
+    def __init__(self, suite: Suite, setting: Setting, progress: Progress) -> None:
         self._suite, self._setting, self._progress = suite, setting, progress
         self._machine = gpu_machine(setting.device)
         stored = gpu_peaks(self._machine.gpu)
         self._peaks: GpuPeaks = stored or measured_gpu_peaks(self._machine.gpu, setting.device)[0]
         self._clock = GpuClock(setting.device, setting.protocol)
-        self._run = setting.run or datetime.now(UTC).isoformat(timespec="seconds")
+        self._began = now()
 
     def rows(self, case: Case) -> list[Row]:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
@@ -140,9 +114,8 @@ class _Bench:
             return _Found(refused=str(why))
         except Exception as why:
             return _Found(refused=f"{type(why).__name__}: {str(why)[:SHOWN]}")
-        if not error <= WORST[plan.src.dtype]:
-            return _Found(refused=f"wrong: off by {error:.1e} of the largest output", error=error)
-        return _Found(prepared, setup, error)
+        why_not = wrong(error, plan)
+        return _Found(prepared, setup, error) if why_not is None else _Found(refused=why_not, error=error)
 
     def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
         waited = self._clock.latency(calls)
@@ -167,29 +140,15 @@ class _Bench:
         timing: Timing | None,
         host: Mapping[str, Any],
     ) -> Row:
-        told: dict[str, Any] = {
-            "run": self._run, "suite": self._suite.name, "case": case.name, "group": case.group,
-            "model": case.model, "plan": str(plan), "peer": name, "threads": 1,
-            "machine": self._machine.to_json(), "versions": gpu_versions(),
-            "commit": self._setting.commit or commit(), "clock": GPU_CLOCK, "error": found.error,
-        }  # fmt: skip
+        told = self._setting.stamp(self._suite, case, self._machine.to_json(), self._began)
+        told |= {"peer": name, "versions": gpu_versions(), "clock": GPU_CLOCK, "error": found.error}
         if found.prepared is None or timing is None:
             return Row(**told, refused=found.refused)
         facts, kernel = dict(found.prepared.facts), lower(match(plan))
         added = facts.pop("added_bytes", None)
-        floor = self._peaks.floor(kernel)
-        return Row(
-            **told,
-            **timing.to_json(),
-            **host,
-            nbytes=facts.pop("nbytes", kernel.minimum_bytes),
-            flops=facts.pop("flops", kernel.flops),
-            **facts,
-            floor=floor.seconds,
-            bound=floor.bound,
-            added=None if added is None else added / self._peaks.bytes_a_second["dram"],
-            setup=found.setup,
-        )
+        told |= {"added": None if added is None else added / self._peaks.bytes_a_second["dram"]}
+        told |= {"setup": found.setup, **host}
+        return timed_row(told, kernel, facts, timing, lambda _: self._peaks.floor(kernel))
 
 
 @dataclass

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,47 +14,24 @@ from numpy.typing import NDArray
 from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.processes import Process, processes, scratch
 from fuseplan.bench.results import Row
+from fuseplan.bench.setting import Progress, Setting, now, timed_row, wrong
 from fuseplan.bench.suite import Case, Suite
 from fuseplan.bench.worker import part
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure.clock import CLOCK, Protocol, copies_past, turns
+from fuseplan.measure.clock import CLOCK, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.machine import machine, others, processor_seconds
-from fuseplan.measure.peaks import Peaks, bytes_of_passes, measured_peaks
+from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks
 from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.torch_training import decided
-from fuseplan.measure.versions import commit, versions
+from fuseplan.measure.versions import versions
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
 
-WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
 ARRAYS = "arrays.npz"  # drawn once for all peers
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
-
-Progress = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How to run a suite.
-
-    Attributes:
-        threads: of every peer.
-        peers: names of peers beside ourselves.
-        protocol: rounds and blocks.
-        is_cold: rotate buffers past the last cache, so that every call reads memory.
-        patience: seconds a suite may spend waiting for other programs to rest.
-        seed: of the random data.
-    """
-
-    threads: int
-    peers: Sequence[str]
-    protocol: Protocol = field(default_factory=Protocol)
-    is_cold: bool = False
-    patience: float = 0.0
-    seed: int = 1
 
 
 def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
@@ -66,7 +42,7 @@ def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> 
         setting: how.
         progress: called with a case's name before each of its steps, `steps(setting)` times a case.
     """
-    began = datetime.now(UTC).isoformat(timespec="seconds")
+    began = now()
     machine_peaks, _ = measured_peaks(setting.threads)
     patience = Patience(setting.patience)
     with scratch() as folder, processes(setting.peers, setting.threads, folder) as started:
@@ -88,11 +64,8 @@ class _Measured:
         self._plan = FusionPlan.parse(case.plan)
         buffers = self._plan.src.nbytes + self._plan.output.nbytes
         self._copies = copies_past(parse_target("cpu").l3_bytes, buffers) if setting.is_cold else 1
-        self._stamp: dict[str, Any] = {
-            "run": began, "suite": suite.name, "case": case.name, "group": case.group, "model": case.model,
-            "plan": str(self._plan), "threads": setting.threads, "copies": self._copies,
-            "machine": machine().to_json(), "commit": commit(), "clock": CLOCK,
-        }  # fmt: skip
+        self._stamp = setting.stamp(suite, case, machine().to_json(), began)
+        self._stamp |= {"copies": self._copies, "clock": CLOCK}
 
     def rows(
         self, started: Mapping[str, Process], folder: Path, patience: Patience, progress: Progress
@@ -141,9 +114,8 @@ class _Measured:
         error = max(deviation(np.load(each), exact) for each, exact in zip(parts, want, strict=True))
         for each in parts:
             each.unlink()
-        if not error <= WORST[self._plan.src.dtype]:
-            return {"refused": f"wrong: off by {error:.1e} of the largest output", "error": error}
-        return {**answer, "error": error}
+        why = wrong(error, self._plan)
+        return {**answer, "error": error} if why is None else {"refused": why, "error": error}
 
     def _row(
         self,
@@ -156,28 +128,12 @@ class _Measured:
         if "refused" in answer or not blocks or not disturbed:
             why = answer.get("refused", "it returned no samples")
             return Row(**told, refused=why, error=answer.get("error"))
-        facts = dict(answer["facts"])
         kernel = lower(match(self._plan))
-        nbytes, flops = facts.pop("nbytes", kernel.minimum_bytes), facts.pop("flops", kernel.flops)
-        floor = self._peaks.floor(
-            flops,
-            bytes_of_passes(kernel),
-            footprint=kernel.minimum_bytes * self._copies,
-            itemsize=_computed(self._plan),
-        )
-        return Row(
-            **told,
-            **summarize(blocks).to_json(),
-            **facts,
-            nbytes=nbytes,
-            flops=flops,
-            floor=floor.seconds,
-            bound=floor.bound,
-            setup=answer["setup"],
-            error=answer["error"],
-            others=sum(disturbed) / len(disturbed),
-        )
 
+        def floor(flops: int) -> Floor:
+            footprint = kernel.minimum_bytes * self._copies
+            itemsize = 8 if kernel.compute_dtype == "f64" else 4
+            return self._peaks.floor(flops, bytes_of_passes(kernel), footprint=footprint, itemsize=itemsize)
 
-def _computed(plan: FusionPlan) -> int:
-    return 8 if plan.src.compute_dtype == "f64" else 4
+        told |= {"setup": answer["setup"], "error": answer["error"], "others": fmean(disturbed)}
+        return timed_row(told, kernel, answer["facts"], summarize(blocks), floor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from fuseplan import limits
-from fuseplan.bench import command as benchmarks
-from fuseplan.bench.gpu_command import GpuOptions
+from fuseplan.bench import command
+from fuseplan.bench.command import Options
 from fuseplan.bench.peers import LIBRARIES
 from fuseplan.bench.peers.gpu import BY_NAME as ON_GPU
 from fuseplan.bench.results import FOLDER
+from fuseplan.bench.special import SPECIAL, special, tool
 from fuseplan.bench.suite import names
 from fuseplan.cli.options import (
     AS_JSON,
@@ -26,16 +26,9 @@ from fuseplan.cli.options import (
     completed,
     loud_command,
 )
+from fuseplan.cli.screen import display
 from fuseplan.errors import ArgumentError
 from fuseplan.excerpt import ARROW
-
-SPECIAL: dict[str, Callable[[benchmarks.Options], Any]] = {
-    "overhead": benchmarks.bench_overhead,
-    "footprint": benchmarks.bench_footprint,
-    "accuracy": benchmarks.bench_accuracy,
-    "peaks": benchmarks.bench_peaks,
-    "published": benchmarks.bench_published,
-}
 
 
 class SuiteName(PlanText):
@@ -47,7 +40,7 @@ class SuiteName(PlanText):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """The suites that begin so."""
-        return completed(sorted({*names(), *SPECIAL}), incomplete)
+        return completed(sorted({*names(), *SPECIAL[False]}), incomplete)
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -120,47 +113,25 @@ def bench_command(
     """
     usual = FOLDER if FOLDER.is_dir() and ARROW not in suite else None
     folder = None if no_results else results or usual
-    if given["target"] != "cpu":
-        benchmarks.bench_on_gpu(suite, _gpu_options(folder, given))
-        return
-    peers = benchmarks.PUBLISHED_LIBRARIES if suite == "published" else benchmarks.LIBRARIES
-    options = benchmarks.Options(
-        threads=given["threads"],
-        libraries=given["peers"] or peers,
+    if given["target"] not in ("cpu", "cuda", "cuda:0"):
+        raise ArgumentError(f"benchmarks run on this machine: --target cpu or cuda, not {given['target']}")
+    options = Options(
+        is_on_gpu=given["target"] != "cpu",
+        libraries=given["peers"] or None,
         rounds=given["rounds"],
-        block_ms=given["block_ms"] or benchmarks.Options.block_ms,
+        block_ms=given["block_ms"],
+        only=given["only"],
+        folder=folder,
+        as_json=given["as_json"],
+        run=given["stamp"],
+        patience=given["patience"],
+        threads=given["threads"],
         is_cold=given["cold"],
         is_twice=given["twice"],
         is_unfused=given["unfused"],
-        patience=given["patience"],
-        folder=folder,
-        as_json=given["as_json"],
-        only=given["only"],
-        is_quiet=bool(ctx.meta.get("quiet")),
-    )
-    if suite in SPECIAL:
-        SPECIAL[suite](options)
-    elif compile_times:
-        benchmarks.bench_compile(suite, options)
-    else:
-        benchmarks.bench(suite, options)
-
-
-def _gpu_options(folder: Path | None, given: dict[str, Any]) -> GpuOptions:
-    """The options of a benchmark on a GPU.
-
-    Raises:
-        ArgumentError: the target is not this machine's GPU.
-    """
-    if given["target"] not in ("cuda", "cuda:0"):
-        raise ArgumentError(f"benchmarks run on this machine: --target cpu or cuda, not {given['target']}")
-    return GpuOptions(
-        libraries=given["peers"] or GpuOptions.libraries,
-        rounds=given["rounds"],
-        block_ms=given["block_ms"] or GpuOptions.block_ms,
-        only=given["only"],
-        run=given["stamp"],
         is_host=given["host"],
-        folder=folder,
-        as_json=given["as_json"],
     )
+    measure = special(suite, options)
+    if measure is None and compile_times and not options.is_on_gpu:
+        measure = tool("benchmarks", "`fuseplan bench --compile-times`").bench_compile
+    (measure or command.bench)(suite, options, display(options.as_json, bool(ctx.meta.get("quiet"))))

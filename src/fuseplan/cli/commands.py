@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +14,8 @@ from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.bench import bench_command
-from fuseplan.cli.crossbuild import crossbuild_command
+from fuseplan.cli.combinations import AXES, Row, cells
+from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.options import (
@@ -23,7 +23,6 @@ from fuseplan.cli.options import (
     PATIENCE,
     SEED,
     TARGET,
-    THREADS,
     loud_command,
     plan_command,
 )
@@ -31,19 +30,16 @@ from fuseplan.cli.screen import Screen
 from fuseplan.cli.show import show
 from fuseplan.cli.statuses import MEANINGS, REFUSED, RIGHT, WRONG
 from fuseplan.cli.support import grouped, supported
+from fuseplan.cli.tools import TOOLS, tool_command
 from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.compat.miopen_driver.cli import driver_command
-from fuseplan.demo import main as run_demo
 from fuseplan.errors import counted
 from fuseplan.explain import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
-from fuseplan.report.combinations import AXES, cells
-from fuseplan.report.supported import Row
-from fuseplan.report.supported import rows as combination_rows
 from fuseplan.target import Target, parse_target
 
 
@@ -63,12 +59,13 @@ def fuseplan() -> None:
 
 
 fuseplan.add_command(bench_command)
-fuseplan.add_command(crossbuild_command)
 fuseplan.add_command(driver_command)
 fuseplan.add_command(export_command)
 fuseplan.add_command(show)
 fuseplan.add_command(tune_command)
 fuseplan.add_command(verdict_command)
+for _name in TOOLS:
+    fuseplan.add_command(tool_command(_name))
 
 
 def _print_json(told: Any) -> None:
@@ -81,25 +78,6 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
     for row in rows:
         table.add_row(*row)
     Screen().print(table)
-
-
-@fuseplan.command()
-@THREADS
-@click.option(
-    "--chart",
-    type=click.Path(path_type=Path),
-    help="The chart's file, .svg or .png; demo.svg unless given.",
-)
-@PATIENCE
-@AS_JSON
-@loud_command
-@click.pass_context
-def demo(ctx: click.Context, threads: int | None, chart: Path | None, patience: float, as_json: bool) -> None:
-    """Measure 21 fused plans at MIOpen's published shapes, and draw a chart.
-
-    Each plan runs beside its operators one at a time. Without matplotlib there is no chart.
-    """
-    run_demo(threads, chart, as_json=as_json, patience=patience, is_quiet=bool(ctx.meta.get("quiet")))
 
 
 @fuseplan.command()

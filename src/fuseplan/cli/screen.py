@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fuseplan.bench.command import Display, Step
 from fuseplan.folding import WIDTH, fold
 
 GLUE = "\N{NO-BREAK SPACE}"  # between the words of a cell, which stays on one line
@@ -69,8 +70,11 @@ def _entry(head: Sequence[str], row: Sequence[str], width: int) -> str:
 
 
 @contextmanager
-def progress(screen: Console, total: int, *, is_shown: bool = True) -> Iterator[Callable[[str], object]]:
-    """A bar of so many steps, on a terminal; each call of what it gives is a step, and names the next."""
+def progress(screen: Console, total: int | None, *, is_shown: bool = True) -> Iterator[Step]:
+    """A bar of so many steps, on a terminal; each call of what it gives is a step, and names the next.
+
+    Without a number of steps, the bar only moves.
+    """
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     is_bar = is_shown and screen.is_terminal
     with Progress(*columns, console=screen, transient=True, disable=not is_bar) as shown:
@@ -80,3 +84,13 @@ def progress(screen: Console, total: int, *, is_shown: bool = True) -> Iterator[
             shown.update(task, advance=1, description=what)
 
         yield step
+
+
+def display(as_json: bool, is_quiet: bool) -> Display:
+    """A terminal as a benchmark's display; the standard error stream where JSON is printed."""
+    screen = Screen(stderr=as_json)
+    return Display(
+        (lambda _: None) if as_json else screen.show,
+        screen.tell,
+        lambda total: progress(screen, total, is_shown=not is_quiet),
+    )

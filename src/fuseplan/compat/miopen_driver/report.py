@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from fuseplan.bench.markdown import table
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Relu
 from fuseplan.plan import FusionPlan
-from fuseplan.report.docstrings import table
 from fuseplan.text import operator_text
 
 Record = Mapping[str, Any]

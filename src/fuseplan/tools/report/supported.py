@@ -1,22 +1,32 @@
-"""The supported table, asked of rules and templates: `python -m fuseplan.report.supported docs`.
+"""The supported table, asked of rules and templates: `python -m fuseplan.tools.report.supported docs`.
 
 Writes `supported.md` and `supported.json`. A row stands for the product of its combinations, layouts and
-dtypes; `fuseplan.report.combinations` asks for each.
+dtypes; `fuseplan.cli.combinations` asks for each.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fuseplan.report.combinations import ACTIVATIONS, AXES, COMBINATIONS, MODES, Cell, Geometry, cells
-from fuseplan.report.docstrings import prose, table
+from fuseplan.bench.markdown import table
+from fuseplan.cli.combinations import (
+    ACTIVATIONS,
+    AXES,
+    COMBINATIONS,
+    MODES,
+    Cell,
+    Row,
+    alike,
+    cells,
+    rows,
+)
 from fuseplan.target import parse_target
+from fuseplan.tools.report.docstrings import prose
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -33,93 +43,10 @@ reason of each refusal. CPUs with other vectors than AVX2 support the same cells
 narrow groups."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Cells that agree: every combination in every layout and dtype.
-
-    Attributes:
-        template: which.
-        combinations, layouts, dtypes: their product are the cells.
-        code: why none of them is taken; else empty.
-        refused: axes and values that are not taken, with the reason's code.
-        modes, activations: those that are not taken.
-        taken: geometries that are taken, which tests run.
-    """
-
-    template: str
-    combinations: tuple[str, ...]
-    layouts: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    code: str
-    refused: tuple[tuple[str, str, str], ...]
-    modes: tuple[str, ...]
-    activations: tuple[str, ...]
-    taken: tuple[Geometry, ...]
-
-    def axis(self, name: str) -> str:
-        """What is taken on an axis: `any`, or the values."""
-        out = {value for axis, value, _ in self.refused if axis == name}
-        return ", ".join(value for value in AXES[name] if value not in out) if out else "any"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, with what is taken on each axis."""
-        told: dict[str, Any] = {
-            "algorithm": self.template,
-            "combinations": list(self.combinations),
-            "layouts": list(self.layouts),
-            "dtypes": list(self.dtypes),
-        }
-        if self.code:
-            return told | {"reason": self.code}
-        return told | {
-            **{axis: self.axis(axis) for axis in AXES},
-            "modes": [mode for mode in MODES if mode not in self.modes],
-            "activations": [name for name in ACTIVATIONS if name not in self.activations],
-            "reasons": list(dict.fromkeys(code for _, _, code in self.refused)),
-            "geometries": [each.to_json() for each in self.taken],
-        }
-
-
 @cache
 def asked(target: str) -> tuple[Cell, ...]:
     """The cells of a target."""
     return tuple(cells(parse_target(target)))
-
-
-def rows(found: Iterable[Cell]) -> Iterator[Row]:
-    """Cells that agree in one row."""
-    same: dict[Any, list[Cell]] = {}
-    for each in found:
-        key = (each.template, each.code, each.refused, *_missing(each), each.taken)
-        same.setdefault(key, []).append(each)
-    for (template, code, *rest), held in same.items():
-        places: dict[str, tuple[tuple[str, str], ...]] = {}
-        for each in held:
-            places[each.combination] = (*places.get(each.combination, ()), (each.layout, each.dtype))
-        for names, where in alike(places):
-            dtypes_of: dict[str, tuple[str, ...]] = {}
-            for layout, dtype in where:
-                dtypes_of[layout] = (*dtypes_of.get(layout, ()), dtype)
-            for layouts, dtypes in alike(dtypes_of):
-                yield Row(template, names, layouts, dtypes, code, *rest)
-
-
-def _missing(cell: Cell) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modes and activations that a cell does not take, of those it could."""
-    modes = MODES if "N" in cell.combination and not cell.code else ()
-    acts = tuple(ACTIVATIONS) if "A" in cell.combination and not cell.code else ()
-    return (
-        tuple(mode for mode in modes if mode not in cell.modes),
-        tuple(name for name in acts if name not in cell.activations),
-    )
-
-
-def alike(found: Mapping[str, Value]) -> list[tuple[tuple[str, ...], Value]]:
-    """Names that have equal values, together."""
-    same: dict[Value, list[str]] = {}
-    for name, value in found.items():
-        same.setdefault(value, []).append(name)
-    return [(tuple(names), value) for value, names in same.items()]
 
 
 def takers(target: str, combination: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The command `fuseplan crossbuild`."""
+"""The commands `fuseplan crossbuild` and `fuseplan demo`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,36 @@ from pathlib import Path
 import click
 
 from fuseplan.backends.triton.versions import dotted
-from fuseplan.bench.crossbuild import Built, allowances, builds, crossbuild, summaries
 from fuseplan.bench.suite import chosen, load
-from fuseplan.cli.options import AS_JSON, DURATION, PLAN, loud_command
+from fuseplan.cli.options import AS_JSON, DURATION, PATIENCE, PLAN, THREADS, loud_command
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.target import parse_target
+from fuseplan.tools.crossbuild import Built, allowances, builds, crossbuild, summaries
+from fuseplan.tools.demo import main as run_demo
 
 ALLOWED = Path(__file__).resolve().parents[3] / "benchmarks" / "allowed_spills.toml"
 SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgmma", "mfma", "tma_loads")
+
+
+@click.command("demo")
+@THREADS
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path),
+    help="The chart's file, .svg or .png; demo.svg unless given.",
+)
+@PATIENCE
+@AS_JSON
+@loud_command
+@click.pass_context
+def demo_command(
+    ctx: click.Context, threads: int | None, chart: Path | None, patience: float, as_json: bool
+) -> None:
+    """Measure 21 fused plans at MIOpen's published shapes, and draw a chart.
+
+    Each plan runs beside its operators one at a time. Without matplotlib there is no chart.
+    """
+    run_demo(threads, chart, as_json=as_json, patience=patience, is_quiet=bool(ctx.meta.get("quiet")))
 
 
 @click.command("crossbuild")
@@ -114,3 +136,6 @@ def _lines(built: Built) -> str:
     return "\n".join(
         [head, *([f"  {counts}"] if used else []), *(f"  FAULT {each}" for each in built.faults)]
     )
+
+
+COMMANDS = {each.name: each for each in (crossbuild_command, demo_command)}

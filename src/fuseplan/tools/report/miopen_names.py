@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from fuseplan.bench.markdown import table
 from fuseplan.compat.miopen.declaration import declarations
 from fuseplan.compat.miopen.enums import ENUMS
 from fuseplan.compat.miopen_driver import command_of
 from fuseplan.miopen import NAMES
-from fuseplan.report.docstrings import markdown, parse, prose, table
+from fuseplan.tools.report.docstrings import markdown, parse, prose
 
 
 def miopen_names() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""docs/measured.md, written from recorded results: `python -m fuseplan.report.measured RESULTS PAGE`.
+"""docs/measured.md, written from recorded results: `python -m fuseplan.tools.report.measured RESULTS PAGE`.
 
 Of each benchmark, machine and thread count it shows the last run. Its last section lists the numbers that
 comments cite.
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.bench import results, suite
-from fuseplan.bench.accuracy import Deviation
-from fuseplan.bench.accuracy import markdown as accuracy_table
+from fuseplan.bench.markdown import table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu, markdown
 from fuseplan.errors import counted
 from fuseplan.measure.clock import AHEAD, FLUSH_BYTES, GPU_PROTOCOL, SHORTEST_SAMPLE, Protocol
-from fuseplan.report import gpu, versions
-from fuseplan.report.docstrings import table
-from fuseplan.report.facts import facts
-from fuseplan.report.gpu import RECORDS
+from fuseplan.tools.accuracy import Deviation
+from fuseplan.tools.accuracy import markdown as accuracy_table
+from fuseplan.tools.report import gpu, versions
+from fuseplan.tools.report.facts import facts
+from fuseplan.tools.report.gpu import RECORDS
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 # Records of one line a run; those of compile times are named apart.

@@ -1,4 +1,4 @@
-"""docs/published.md and its charts: `python -m fuseplan.report.published RESULTS PAGE`.
+"""docs/published.md and its charts: `python -m fuseplan.tools.report.published RESULTS PAGE`.
 
 Of each device and thread count it shows the last recorded run of `fuseplan bench published`.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuseplan.bench import results
+from fuseplan.bench.markdown import table
 from fuseplan.bench.results import Row, device_of
 from fuseplan.bench.suite import PUBLISHED_AIMS, UNFUSED
 from fuseplan.bench.table import is_on_gpu, lines
 from fuseplan.errors import counted
 from fuseplan.measure.published import COMBINATIONS, Published, published, sources
 from fuseplan.measure.stats import geomean
-from fuseplan.report.chart import OURS, OURS_TOO, THEIRS, THEIRS_TOO, Bar, Panel, Series, speedups
-from fuseplan.report.docstrings import table
+from fuseplan.tools.report.chart import OURS, OURS_TOO, THEIRS, THEIRS_TOO, Bar, Panel, Series, speedups
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 FILES = "published_*.jsonl"

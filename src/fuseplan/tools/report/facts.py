@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuseplan.report.docstrings import prose, table
+from fuseplan.bench.markdown import table
+from fuseplan.tools.report.docstrings import prose
 
 
 def facts(place: Path) -> Iterator[str]:

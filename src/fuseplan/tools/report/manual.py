@@ -11,6 +11,7 @@ import click
 
 from fuseplan.arguments import Arguments
 from fuseplan.arrays import empty
+from fuseplan.bench.markdown import table
 from fuseplan.cache import CacheInfo, cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cli.commands import fuseplan
@@ -24,10 +25,10 @@ from fuseplan.loaded import LoadedPlan, load
 from fuseplan.locks import cached_property
 from fuseplan.match import unfuse
 from fuseplan.plan import FusionPlan, Step
-from fuseplan.report.docstrings import markdown, parse, prose, table
 from fuseplan.run import BoundPlan
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
+from fuseplan.tools.report.docstrings import markdown, parse, prose
 from fuseplan.tuned import Tuned
 from fuseplan.tuning.tune import tune
 from fuseplan.tuning.verdict import Verdict

@@ -1,4 +1,4 @@
-"""docs/versions.md, written from recorded runs: `python -m fuseplan.report.versions RESULTS PAGE`.
+"""docs/versions.md, written from recorded runs: `python -m fuseplan.tools.report.versions RESULTS PAGE`.
 
 `pytest --versions FILE` records what passed, `fuseplan crossbuild --record FILE` what compiles.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fuseplan.report.docstrings import table
+from fuseplan.bench.markdown import table
 
 FILE = "versions.jsonl"
 SHOWN = ("python", "numpy", "llvmlite", "torch", "triton")

@@ -1,4 +1,4 @@
-"""What type checkers and editors see of `fuseplan.miopen`: `python -m fuseplan.report.miopen_stub STUB`.
+"""`fuseplan.miopen` for type checkers and editors: `python -m fuseplan.tools.report.miopen_stub STUB`.
 
 Its names are collected when it is imported, which no checker can follow; so a stub lists them.
 """

@@ -1,4 +1,4 @@
-"""docs/speed.md and its chart, from recorded results: `python -m fuseplan.report.speed RESULTS PAGE`."""
+"""docs/speed.md and its chart: `python -m fuseplan.tools.report.speed RESULTS PAGE`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fuseplan.bench import results, suite
+from fuseplan.bench.markdown import table
 from fuseplan.bench.results import OURS, Row
 from fuseplan.bench.suite import Aim, Suite
 from fuseplan.bench.table import is_on_gpu, lines, standings
 from fuseplan.errors import counted
 from fuseplan.measure.stats import geomean
-from fuseplan.report import chart
-from fuseplan.report.chart import Bar, Panel, Series
-from fuseplan.report.docstrings import table
+from fuseplan.tools.report import chart
+from fuseplan.tools.report.chart import Bar, Panel, Series
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 CHART = "charts/speed.svg"  # beside the page

@@ -1,4 +1,4 @@
-"""The reference pages and the index of codes, from the code: `python -m fuseplan.report.reference docs`.
+"""The reference pages and the index of codes: `python -m fuseplan.tools.report.reference docs`.
 
 What the pages say is read off the declarations: operators' classes and samples, rules' conditions, templates'
 docstrings and limits, the catalogue of reasons, the tables of settings and of limits, the command line's
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fuseplan.backends import BACKENDS
+from fuseplan.bench.markdown import table
 from fuseplan.errors import PlanError
 from fuseplan.kernel import Kernel
 from fuseplan.limits import limits
@@ -27,9 +28,6 @@ from fuseplan.ops import OPERATORS
 from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
-from fuseplan.report.docstrings import between, markdown, parse, prose, table
-from fuseplan.report.manual import command_line, public_names
-from fuseplan.report.miopen_names import miopen_names
 from fuseplan.rules import RULES
 from fuseplan.rules.rule import Rule
 from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
@@ -38,6 +36,9 @@ from fuseplan.target import parse_target
 from fuseplan.template import Template
 from fuseplan.tensor import LAYOUTS, Dense, TensorSpec
 from fuseplan.text import operator_text, value_text
+from fuseplan.tools.report.docstrings import between, markdown, parse, prose
+from fuseplan.tools.report.manual import command_line, public_names
+from fuseplan.tools.report.miopen_names import miopen_names
 
 WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
 CODES = "<!-- codes: written by `make docs` -->", "<!-- end of codes -->"  # around the index

@@ -27,7 +27,7 @@ from fuseplan.measure.published import COMBINATIONS, published
 from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
 from fuseplan.measure.stats import geomean
 from fuseplan.plan import FusionPlan
-from fuseplan.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
+from fuseplan.tools.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from fuseplan.tuning.unfused import OneAtATime
 
 CHART = Path("demo.svg")

@@ -15,7 +15,8 @@ from fuseplan.child import python, python_environment
 NEEDED = ("numpy", "llvmlite")
 RUNS = 9
 INSTALLED = ("*.py", "py.typed")
-PACKAGE = Path(__file__).resolve().parents[1]
+TOOLS = Path(__file__).resolve().parent  # which no wheel has
+PACKAGE = TOOLS.parent
 HEAVY = ("torch", "onnx", "matplotlib")  # what an import must not bring along
 
 PROGRAM = f"""
@@ -62,7 +63,8 @@ def footprint(runs: int = RUNS) -> Footprint:
     """Measures, each import in a fresh process; the first only warms the disk."""
     told = [_import() for _ in range(runs + 1)][1:]
     sizes = {name: installed_bytes(name) for name in NEEDED}
-    sizes["fuseplan"] = _bytes(path for word in INSTALLED for path in PACKAGE.rglob(word))
+    own = (path for word in INSTALLED for path in PACKAGE.rglob(word))
+    sizes["fuseplan"] = _bytes(path for path in own if TOOLS not in path.parents)
     return Footprint(
         numpy_import=statistics.median(row[0] for row in told),
         own_import=statistics.median(row[1] for row in told),

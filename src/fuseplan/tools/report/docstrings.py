@@ -121,11 +121,3 @@ def between(page: str, begin: str, end: str, told: str) -> str:
     if not opened or not closed:
         raise ValueError(f"want the lines {begin} and {end}")
     return f"{before}{begin}\n\n{told}\n\n{end}{after}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """A Markdown table."""
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join('---' for _ in head)} |"
-    for row in rows:
-        yield f"| {' | '.join(each.replace('|', chr(92) + '|') for each in row)} |"

@@ -1,7 +1,7 @@
-"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.report.miopen docs`.
+"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.tools.report.miopen docs`.
 
 Writes `miopen.md` from `miopen.toml`, with MIOpen's published combinations beside the combinations that
-rules and templates support (`fuseplan.report.supported`).
+rules and templates support (`fuseplan.tools.report.supported`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fuseplan.report.combinations import ACTIVATIONS, AXES, MODES, Cell
-from fuseplan.report.docstrings import table
-from fuseplan.report.supported import alike, asked
+from fuseplan.bench.markdown import table
+from fuseplan.cli.combinations import ACTIVATIONS, AXES, MODES, Cell, alike
+from fuseplan.tools.report.supported import asked
 
 WRITTEN = "<!-- Written by `make docs` from docs/miopen.toml: change it there. -->"
 COMBINATIONS = ("CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward")

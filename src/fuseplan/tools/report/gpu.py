@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fuseplan.bench.markdown import table
 from fuseplan.bench.results import Row
 from fuseplan.bench.suite import Suite
 from fuseplan.bench.table import Line, lines, markdown
-from fuseplan.report.docstrings import prose, table
+from fuseplan.tools.report.docstrings import prose
 
 Record = Mapping[str, Any]
 Lines = Iterator[str]
 
 # What was tried where we lose, and why a test failed: of this folder's checkout, or of the sources' own.
-LOSSES = tuple(top / "benchmarks" / "losses.toml" for top in (Path(), Path(__file__).resolve().parents[3]))
+LOSSES = tuple(top / "benchmarks" / "losses.toml" for top in (Path(), Path(__file__).resolve().parents[4]))
 
 
 def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:

@@ -1,0 +1,93 @@
+"""A wheel, built from the sources without a network: its files, and its words about the tools it lacks."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "fuseplan"
+LINES_OF_THE_WHEEL = 43_000  # of Python: lower this when they go, never raise it
+PLAN = "f32[1x8x6x6] -> conv2d(8, kernel=3) -> relu"
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignored)
+    built = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (made,) = folder.glob("*.whl")
+    zipfile.ZipFile(made).extractall(folder / "unpacked")
+    yield folder / "unpacked"
+    shutil.rmtree(folder)
+
+
+def call(wheel: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(wheel), "FUSEPLAN_CACHE_DIR": str(wheel.parent / "cache")}
+    return subprocess.run(
+        [sys.executable, "-m", "fuseplan", *words],
+        cwd=wheel, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_wheel_has_all_of_the_package_but_the_tools(wheel: Path) -> None:
+    built = {place.relative_to(wheel) for place in (wheel / "fuseplan").rglob("*") if place.is_file()}
+    written = {place for place in PACKAGE.rglob("*") if place.is_file() and "__pycache__" not in place.parts}
+    tools = {place for place in written if PACKAGE / "tools" in place.parents}
+    assert {place.relative_to(PACKAGE.parent) for place in written - tools} == built
+    assert {"demo.py", "benchmarks.py", "report/reference.py"} <= {
+        place.relative_to(PACKAGE / "tools").as_posix() for place in tools
+    }
+    lines = sum((wheel / place).read_text().count("\n") for place in built if place.suffix == ".py")
+    assert lines <= LINES_OF_THE_WHEEL
+
+
+def test_nothing_in_a_wheel_imports_a_tool(wheel: Path) -> None:
+    names = [".".join(place.relative_to(wheel).with_suffix("").parts) for place in wheel.rglob("*.py")]
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *(name for name in names if not name.endswith("__main__"))],
+        cwd=wheel, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demo", "--threads", "1"),
+        ("crossbuild", "gpu_matmul", "--json"),
+        ("bench", "footprint"),
+        ("bench", PLAN, "--compile-times"),
+    ],
+)
+def test_a_tool_is_said_to_be_a_checkouts(wheel: Path, words: tuple[str, ...]) -> None:
+    done = call(wheel, *words)
+    assert done.returncode == 2
+    assert "the installed package has no tools: run it in a checkout" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_plan_is_measured_beside_peers_from_a_wheel(wheel: Path) -> None:
+    done = call(
+        wheel, "bench", PLAN, "--peers", "torch,onnxruntime", "--rounds", "1", "--block-ms", "1", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["peer"]: row for row in json.loads(done.stdout)}
+    assert {"fuseplan", "torch", "torch:nhwc", "onnxruntime"} == rows.keys()
+    assert all(rows[peer]["median"] > 0 for peer in ("fuseplan", "torch"))
+    assert "Not in the installed package" in call(wheel, "--help").stdout
