@@ -8,9 +8,8 @@ import pytest
 from closeness import assert_close, assert_same_exceptions, wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.grouping import grouping
-from fuseplan.backends.cpu.templates.depthwise import Depthwise
-from fuseplan.backends.cpu.templates.grouped import Grouped
-from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
+from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
+from fuseplan.backends.cpu.templates.depthwise_planes import GroupedPlanes
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference

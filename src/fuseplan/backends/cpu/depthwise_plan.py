@@ -12,7 +12,7 @@ from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.windows import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
 from fuseplan.locks import cached_property
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.reasons import Claim, Reason
 from fuseplan.target import Target
 from fuseplan.template import lanes
 
@@ -28,18 +28,11 @@ _PROLOGUE = 6  # functions of a prologue that cost less applied at each read tha
 
 def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     """What both depthwise templates ask of a convolution."""
-    yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
     conv = kernel.contraction
-    blamed = kernel.contraction_step
-    yield claim(
-        conv.groups == conv.channels,
-        Reason.NOT_DEPTHWISE,
-        got=f"groups={conv.groups}",
-        want=f"groups={conv.channels}",
-        operator=blamed,
-    )
-    yield claim(bool(conv.kernel), Reason.NOT_DEPTHWISE, got=conv.text, want="spatial axes", operator=blamed)
-    yield claim(not conv.weight_per_batch, Reason.WEIGHT_PER_BATCH, operator=blamed)
+    got, want = f"groups={conv.groups}", f"groups={conv.channels}"
+    yield model.about(kernel, conv.groups == conv.channels, Reason.NOT_DEPTHWISE, got, want)
+    yield model.about(kernel, bool(conv.kernel), Reason.NOT_DEPTHWISE, conv.text, "spatial axes")
+    yield model.about(kernel, not conv.weight_per_batch, Reason.WEIGHT_PER_BATCH)
 
 
 def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], Axis, Axis]:

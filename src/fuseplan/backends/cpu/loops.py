@@ -62,14 +62,8 @@ def nested(b: Builder, extents: Iterable[int], name: str) -> Iterator[list[Value
         yield [nest.enter_context(b.loop(0, extent, name=name)) for extent in extents]
 
 
-def steps(
-    b: Builder, start: Index, stop: Index, unroll: int, visit: Callable[[Index, int], None]
-) -> tuple[Index, Index]:
-    """visit(first, number) for the vectors of start..stop-1, `unroll` at a time with numbers from 0.
-
-    Returns:
-        the end of the steps, and that of whole vectors.
-    """
+def steps(b: Builder, start: Index, stop: Index, unroll: int, visit: Callable[[Index, int], None]) -> Index:
+    """visit(first, number) for the vectors of start..stop-1, `unroll` at a time; returns their end."""
     lanes, length = b.lanes, stop - start
     whole, even = start + length // (lanes * unroll) * (lanes * unroll), start + length // lanes * lanes
     with b.loop(start, whole, lanes * unroll, name="step") as first:
@@ -77,7 +71,7 @@ def steps(
             visit(first + number * lanes, number)
     with b.loop(whole, even, lanes, name="vector") as first:
         visit(first, 0)
-    return whole, even
+    return even
 
 
 class Write(Protocol):
@@ -101,7 +95,7 @@ def streamed(b: Builder, lead: Value, start: Index, stop: Index, unroll: int, wr
     """
     with b.when(b.compare("ne", lead, 0)):
         write(start, b.lanes)
-    _, even = steps(b, start + lead, stop, unroll, lambda at, _: write(at, b.lanes, stream=True))
+    even = steps(b, start + lead, stop, unroll, lambda at, _: write(at, b.lanes, stream=True))
     with b.when(b.compare("slt", b.const(even, I64), stop)):
         write(stop - b.lanes, b.lanes)
 

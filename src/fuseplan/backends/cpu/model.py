@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from math import prod
+from typing import ClassVar
 
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.kernel import Kernel
@@ -40,13 +42,8 @@ def padding_claim(kernel: Kernel) -> Claim:
     conv = kernel.contraction
     extents = [size + sum(around) for size, around in zip(conv.src_spatial, conv.padding, strict=True)]
     size = conv.batch * conv.channels * prod(extents) * itemsize(kernel)
-    return claim(
-        size <= _MOST_BYTES,
-        Reason.PADDED_SRC,
-        got=f"{size:.1e} bytes",
-        want=f"at most {_MOST_BYTES:.1e}",
-        operator=kernel.contraction_step,
-    )
+    most = f"at most {_MOST_BYTES:.1e}"
+    return about(kernel, size <= _MOST_BYTES, Reason.PADDED_SRC, f"{size:.1e} bytes", most)
 
 
 def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:
@@ -65,17 +62,50 @@ def seconds(
     return max(flops / rate, moving) + phases * _PHASE_SECONDS
 
 
+def about(
+    kernel: Kernel, holds: bool, reason: Reason, got: str | None = None, want: str | None = None
+) -> Claim:
+    """A claim about the contraction, which is to blame where it fails."""
+    return claim(holds, reason, got=got, want=want, operator=kernel.contraction_step)
+
+
 class SumOfProducts(CpuTemplate):
     """A template that computes each element as one sum of products and reads every tensor once."""
 
-    @staticmethod
-    def claims(kernel: Kernel, accuracy: Accuracy) -> Iterator[Claim]:
-        """The last limits of every such template: the layout of src, and the error."""
+    efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from cls.takes(kernel, target)
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 
+    @classmethod
+    @abstractmethod
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        """The template's own limits, of kernels with a contraction."""
+
+    @abstractmethod
+    def waste(self, kernel: Kernel, target: Target) -> float:
+        """Time of the template's products over that of the contraction's, at full speed."""
+
+    def phases(self, kernel: Kernel, target: Target) -> int:
+        """Phases of tasks that wait for one another."""
+        return 1
+
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return traffic(kernel, target)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        return seconds(
+            kernel,
+            target,
+            flops=kernel.contraction.flops * self.waste(kernel, target),
+            traffic=self.traffic(kernel, target),
+            efficiency=self.efficiency,
+            phases=self.phases(kernel, target),
+        )
 
     def error_bound(self, kernel: Kernel) -> float:
         """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""

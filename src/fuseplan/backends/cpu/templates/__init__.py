@@ -5,11 +5,9 @@ To add one: a module with a `Template`, and its line in TEMPLATES.
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.templates.depthwise import Depthwise
-from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
+from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
+from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.backends.cpu.templates.direct import Direct
-from fuseplan.backends.cpu.templates.grouped import Grouped
-from fuseplan.backends.cpu.templates.grouped_planes import GroupedPlanes
 from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise

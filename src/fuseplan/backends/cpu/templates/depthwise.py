@@ -1,4 +1,4 @@
-"""Depthwise convolution with channels innermost: vectors along channels, tiles of output positions."""
+"""Depthwise convolution, and many narrow groups, channels innermost: vectors along channels."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fuseplan.template import (
 )
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
+_WIDEST = 16  # channels of a group: the products of each have code of their own
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,21 @@ class Depthwise(DepthwiseKnobs):
     """
 
     name: ClassVar[str] = "depthwise"
+    efficiency: ClassVar[float] = 1.0
 
     @classmethod
-    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from depthwise_claims(kernel)
-        conv = kernel.contraction
-        fewer = conv.features_per_group <= _MULTIPLIER
-        yield claim(
-            fewer,
-            Reason.CHANNEL_MULTIPLIER,
-            got=f"{conv.features_per_group} features a channel",
-            want=f"at most {_MULTIPLIER}",
-            operator=kernel.contraction_step,
-        )
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        yield from cls.groups(kernel, target)
         yield claim(model.features_innermost(kernel), Reason.CHANNELS_FIRST, got=str(kernel.dst))
         yield model.padding_claim(kernel)
-        yield from cls.claims(kernel, accuracy)
+
+    @classmethod
+    def groups(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        """What is asked of the convolution's groups."""
+        yield from depthwise_claims(kernel)
+        many, most = kernel.contraction.features_per_group, f"at most {_MULTIPLIER}"
+        fewer, got = many <= _MULTIPLIER, f"{many} features a channel"
+        yield model.about(kernel, fewer, Reason.CHANNEL_MULTIPLIER, got, most)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -62,12 +62,11 @@ class Depthwise(DepthwiseKnobs):
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return model.traffic(kernel, target, workspace=Plan(kernel, target).staged.elements)
 
-    def seconds(self, kernel: Kernel, target: Target) -> float:
-        plan = Plan(kernel, target)
-        work = plan.conv.flops * plan.waste(self.rows, self.columns)
-        phases = 2 if plan.staged.copies else 1
-        traffic = self.traffic(kernel, target)
-        return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0, phases=phases)
+    def waste(self, kernel: Kernel, target: Target) -> float:
+        return Plan(kernel, target).waste(self.rows, self.columns)
+
+    def phases(self, kernel: Kernel, target: Target) -> int:
+        return 2 if Plan(kernel, target).staged.copies else 1
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
@@ -77,3 +76,25 @@ class Depthwise(DepthwiseKnobs):
         if operand.role != "weight":
             return super().packing(kernel, target, operand)
         return weight_packing(kernel, *grouping(kernel.contraction, lanes(kernel, target)).steps)
+
+
+@dataclass(frozen=True)
+class Grouped(Depthwise):
+    """Depthwise's tiles over whole groups: a vector of channels is shuffled once for each channel of a group.
+
+    reads:  src about twice from a near cache, once from memory; weight once for each tile
+    writes: dst once
+    chosen: groups so narrow that two or more have their features in one vector, and channels are innermost
+    """
+
+    name: ClassVar[str] = "grouped"
+
+    @classmethod
+    def groups(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        """What is asked of the convolution's groups."""
+        conv, most = kernel.contraction, lanes(kernel, target) // 2
+        channels, features = conv.channels_per_group, conv.features_per_group
+        fits = conv.groups > 1 and 2 <= channels <= _WIDEST and features <= most
+        got = f"{conv.groups} groups of {channels} channels, {features} features each"
+        want = f"2 or more groups of 2 to {_WIDEST} channels, at most {most} features each"
+        yield model.about(kernel, fits, Reason.GROUP_WIDTH, got, want)

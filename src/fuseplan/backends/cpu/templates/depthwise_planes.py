@@ -1,4 +1,4 @@
-"""Depthwise convolution with pixels innermost: vectors along the rows of one plane at a time."""
+"""Depthwise convolution, and groups of few channels, pixels innermost: vectors along a plane's rows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template
 
+_WIDEST = 16  # channels of a group: with more, the rows of all of them leave the near caches
+
 
 @dataclass(frozen=True)
 class DepthwisePlanes(DepthwisePlanesKnobs):
@@ -30,14 +32,19 @@ class DepthwisePlanes(DepthwisePlanesKnobs):
     """
 
     name: ClassVar[str] = "depthwise_planes"
+    efficiency: ClassVar[float] = 1.0
 
     @classmethod
-    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield from depthwise_claims(kernel)
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        yield from cls.groups(kernel)
         last = kernel.dst.is_channels_last and prod(kernel.dst.shape[2:]) > 1
         yield claim(not last, Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield model.padding_claim(kernel)
-        yield from cls.claims(kernel, accuracy)
+
+    @classmethod
+    def groups(cls, kernel: Kernel) -> Iterator[Claim]:
+        """What is asked of the convolution's groups."""
+        yield from depthwise_claims(kernel)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -45,10 +52,8 @@ class DepthwisePlanes(DepthwisePlanesKnobs):
         for tile in plan.tiles()[:2]:
             yield cls(*tile, *plan.blocks(*tile))
 
-    def seconds(self, kernel: Kernel, target: Target) -> float:
-        waste = PlanePlan(kernel, target).waste(self.rows, self.vectors, self.features)
-        work, traffic = kernel.contraction.flops * waste, self.traffic(kernel, target)
-        return model.seconds(kernel, target, flops=work, traffic=traffic, efficiency=1.0)
+    def waste(self, kernel: Kernel, target: Target) -> float:
+        return PlanePlan(kernel, target).waste(self.rows, self.vectors, self.features)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
@@ -58,3 +63,23 @@ class DepthwisePlanes(DepthwisePlanesKnobs):
         if operand.role != "weight":
             return super().packing(kernel, target, operand)
         return weight_packing(kernel)
+
+
+@dataclass(frozen=True)
+class GroupedPlanes(DepthwisePlanes):
+    """Depthwise's tiles of pixels for several features of a group at once, summed over the group's channels.
+
+    reads:  src once from memory, again from the first caches for each tile; with a prologue, another dtype or
+            other strides each thread first makes a plain copy of a group's planes
+    writes: dst once
+    chosen: groups of few channels, and pixels are innermost
+    """
+
+    name: ClassVar[str] = "grouped_planes"
+
+    @classmethod
+    def groups(cls, kernel: Kernel) -> Iterator[Claim]:
+        """What is asked of the convolution's groups."""
+        groups, channels = kernel.contraction.groups, kernel.contraction.channels_per_group
+        fits, want = groups > 1 and 2 <= channels <= _WIDEST, f"2 or more groups of 2 to {_WIDEST} channels"
+        yield model.about(kernel, fits, Reason.GROUP_WIDTH, f"{groups} of {channels} channels", want)

@@ -18,7 +18,7 @@ from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing, Pad, Reshape, Transpose
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.reasons import Claim
 from fuseplan.target import Target
 from fuseplan.template import (
     Accuracy,
@@ -41,12 +41,11 @@ class Direct(DirectKnobs):
     """
 
     name: ClassVar[str] = "direct"
+    efficiency: ClassVar[float] = 0.95
 
     @classmethod
-    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
         yield model.padding_claim(kernel)
-        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -67,13 +66,9 @@ class Direct(DirectKnobs):
         copied = 0 if self.lines else staging.staged(kernel).elements
         return model.traffic(kernel, target, workspace=copied)
 
-    def seconds(self, kernel: Kernel, target: Target) -> float:
+    def waste(self, kernel: Kernel, target: Target) -> float:
         kernel = as_rows(kernel)
-        waste = _waste(kernel, target, self.rows, self.vectors)
-        work = kernel.contraction.flops * waste * _transposing(kernel, target)
-        return model.seconds(
-            kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
-        )
+        return _waste(kernel, target, self.rows, self.vectors) * _transposing(kernel, target)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return direct_writer.write(self, kernel, target)

@@ -12,7 +12,7 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import nested, pieces
+from fuseplan.backends.cpu.loops import nested, pieces, places
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import tiling
@@ -97,9 +97,7 @@ class _Writer:
         images = conv.batch if self.per_image else 1
         blocks, panel_blocks = -(-self.tiling.count // knobs.block), -(-self.panels // knobs.block_panels)
         with self.frame.tasks(images * blocks * conv.groups * panel_blocks) as task:
-            rest, panel_block = task // panel_blocks, task % panel_blocks
-            rest, group = rest // conv.groups, rest % conv.groups
-            image, block = rest // blocks, rest % blocks
+            image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
             first, begin = block * knobs.block, panel_block * knobs.block_panels
             tiles = (first, b.smaller(first + knobs.block, self.tiling.count))
             panels = (begin, b.smaller(begin + knobs.block_panels, self.panels))

@@ -38,28 +38,16 @@ class Planes(PlanesKnobs):
     """
 
     name: ClassVar[str] = "planes"
+    efficiency: ClassVar[float] = 0.95
 
     @classmethod
-    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        conv = kernel.contraction
-        yield claim(
-            conv.is_matrix_product and conv.groups == 1,
-            Reason.NOT_POINT_CONVOLUTION,
-            got=conv.text,
-            operator=kernel.contraction_step,
-        )
-        count = prod(kernel.dst.spatial)
-        yield claim(
-            count > 1,
-            Reason.NOT_POINT_CONVOLUTION,
-            got=f"{count} position",
-            want="several",
-            operator=kernel.contraction_step,
-        )
+    def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
+        conv, count = kernel.contraction, prod(kernel.dst.spatial)
+        plain = conv.is_matrix_product and conv.groups == 1
+        yield model.about(kernel, plain, Reason.NOT_POINT_CONVOLUTION, conv.text)
+        yield model.about(kernel, count > 1, Reason.NOT_POINT_CONVOLUTION, f"{count} position", "several")
         yield claim(_has_planes(kernel.dst), Reason.CHANNELS_LAST, got=str(kernel.dst))
         yield claim(planes_writer.is_in_planes(kernel.src), Reason.SCATTERED_POSITIONS, got=str(kernel.src))
-        yield from cls.claims(kernel, accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -72,17 +60,14 @@ class Planes(PlanesKnobs):
         moved = model.traffic(kernel, target)
         return Traffic(moved.read + (groups - 1) * kernel.src.nbytes, moved.written)
 
-    def seconds(self, kernel: Kernel, target: Target) -> float:
+    def waste(self, kernel: Kernel, target: Target) -> float:
         # Without a prologue the copy is made between products and costs nothing; with one it is made before
         # them, in about two cycles a vector.
         before = 4 / min(self.rows * self.block_tiles, kernel.dst.channels) if kernel.prologue else 0
-        work = kernel.contraction.flops * _waste(kernel, target, self.rows, self.vectors) * (1 + before)
-        return model.seconds(
-            kernel, target, flops=work, traffic=self.traffic(kernel, target), efficiency=0.95
-        )
+        return _waste(kernel, target, self.rows, self.vectors) * (1 + before)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return planes_writer.write(self, kernel, target)
+        return planes_writer.Writer(self, kernel, target).source()
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][tile][channel][feature of the tile]; the last tile begins early.

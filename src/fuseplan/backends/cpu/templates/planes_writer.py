@@ -11,7 +11,7 @@ from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import pieces, places
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
@@ -34,11 +34,6 @@ class PlanesKnobs(model.SumOfProducts):
     vectors: int
     block: int
     block_tiles: int
-
-
-def write(knobs: PlanesKnobs, kernel: Kernel, target: Target) -> Source:
-    """The kernel's source: one phase of tasks, each a block of positions x a group of features."""
-    return _Writer(knobs, kernel, target).source()
 
 
 def is_in_planes(spec: TensorSpec) -> bool:
@@ -82,7 +77,9 @@ class _Tile:
     ahead: Index | None
 
 
-class _Writer:
+class Writer:
+    """Writes one kernel: one phase of tasks, each a block of positions x a group of features."""
+
     def __init__(self, knobs: PlanesKnobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel = knobs, kernel
         self.frame = Frame(knobs, kernel, target, workspace=True)
@@ -105,8 +102,7 @@ class _Writer:
         copy = b.at(self.frame.pointer("workspace"), self.frame.thread * room)
         tasks = self.kernel.src.batch * blocks * groups
         with self.frame.tasks(tasks) as task:
-            rest, group = task // groups, task % groups
-            image, block = rest // blocks, rest % blocks
+            image, block, group = places(task, (self.kernel.src.batch, blocks, groups))
             # This thread's next task, if all advance alike: its src is fetched while this one multiplies.
             later = b.smaller(task + self.frame.threads, tasks - 1) // groups
             ahead = self._plane(later // blocks, 0) + later % blocks * (knobs.block * self.size)

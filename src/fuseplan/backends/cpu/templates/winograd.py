@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model, transforms
 from fuseplan.backends.cpu.template import weight_packing
-from fuseplan.backends.cpu.templates import winograd_writer
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
+from fuseplan.backends.cpu.templates.winograd_writer import Writer
 from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand
 from fuseplan.packing import Join, Packing, Pad, Product, Reshape, Transpose
@@ -53,28 +53,19 @@ class Winograd(WinogradKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        conv = kernel.convolution
-        yield claim(conv is not None, Reason.NO_CONTRACTION)
-        if conv is not None:
-            plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
-            yield claim(
-                conv.kernel in ((3, 3), (5, 5)) and plain,
-                Reason.NO_TRANSFORM,
-                got=conv.text,
-                operator=kernel.contraction_step,
-            )
-            yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
-            yield model.padding_claim(kernel)
-            yield from layout_claims(kernel)
-            tiles = TILES[conv.kernel[0]]
-            yield claim(
-                accuracy != "strict" or any(_is_strict(conv, tile) for tile in tiles),
-                Reason.ACCURACY,
-                got="the transforms of F(2x2, 5x5)",
-                want="accuracy other than strict",
-                operator=kernel.contraction_step,
-            )
-            yield accuracy_claim(min(_bound(conv, tile) for tile in tiles), accuracy)
+        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        conv = kernel.contraction
+        plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
+        fits = conv.kernel in ((3, 3), (5, 5)) and plain
+        yield model.about(kernel, fits, Reason.NO_TRANSFORM, conv.text)
+        yield claim(kernel.compute_dtype == "f32", Reason.FLOAT64, got=kernel.src.dtype)
+        yield model.padding_claim(kernel)
+        yield from layout_claims(kernel)
+        tiles = TILES[conv.kernel[0]]
+        strict = accuracy != "strict" or any(_is_strict(conv, tile) for tile in tiles)
+        got, want = "the transforms of F(2x2, 5x5)", "accuracy other than strict"
+        yield model.about(kernel, strict, Reason.ACCURACY, got, want)
+        yield accuracy_claim(min(_bound(conv, tile) for tile in tiles), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -118,7 +109,7 @@ class Winograd(WinogradKnobs):
         return _bound(kernel.contraction, self.tile)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return winograd_writer.write(Grid(kernel, target, self), kernel, target)
+        return Writer(Grid(kernel, target, self), target).source()
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].

@@ -15,18 +15,14 @@ from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
 from fuseplan.backends.cpu.transforms import rows_of
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
 
-def write(grid: Grid, kernel: Kernel, target: Target) -> Source:
-    """The kernel's source."""
-    return _Writer(grid, kernel, target).source()
+class Writer:
+    """Writes one kernel: one phase of tasks, none of which needs the work of another."""
 
-
-class _Writer:
-    def __init__(self, grid: Grid, kernel: Kernel, target: Target) -> None:
-        self.grid, self.conv = grid, grid.conv
+    def __init__(self, grid: Grid, target: Target) -> None:
+        self.grid, self.conv, kernel = grid, grid.conv, grid.kernel
         self.frame = Frame(grid.knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, grid.lanes
         self.weight = self.frame.pointer("operand", kernel.weight.key)
