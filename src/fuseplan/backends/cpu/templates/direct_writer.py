@@ -127,9 +127,9 @@ class _Writer:
 
     def _panels(
         self,
-        image: Value | None,
+        image: Index | None,
         base: Index,
-        group: Value,
+        group: Index,
         tiles: tuple[Index, Index],
         panels: tuple[Index, Index],
     ) -> None:
@@ -149,7 +149,7 @@ class _Writer:
 
     # ---- one tile
 
-    def _tile(self, image: Value | None, position: Index, group: Value, panel: Index, features: int) -> None:
+    def _tile(self, image: Index | None, position: Index, group: Index, panel: Index, features: int) -> None:
         """`rows` positions from `position` on, `features` features of one panel."""
         b = self.b
         sums = Sums(b, self.knobs.rows, -(-features // self.lanes))
@@ -164,7 +164,7 @@ class _Writer:
         else:
             self._store_positions(sums.values(), self.kept, image, position, feature, features)
 
-    def _starts(self, image: Value | None, position: Index, group: Value) -> list[Value]:
+    def _starts(self, image: Index | None, position: Index, group: Index) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
         b, channel = self.b, group * self.conv.channels_per_group
         distances = self.tiling.distances()
@@ -204,7 +204,7 @@ class _Writer:
     # ---- results
 
     def _store_features(
-        self, values: list[list[Value]], image: Value | None, position: Index, feature: Index, features: int
+        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
     ) -> None:
         known: dict[object, Value] = {}
         first = position if image is None else image * self.image + position
@@ -219,7 +219,7 @@ class _Writer:
         self,
         values: list[list[Value]],
         kept: Kept,
-        image: Value | None,
+        image: Index | None,
         position: Index,
         feature: Index,
         features: int,

@@ -60,8 +60,8 @@ def position_tiles(kernel: Kernel, size: int) -> int:
 class _Part:
     """A task's positions: the image, tiles first..last-1, where their copy lies, where the next begins."""
 
-    image: Value
-    first: Value
+    image: Index
+    first: Index
     last: Index
     copy: Value
     ahead: Index
@@ -215,7 +215,7 @@ class Writer:
         align = self.frame.target.vector_bytes
         return [b.load(b.at(copy, j * self.lanes), align=align) for j in range(tile.vectors)]
 
-    def _store(self, image: Value, feature: Index, row: int, position: Index, values: list[Value]) -> None:
+    def _store(self, image: Index, feature: Index, row: int, position: Index, values: list[Value]) -> None:
         """One feature of a tile."""
         known: dict[object, Value] = {}
         self.kept.spread(row, Place(0, feature, False, self.lanes), known)
