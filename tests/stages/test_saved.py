@@ -15,6 +15,7 @@ import pytest
 import fuseplan
 from fuseplan import limits
 from fuseplan.backends.cpu import loader
+from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.measure.data import random_arrays
 from fuseplan.saved import FORMAT, HEADER, Saved
@@ -288,3 +289,25 @@ def test_a_loaded_plan_runs_on_its_kind_of_gpu_alone(tmp_path: Path, monkeypatch
         src, weight, bias = torch.randn(16, 64).half(), torch.randn(64, 32).half(), torch.randn(32).half()
         want = compiled(src, weight=weight, bias=bias)
         assert torch.equal(loaded.bind(weight=weight, bias=bias)(src), want)
+
+
+def test_code_for_a_gpu_is_saved_on_a_machine_without_one(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    text = "f32[16x64] -> bias -> relu"
+    fuseplan.compile(text, "triton:sm_90").save(tmp_path / "layer.fpk")
+    saved = Saved.unpack((tmp_path / "layer.fpk").read_bytes())
+    assert (str(saved.plan), str(saved.target), saved.target.device) == (text, "triton:sm_90", None)
+    assert Artifact.unpack(saved.code).architecture == "sm_90"
+    assert "triton" in saved.toolchain
+
+
+@linux
+def test_files_carried_to_another_machine_are_checked_there(tmp_path: Path) -> None:
+    """The script for GPUs, on a CPU."""
+    pytest.importorskip("torch")
+    from device import carried
+
+    assert carried.build(tmp_path, "cpu:avx2", PLANS[:3:2]) == 2
+    lines = list(carried.run(tmp_path, times=False))
+    assert [line["plan"] for line in lines] == [str(fuseplan.FusionPlan.parse(text)) for text in PLANS[:3:2]]
+    assert all(line["right"] for line in lines)
