@@ -64,7 +64,7 @@ def compilers(folder: Path) -> None:
 
 def tuners(folder: Path) -> None:
     process = tuning._Worker("cpu")
-    (answer,) = itertools.islice(process._answers(process._process), 1)
+    (answer,) = itertools.islice(process._child.answers(), 1)
     assert answer == {}
     process.stop()
 

@@ -2,10 +2,12 @@
 
 - `suite`: reads data/suites/*.toml: plans by their text, in groups, with aims.
 - `peers`: the other libraries, each in its best form, and ourselves.
-- `worker`: one process a peer, so that their thread pools do not disturb one another.
-- `runner`: checks every result against float64, then times all peers in interleaved rounds.
+- `command`: what a benchmark takes, shows and keeps; `special`: benchmarks that only a checkout has.
+- `setting`: how a suite is run, and its rows.
+- `runner`: on a CPU, each peer in a process of its own (`worker`, `processes`, `lines`), so that their thread
+  pools do not disturb one another; every result is checked against float64, then all peers take turns.
+- `gpu`: the same on a GPU, all peers in one process; `gpu_command`: without the command line's packages.
 - `results`: what was measured, one JSON object a line, in benchmarks/results.
-- `table`: the tables, made from those lines.
-- `compile_time`, `overhead`, `footprint`, `accuracy`: what else a user pays for or relies on.
-- `gpu`, `gpu_host`, `gpu_command`: the same on a GPU, all peers in one process.
+- `table`, `markdown`: the tables, made from those lines.
+- `tuning`, `tune_worker`, `tune_command`: tunes the cases of suites.
 """

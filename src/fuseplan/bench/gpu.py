@@ -28,7 +28,6 @@ from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import gpu_machine
 from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.stats import Timing
-from fuseplan.measure.torch_training import decided
 from fuseplan.measure.versions import gpu_versions
 from fuseplan.plan import FusionPlan
 
@@ -85,7 +84,7 @@ class _Bench:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
         plan = FusionPlan.parse(case.plan)
         peers = [peer for peer in (BY_NAME[name]() for name in self._setting.peers) if peer.takes(plan)]
-        tensors = decided(plan, random_arrays(plan, self._setting.seed, device="cuda"))
+        tensors = random_arrays(plan, self._setting.seed, device="cuda")
         found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuseplan.bench.worker import MARK
-from fuseplan.child import python, python_environment
+from fuseplan.bench.lines import Child
 
 SHOWN = 200
+PATIENCE = 5.0  # seconds for a worker to end
 
 
 class Process:
@@ -21,62 +19,34 @@ class Process:
 
     def __init__(self, name: str, threads: int, log: Path) -> None:
         self.name = name
-        self._command = python("-m", "fuseplan.bench.worker", name, str(threads))
-        self._process: subprocess.Popen[str] | None = None
+        self._words = ("-m", "fuseplan.bench.worker", name, str(threads))
+        self._child: Child | None = None
         self._log = log
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The worker's answer; starts the process where none runs."""
-        if self._process is None:
-            started = self._start()
+        if self._child is None:
+            with self._log.open("w") as log:
+                self._child = Child(self._words, log)
+            started = self._answer(self._child)
             if "refused" in started:
                 self.stop()
                 return started
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+            self._child.send(request)
         except OSError:
             return self._died()
-        return self._answer()
+        return self._answer(self._child)
 
     def stop(self) -> None:
         """Ends the process."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):  # what a dead process has not read cannot be flushed
-            process.stdin.close()
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(PATIENCE)
 
-    def _start(self) -> dict[str, Any]:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=python_environment(),
-            )
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                return dict(json.loads(line[len(MARK) :]))
-        return self._died()
+    def _answer(self, child: Child) -> dict[str, Any]:
+        answer = next(child.answers(), None)
+        return self._died() if answer is None else answer
 
     def _died(self) -> dict[str, Any]:
         self.stop()

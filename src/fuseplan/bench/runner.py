@@ -25,7 +25,6 @@ from fuseplan.measure.machine import machine, others, processor_seconds
 from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks
 from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
-from fuseplan.measure.torch_training import decided
 from fuseplan.measure.versions import versions
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
@@ -72,7 +71,7 @@ class _Measured:
     ) -> list[Row]:
         """Prepares the plan in every process, times those that are right, and tells of the others."""
         prepared = {}
-        arrays = decided(self._plan, random_arrays(self._plan, self._setting.seed))
+        arrays = random_arrays(self._plan, self._setting.seed)
         out, results = evaluated(self._plan, arrays)
         want = (out, *results.values())
         np.savez(folder / ARRAYS, **arrays)

@@ -21,19 +21,18 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from fuseplan.bench.lines import teller
 from fuseplan.errors import FuseplanError
 from fuseplan.target import parse_target
 from fuseplan.tuning.tune import Search, measured, undecided
 
-MARK = "@"
-
 
 def serve(requests: TextIO, answers: TextIO) -> int:
     """Answers until the input ends, or the process is of no more use; the exit status."""
+    write = teller(answers)
 
     def tell(**answer: Any) -> None:
-        answers.write(MARK + json.dumps(answer) + "\n")
-        answers.flush()
+        write(answer)
 
     for line in requests:
         try:

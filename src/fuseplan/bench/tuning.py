@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import subprocess
 import tempfile
 import threading
 import time
@@ -13,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fuseplan.bench.lines import Child
 from fuseplan.bench.suite import Case
-from fuseplan.bench.tune_worker import MARK
 from fuseplan.build import compile_all
-from fuseplan.child import python, python_environment
 from fuseplan.errors import FuseplanError, PlanError, Unsupported
 from fuseplan.stages import Records
 from fuseplan.target import Target, available_threads
@@ -162,7 +159,7 @@ class _Worker:
     def __init__(self, target: str) -> None:
         self._target = target
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
-        self._process = self._started()
+        self._child = self._started()
 
     def tune(self, plan: str, options: TuneOptions) -> tuple[Tuned | None, str]:
         """The choice, or why there is none; a candidate that kills the process is skipped the next time."""
@@ -180,29 +177,21 @@ class _Worker:
             why = answer.get("refused") or answer["died"]
             if "refused" in answer:
                 return None, why.splitlines()[0]
-            self._again()
+            self._child.end()
+            self._child = self._started()
             if not trying:
                 return None, f"while candidates were timed: {why}"
             skipped[trying] = f"wrong: {why}"
         return None, f"{ATTEMPTS} candidates killed the process; the last: {why}"
 
-    def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            python(*WORKER),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=python_environment(),
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps({"warm": self._target}) + "\n")
-        process.stdin.flush()
-        return process
+    def _started(self) -> Child:
+        child = Child(WORKER, self._log)
+        child.send({"warm": self._target})
+        return child
 
     def _asked(self, request: Mapping[str, Any], timeout: float) -> tuple[dict[str, Any], str]:
         """The last answer, and the candidate that was being checked; empty while they are timed."""
-        process, late = self._process, threading.Event()
+        process, late = self._child.process, threading.Event()
 
         def end() -> None:
             late.set()
@@ -212,10 +201,8 @@ class _Worker:
         timer.start()
         trying = ""
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            for answer in self._answers(process):
+            self._child.send(request)
+            for answer in self._child.answers():
                 if "trying" not in answer and answer:
                     return answer, trying
                 trying = answer.get("trying", trying)
@@ -226,26 +213,7 @@ class _Worker:
         why = f"hung for {timeout:g} s" if late.is_set() else f"died with status {process.wait()}"
         return {"died": f"its process {why}"}, trying
 
-    def _answers(self, process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(MARK):
-                yield dict(json.loads(line[len(MARK) :]))
-
-    def _again(self) -> None:
-        self._end()
-        self._process = self._started()
-
-    def _end(self) -> None:
-        process = self._process
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):  # what a dead process has not read cannot be flushed
-                stream.close()
-
     def stop(self) -> None:
         """Ends the process."""
-        self._end()
+        self._child.end()
         self._log.close()

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from fuseplan.bench.lines import teller
 from fuseplan.bench.peers import BY_NAME
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.errors import FuseplanError
@@ -36,7 +37,6 @@ from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensor
 from fuseplan.plan import FusionPlan
 
-MARK = "@"
 SHOWN = 300  # characters of a library's own message
 
 
@@ -107,11 +107,7 @@ class Worker:
 
 def serve(name: str, threads: int, requests: TextIO, answers: TextIO) -> None:
     """Answers until the input ends."""
-
-    def tell(answer: Mapping[str, Any]) -> None:
-        answers.write(MARK + json.dumps(answer) + "\n")
-        answers.flush()
-
+    tell = teller(answers)
     try:
         worker = Worker(BY_NAME[name](threads))
     except ImportError as error:

@@ -19,7 +19,6 @@ Tensors = Mapping[str, Tensor]
 Results = tuple[Tensor, ...]  # the output, then the plan's results in its order
 Compiler = Callable[[Callable[..., Results]], Callable[..., Results]]
 
-NEAR_ZERO, MOVED = 1e-3, 0.5
 EPSILON = 1e-5  # of a backward pass, which does not use it: its statistics are given
 
 
@@ -123,17 +122,3 @@ def before_relu(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, inverse: 
     shape = (1, -1, *[1] * (len(x.shape) - 2))
     scale, shift, mean, inverse = (each.reshape(shape) for each in (scale, shift, mean, inverse))
     return (x - mean) * inverse * scale + shift
-
-
-def decided(plan: FusionPlan, tensors: Tensors) -> Tensors:
-    """The tensors, `input` moved where relu is at its edge: there, rounding decides what the gradient is.
-
-    An element that comes out on the other side of zero has a gradient of another size, and tells nothing of
-    how well a library computes. Works on torch's tensors and NumPy's arrays, in place.
-    """
-    first, *_ = plain_layers(plan)
-    keys = [first.keys.get(name, "") for name in ("input", "scale", "shift", "mean", "inverse_variance")]
-    if first.name == "batch_norm_backward" and first.attributes["activation"].name == "relu" and all(keys):
-        x, *vectors = (tensors[key] for key in keys)
-        x[abs(before_relu(x, *vectors)) < NEAR_ZERO] += MOVED
-    return tensors

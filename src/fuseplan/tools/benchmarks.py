@@ -56,11 +56,11 @@ def bench_compile(name: str, options: Options, display: Display) -> dict[str, An
     """Cold and cached compile times over a suite."""
     with display.steps(2) as step:
         found = compile_times(chosen(load(name), options.only), step)
-    rows = [[row.case, _ms(row.cold), _ms(row.cached)] for row in found.rows]
-    rows.append(["median", _ms(found.cold), _ms(found.cached)])
+    rows = [[row["case"], _ms(row["cold"]), _ms(row["cached"])] for row in found["rows"]]
+    rows.append(["median", _ms(found["cold"]), _ms(found["cached"])])
     _show(display, ["shape", "cold ms", "cached ms"], rows)
-    display.show(f"\nThe first compile of a process takes {_ms(found.first)} ms more.")
-    return recorded(f"compile-{name}", found.to_json(), options)
+    display.show(f"\nThe first compile of a process takes {_ms(found['first'])} ms more.")
+    return recorded(f"compile-{name}", found, options)
 
 
 def bench_overhead(_: str, options: Options, display: Display) -> list[Row]:

@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from typing import Any
 
-from fuseplan.bench.suite import Suite
+from fuseplan.bench.suite import Case, Suite
 from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
@@ -20,57 +20,17 @@ from fuseplan.plan import FusionPlan
 WARM_UP = "f32[1x8] -> relu"  # loads the toolchain, which a process does once
 
 
-@dataclass(frozen=True)
-class CompileTime:
-    """Seconds a plan took to compile.
-
-    Attributes:
-        case, plan: which.
-        cold: with an empty cache.
-        cached: in another process, from the cache on disk.
-        refused: why there is no time.
-    """
-
-    case: str
-    plan: str
-    cold: float | None
-    cached: float | None
-    refused: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class CompileTimes:
-    """A suite's times, and what the first compile of a process took besides."""
-
-    rows: tuple[CompileTime, ...]
-    first: float
-
-    @property
-    def cold(self) -> float:
-        """The median over the suite with an empty cache."""
-        return statistics.median(row.cold for row in self.rows if row.cold is not None)
-
-    @property
-    def cached(self) -> float:
-        """The median over the suite from the cache."""
-        return statistics.median(row.cached for row in self.rows if row.cached is not None)
-
-    def to_json(self) -> dict[str, object]:
-        """The rows and their medians."""
-        rows = [row.to_json() for row in self.rows]
-        return {"rows": rows, "cold": self.cold, "cached": self.cached, "first": self.first}
-
-
-def compile_times(suite: Suite, progress: Callable[[str], object] = lambda _: None) -> CompileTimes:
+def compile_times(suite: Suite, progress: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
     """Compiles every plan of a suite twice: each time all of them in one fresh process.
 
     Args:
         suite: the plans.
         progress: called with a line that says what is done, twice.
+
+    Returns:
+        JSON values. `rows`: for each case `case`, `plan`, seconds with an empty cache, `cold`, and in another
+        process from the cache on disk, `cached`; or None for both, and `refused` says why. `cold` and
+        `cached`: their medians. `first`: seconds that the first compile of a process takes besides.
     """
     plans = [case.plan for case in suite.cases]
     with tempfile.TemporaryDirectory(prefix="fuseplan-compile-") as folder:
@@ -78,21 +38,20 @@ def compile_times(suite: Suite, progress: Callable[[str], object] = lambda _: No
         cold, first = _in_a_process(plans, folder)
         progress("compiling again, from the cache")
         cached, _ = _in_a_process(plans, folder)
-    rows = tuple(
-        CompileTime(
-            case.name, case.plan, _seconds(before), _seconds(after), _refusal(before) or _refusal(after)
-        )
-        for case, before, after in zip(suite.cases, cold, cached, strict=True)
-    )
-    return CompileTimes(rows, first)
+    rows = [_row(*each) for each in zip(suite.cases, cold, cached, strict=True)]
+    medians = {
+        name: statistics.median(row[name] for row in rows if row[name] is not None)
+        for name in ("cold", "cached")
+    }
+    return {"rows": rows, **medians, "first": first}
 
 
-def _seconds(answer: float | str) -> float | None:
-    return None if isinstance(answer, str) else answer
-
-
-def _refusal(answer: float | str) -> str | None:
-    return answer if isinstance(answer, str) else None
+def _row(case: Case, cold: float | str, cached: float | str) -> dict[str, Any]:
+    refused = next((each for each in (cold, cached) if isinstance(each, str)), None)
+    times = {
+        name: None if isinstance(each, str) else each for name, each in (("cold", cold), ("cached", cached))
+    }
+    return {"case": case.name, "plan": case.plan, **times, "refused": refused}
 
 
 def _in_a_process(plans: Sequence[str], folder: str) -> tuple[list[float | str], float]:
