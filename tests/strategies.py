@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fuseplan.dtypes import DTYPES
+from fuseplan.layouts import LAYOUTS, ROWS, channel_names
 from fuseplan.measure.data import terms
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Clamp, Gelu
 from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 RANKS = tuple(LAYOUTS)
 MODERATE = st.floats(-4, 4, allow_nan=False).map(lambda value: round(value, 3))
@@ -30,19 +31,27 @@ ANY_NUMBER = st.floats(allow_nan=False)
 
 @st.composite
 def tensors(
-    draw: st.DrawFn, ranks: Sequence[int] = RANKS, dtypes: Sequence[str] = tuple(DTYPES), strided: bool = True
+    draw: st.DrawFn,
+    ranks: Sequence[int] = RANKS,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    strided: bool = True,
+    rows: bool = False,
 ) -> TensorSpec:
-    """Small tensors of every layout; with `strided`, also any order of the axes and gaps between them."""
+    """Small tensors of every layout; with `strided`, also any order of the axes and gaps between them.
+
+    With `rows` the channels are the last axis.
+    """
     rank = draw(st.sampled_from(ranks))
     shape = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
     dtype = draw(st.sampled_from(dtypes))
+    names = ROWS[rank] if rows else channel_names(rank)
     if not strided or draw(st.booleans()):
-        return TensorSpec(shape, dtype, draw(st.sampled_from(LAYOUTS[rank])))
+        return TensorSpec(shape, dtype, names if rows else draw(st.sampled_from(LAYOUTS[rank])))
     strides, step = [0] * rank, draw(st.integers(1, 2))
     for axis in draw(st.permutations(range(rank))):
         strides[axis] = step
         step = step * shape[axis] + draw(st.integers(0, 2))
-    return TensorSpec(shape, dtype, strides=strides)
+    return TensorSpec(shape, dtype, strides=strides, names=names)
 
 
 def activations(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
@@ -54,8 +63,12 @@ def activations(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrateg
     )
 
 
-def elementwise(number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
-    """Every elementwise operator."""
+def elementwise(
+    number: st.SearchStrategy[float] = MODERATE, src: TensorSpec | None = None
+) -> st.SearchStrategy[Op]:
+    """Every elementwise operator; those that take `src`, where it is given."""
+    if src is not None and not src.has_channel_names:
+        return elementwise(number).filter(lambda op: op.reads is None)
     return st.one_of(
         activations(number),
         st.builds(Bias),
@@ -100,10 +113,13 @@ def normalizations(src: TensorSpec, number: st.SearchStrategy[float] = MODERATE)
     return st.one_of(*makers)
 
 
-def products(src: TensorSpec) -> st.SearchStrategy[Matmul]:
+def products(src: TensorSpec) -> st.SearchStrategy[Product]:
     """Matrix products that take `src`."""
     precision = st.sampled_from(PRECISIONS if src.dtype == "f32" else PRECISIONS[:1])
-    return st.builds(Matmul, st.integers(1, 9), st.booleans(), st.booleans(), precision)
+    return st.one_of(
+        st.builds(Matmul, st.integers(1, 9), st.booleans(), st.booleans(), precision),
+        st.builds(Linear, st.integers(1, 9), precision),
+    )
 
 
 @st.composite
@@ -116,18 +132,23 @@ def plans(
     max_normalizations: int = 0,
 ) -> FusionPlan:
     """Plans of up to `max_ops` operators in any legal order."""
-    plan = FusionPlan(draw(tensors() if src is None else src))
+    given = st.booleans().flatmap(lambda rows: tensors(rows=rows)) if src is None else src
+    plan = FusionPlan(draw(given))
+    is_rows = plan.src.rank == 2 or not plan.src.has_channel_names
+    is_channels = plan.src.has_channel_names
     for _ in range(draw(st.integers(0, max_ops))):
         kinds = [step.op.kind for step in plan]
         kind = draw(st.integers(0, 4)) if kinds.count("contraction") < max_contractions else 0
-        if kind == 1 or (kind == 2 and plan.src.rank == 2):
+        if kind in (1, 2) and is_rows:
             plan.add(draw(products(plan.output)))
         elif kind == 2:
             plan.add(draw(convolutions(plan.output)))
-        elif kinds.count("normalization") < max_normalizations and draw(st.integers(0, 3)) == 0:
+        elif (
+            is_channels and kinds.count("normalization") < max_normalizations and not draw(st.integers(0, 3))
+        ):
             plan.add(draw(normalizations(plan.output, number)))
         else:
-            plan.add(draw(elementwise(number)))
+            plan.add(draw(elementwise(number, plan.output)))
     return plan
 
 

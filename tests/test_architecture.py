@@ -42,10 +42,10 @@ LAYERS = (
         "untraced",
     ),
     ("child", "private", "reading", "stock"),
-    ("dtypes", "tensor", "scalar", "formula", "derivative", "reduction"),
-    ("op", "fields"),
+    ("dtypes", "layouts", "tensor", "scalar", "formula", "derivative", "reduction"),
+    ("declarations", "op", "fields"),
     ("ops",),
-    ("text", "dot", "given", "notebook", "plan"),
+    ("text", "naming", "dot", "given", "notebook", "step", "plan"),
     ("kernel", "packing", "target", "emit"),
     ("match", "rules", "template"),
     ("lower",),
@@ -66,7 +66,7 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
-LINES_AN_IMPORT = 11_100  # of the 45,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 11_600  # of the 45,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 

@@ -16,12 +16,13 @@ from fuseplan.backends import backend_of
 from fuseplan.cli.commands import fuseplan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, Unsupported
+from fuseplan.layouts import LAYOUTS
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, Refusal, named
 from fuseplan.rules import RULES
 from fuseplan.stages import Records, decide
 from fuseplan.target import KINDS, parse_target
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 from strategies import plans
 
 ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
@@ -65,7 +66,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
     elif refusal.reason is Reason.ACCURACY:
         yield decide(plan, target, accuracy=float(refusal.got or 0))
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
-        yield from (decide(laid_out(plan, each), target) for each in LAYOUTS[plan.src.rank])
+        words = LAYOUTS[plan.src.rank] if plan.src.has_channel_names else (plan.src.names,)
+        yield from (decide(laid_out(plan, each), target) for each in words)
     elif refusal.reason is Reason.PADDED_SRC:
         yield decide(plan, "triton:sm_90", template="convolution")
     elif refusal.reason is Reason.EMPTY_PLAN:
@@ -110,11 +112,11 @@ def test_a_template_that_a_remedy_names_takes_the_plan(row: dict[str, Any]) -> N
     [
         "f16[2x16x6x6] -> relu",
         "f16[2x16x6x6] -> batch_norm_training",
-        "f16[2x16x6x6, nchw] -> matmul(16)",
+        "f16[2x6x6x16, bchs of bhsc] -> matmul(16)",
         "f64[2x16x6x6] -> relu -> conv2d(16, kernel=3, stride=2)",
         "f32[2x16x6x6, nhwc] -> conv2d(16, kernel=1)",
         "f16[2x64] -> bias -> matmul(64)",
-        "f16[2x8x64, ncw] -> matmul(64, batched=True)",
+        "f16[2x64x8, bcs of bsc] -> matmul(64, batched=True)",
     ],
 )
 def test_every_template_that_refuses_says_what_takes_the_plan_here(plan: str, target: str) -> None:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from closeness import wide
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
+from fuseplan.layouts import LAYOUTS
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plan import FusionPlan
-from fuseplan.tensor import LAYOUTS
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -42,10 +42,11 @@ from fuseplan.ops.activation import (
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
+from fuseplan.step import Step
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
 from fuseplan.tuned import Tuned
@@ -87,6 +88,7 @@ __all__ = [
     "Hardswish",
     "Identity",
     "LeakyRelu",
+    "Linear",
     "LoadedPlan",
     "Matmul",
     "Mish",

@@ -8,12 +8,14 @@ from math import prod
 from typing import Any
 
 from fuseplan.arrays import Buffer, described, overlap
+from fuseplan.declarations import Operand, Shape
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.given import number
-from fuseplan.op import Op, Operand, Shape
+from fuseplan.op import Op
 from fuseplan.ops.matmul import Matmul
-from fuseplan.plan import FusionPlan, PlanOperand, PlanResult, Step, as_plan
+from fuseplan.plan import FusionPlan, as_plan
+from fuseplan.step import PlanOperand, PlanResult, Step
 from fuseplan.tensor import Dense
 from fuseplan.text import operator_text
 

@@ -41,9 +41,8 @@ OPERATORS: Answers = {
 }
 
 _PRODUCT = """\
-Write `matmul(N, transposed=True)` for a weight [out, in], as torch.nn.Linear stores it; `-> bias` adds a bias
-Write `matmul(N)` for a weight [in, out], as Keras stores it, and for `weight.T` of torch.nn.Linear's
-`matmul` sums over axis 1 of src, the channels: rows [M, K] are f32[MxK], torch's [B, M, K] f32[BxKxM, nwc]"""
+Write `linear(N)` for a weight [out, in], as torch.nn.Linear stores it; `-> bias` adds a bias
+Write `matmul(N)` for a weight [in, out], as Keras stores it"""
 _STATISTICS = (
     "`batch_norm` and `batch_norm_training` compute statistics per channel or per activation over the batch; "
     "no operator computes statistics per row"
@@ -58,7 +57,7 @@ _WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before 
 
 # Operators that no plan has, by what there is instead.
 LACKING: Answers = {
-    **_each("linear dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
+    **_each("dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
     **_each(
         "layernorm layernormalization rmsnorm rmsnormalization simplifiedlayernormalization", _STATISTICS
     ),

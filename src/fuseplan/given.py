@@ -7,10 +7,10 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fuseplan.declarations import Array
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.excerpt import shown
 from fuseplan.fields import as_float
-from fuseplan.op import Array
 
 
 def check_keys(what: str, given: Collection[str], known: Collection[str], *, required: bool) -> None:

@@ -131,6 +131,8 @@ class KernelOperand:
 
     `per` is `channel`, `activation`, `element` or `shared` of the stage that reads it, or `weight`; `role`
     says where: `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+
+    `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so.
     """
 
     key: str
@@ -138,6 +140,7 @@ class KernelOperand:
     shape: tuple[int, ...]
     dtype: str
     role: str
+    order: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
 from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
-from fuseplan.plan import PlanResult, Step
 from fuseplan.scalar import Scalar
+from fuseplan.step import PlanOperand, PlanResult, Step
 from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
 
@@ -39,8 +39,8 @@ def lower(match: Match) -> Kernel:
 def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]) -> Kernel:
     """A kernel of elementwise stages alone; all tensors but src lie as dst does."""
     return Kernel(
-        src=steps[0].src,
-        dst=steps[-1].dst,
+        src=steps[0].src.canonical,
+        dst=steps[-1].dst.canonical,
         prologue=tuple(map(_stage, before)),
         convolution=None,
         epilogue=tuple(map(_stage, after)),
@@ -72,8 +72,17 @@ def _result(given: PlanResult, formula: Scalar) -> KernelResult:
 def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
     for step in steps:
         for each in step.operands:
-            made = each.operand
-            yield KernelOperand(each.key, made.per, made.shape, made.dtype, role)
+            yield _operand(each, step.src, role)
+
+
+def _operand(given: PlanOperand, src: TensorSpec, role: str) -> KernelOperand:
+    """The operand with its axes in the order n, c, spatial."""
+    made = given.operand
+    order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
+    if order == tuple(range(len(order))):
+        return KernelOperand(given.key, made.per, made.shape, made.dtype, role)
+    shape = tuple(made.shape[axis] for axis in order)
+    return KernelOperand(given.key, made.per, shape, made.dtype, role, order)
 
 
 def _stage(step: Step) -> Stage:
@@ -82,7 +91,7 @@ def _stage(step: Step) -> Stage:
 
 def _convolution(step: Step) -> Convolution:
     op = step.op
-    if isinstance(op, Matmul):
+    if isinstance(op, Product):
         return _product(op, step.src)
     assert isinstance(op, Conv)  # by the rules
     window = op.window(step.src)
@@ -101,7 +110,7 @@ def _convolution(step: Step) -> Convolution:
     )
 
 
-def _product(op: Matmul, src: TensorSpec) -> Convolution:
+def _product(op: Product, src: TensorSpec) -> Convolution:
     """A matrix product as a convolution of one tap."""
     once = (1,) * len(src.spatial)
     return Convolution(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.errors import Unsupported
-from fuseplan.plan import FusionPlan, Step, as_plan
+from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.rules import RULES
+from fuseplan.step import Step
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def instead_of(value: object) -> str:
     return (
         "Models are not read yet: write a run of layers as a plan, and bind their weights. The layers of\n"
         "  torch.nn.Sequential(Linear(64, 32), ReLU()) are the plan\n"
-        "    f32[8x64] -> matmul(32, transposed=True) -> bias -> relu\n"
+        "    f32[8x64] -> linear(32) -> bias -> relu\n"
         f"  The guide's page {page!r} has the operator of each layer"
     )
 

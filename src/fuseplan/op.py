@@ -14,13 +14,29 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fuseplan.declarations import (
+    IN_SRC_DTYPE,
+    PER,
+    SAMPLE_TENSORS,
+    Array,
+    Operand,
+    OperandField,
+    Parameter,
+    Result,
+    ResultField,
+    broadcast,
+    extents,
+    inner,
+    operand,
+    parameter,
+    result,
+)
 from fuseplan.dtypes import dtype_of
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
@@ -28,118 +44,8 @@ from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
 from fuseplan.tensor import MAX_BYTES, TensorSpec
 
-Array = NDArray[np.float64]
-Shape = tuple[int, ...]
-Per = str | Callable[[Any, TensorSpec], str | Shape]  # a word of PER, or a function of (op, src)
-
-PER: dict[str, Callable[[TensorSpec], Shape]] = {
-    "channel": lambda src: (src.channels,),
-    "activation": lambda src: src.shape[1:],
-    "element": lambda src: src.shape,
-    "shared": lambda src: (1,),
-}
-SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
-IN_SRC_DTYPE = ("weight", "element")  # the other operands are few, and kept in the compute dtype
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that an operator is given at run time, for a known src.
-
-    Attributes:
-        name: its key among an operator's arguments.
-        shape: logical extents.
-        dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
-            too, and widened.
-        per: `channel`, `activation`, `element`, `shared`, or `weight` for any other shape.
-    """
-
-    name: str
-    shape: Shape
-    dtype: str
-    per: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """A tensor that an operator gives besides its output, for a known src, in the compute dtype.
-
-    Attributes:
-        name: its key among arguments and among the results of a call.
-        shape: logical extents.
-        dtype: the compute dtype.
-        per: `channel` or `activation`.
-        updated: the caller gives the tensor, and its new value depends on the old one.
-    """
-
-    name: str
-    shape: Shape
-    dtype: str
-    per: str
-    updated: bool
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A number that an operator is given at run time, and the value the plan has for it."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True)
-class OperandField:
-    """The declaration of an operand: its extents, and the condition for an operator to have it."""
-
-    per: Per
-    when: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
-class ResultField:
-    """The declaration of a result: its extents, the condition for having it, and if it is updated."""
-
-    per: Per
-    when: Callable[[Any], bool]
-    updated: bool
-
-
-def _always(_: object) -> bool:
-    return True
-
-
-def operand(per: Per, *, when: Callable[[Any], bool] = _always) -> Any:
-    """Declares a tensor given at run time.
-
-    Args:
-        per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
-            `shared` (one element), or a function of (op, src) that gives one of these words or a shape.
-        when: whether the operator has it.
-    """
-    return OperandField(per, when)
-
-
-def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = False) -> Any:
-    """Declares a tensor that the operator gives besides its output.
-
-    Args:
-        per: `channel`, `activation`, or a function of (op, src) that gives one of these words.
-        when: whether the operator has it.
-        updated: the caller gives the tensor; its old value is a leaf of that name.
-    """
-    return ResultField(per, when, updated)
-
-
-def inner(*, default: Op | None = None) -> Any:
-    """Declares an attribute that must be an activation: an elementwise operator without operands."""
-    marks = {"inner": True}
-    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
-
-
-def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _always) -> Any:
-    """Declares a number given at run time; without a default, the plan has to say it."""
-    marks = {"parameter": when}
-    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+# What a module of operators needs.
+__all__ = ["Array", "Elementwise", "Op", "inner", "operand", "operator", "parameter", "result"]
 
 
 class Op(ABC):
@@ -158,6 +64,11 @@ class Op(ABC):
     torch: ClassVar[str | None] = None
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
     result_fields: ClassVar[Mapping[str, ResultField]] = {}
+
+    @property
+    def reads(self) -> str | None:
+        """The axis that it takes for c: `channels`, axis 1, or `rows`, the last; None: that of the plan."""
+        return None
 
     def __post_init__(self) -> None:
         for declared in dataclasses.fields(cast(Any, self)):
@@ -207,7 +118,8 @@ class Op(ABC):
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
-        shape, word = (PER[per](src), per) if isinstance(per, str) else (per, "weight")
+        axes, word = (PER[per](src), per) if isinstance(per, str) else ((), "weight")
+        shape = extents(src, axes) if isinstance(per, str) else per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
         if prod(shape) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
@@ -215,7 +127,7 @@ class Op(ABC):
                 got=f"{'x'.join(map(str, shape))} elements of {dtype}",
                 want="at most 2^63 - 1 bytes",
             )
-        return Operand(name, shape, dtype, word)
+        return Operand(name, shape, dtype, word, axes)
 
     def results(self, src: TensorSpec) -> tuple[Result, ...]:
         """The tensors it gives besides its output, in the order of their declaration."""
@@ -225,7 +137,15 @@ class Op(ABC):
 
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
         per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
-        return Result(name, PER[per](src), src.compute_dtype, per, declared.updated)
+        axes = PER[per](src)
+        return Result(name, extents(src, axes), src.compute_dtype, per, declared.updated, axes)
+
+    def spread(self, src: Array, operands: Mapping[str, Array], names: str | None = None) -> dict[str, Array]:
+        """The operands in float64, each with as many axes as src."""
+        spec = TensorSpec(np.shape(src), "f64", names)
+        declared: tuple[Operand | Result, ...] = (*self.operands(spec), *self.results(spec))
+        axes = {each.name: each.axes for each in declared}
+        return {name: broadcast(value, spec.rank, axes[name]) for name, value in operands.items()}
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The numbers it takes at run time, with the plan's values: its own, then its activation's."""
@@ -265,23 +185,35 @@ class Op(ABC):
         """
 
     @abstractmethod
-    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
         """The meaning in float64, all arrays in logical order.
 
         Args:
             src: of the plan's shape.
             operands: by the operand's name, of the operand's shape.
             parameters: by name; the plan's values replace missing ones.
+            names: of src's axes; n, c and the spatial ones unless given.
         """
 
     def evaluate(
-        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float], slip: float = 0.0
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        slip: float = 0.0,
+        names: str | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """The meaning with all results, by name; old values of updated ones are among `operands`.
 
         What is computed of many elements, a mean or a sum, is taken (1 + slip) times.
         """
-        return self.reference(src, operands, parameters), {}
+        return self.reference(src, operands, parameters, names), {}
 
     @classmethod
     @abstractmethod
@@ -310,11 +242,17 @@ class Elementwise(Op):
         renamed = keys or {}
         return type(self).apply(self, leaf("x"), **{name: leaf(renamed.get(name, name)) for name in names})
 
-    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
         """The formula in float64; operands are broadcast over src."""
         leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
         leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
-        leaves |= {name: broadcast(value, src.ndim) for name, value in operands.items()}
+        leaves |= self.spread(src, operands, names)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             return np.broadcast_to(fold(self.formula(), leaves, NUMPY), src.shape).copy()
 
@@ -323,12 +261,6 @@ class Elementwise(Op):
         """One operator with its defaults, on a tensor of each rank; odd sizes, both orders of the axes."""
         for text in SAMPLE_TENSORS:
             yield text, cls()
-
-
-def broadcast(value: Array, rank: int) -> Array:
-    """An operand's array in float64, lined up with src: (c,) becomes (c, 1, ...)."""
-    wide = np.asarray(value, np.float64)
-    return wide.reshape(wide.shape + (1,) * (rank - 2)) if wide.ndim == 1 else wide
 
 
 OpClass = TypeVar("OpClass", bound=type[Op])

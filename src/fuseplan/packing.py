@@ -187,6 +187,11 @@ class Packing:
         """
         return _applied(self.steps, array.reshape(self.shape))
 
+    def after(self, order: tuple[int, ...]) -> Packing:
+        """The packing of an array with its axes in another order: `order` are those of this packing."""
+        shape = tuple(self.shape[place] for place in np.argsort(order))
+        return Packing(shape, self.dtype, (Transpose(order), *self.steps))
+
     def to_json(self) -> list[Any]:
         """The packing as JSON values."""
         return [list(self.shape), self.dtype, _written(self.steps)]

@@ -6,113 +6,24 @@ A plan is a value: it prints, parses, compares, and has a meaning in float64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
+from fuseplan import naming
+from fuseplan.declarations import Array
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, near_miss
 from fuseplan.excerpt import ARROW, shown
 from fuseplan.given import check_keys, number, wide
 from fuseplan.models import instead_of
 from fuseplan.notebook import PlanTable
-from fuseplan.op import Array, Elementwise, Op, Operand, Parameter, Result
+from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.reasons import Reason, Refusal
-from fuseplan.scalar import Scalar
+from fuseplan.step import PlanOperand, PlanParameter, PlanResult, Step
 from fuseplan.tensor import TensorSpec
-from fuseplan.text import check_count, check_layout, parse_json, parse_plan, plan_json, plan_text
+from fuseplan.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
 DIRECTIONS = ("vertical", "horizontal")
-
-
-@dataclass(frozen=True)
-class PlanOperand:
-    """An operand in its plan: `key` is its own name where it is the first of that name, else `name_2`, ..."""
-
-    key: str
-    step: int
-    operand: Operand
-
-    def __str__(self) -> str:
-        return f"operand `{self.key}`"
-
-    @property
-    def name(self) -> str:
-        """What its operator calls it."""
-        return self.operand.name
-
-
-@dataclass(frozen=True)
-class PlanParameter:
-    """A parameter in its plan; keys are made as operands' are, and no operand has the same."""
-
-    key: str
-    step: int
-    parameter: Parameter
-
-
-@dataclass(frozen=True)
-class PlanResult:
-    """A result in its plan; keys are made as operands' are, and nothing else has the same."""
-
-    key: str
-    step: int
-    result: Result
-
-    def __str__(self) -> str:
-        return f"result `{self.key}`"
-
-    @property
-    def name(self) -> str:
-        """What its operator calls it."""
-        return self.result.name
-
-
-@dataclass(frozen=True)
-class Step:
-    """An operator at its place in a plan: the handle that arguments are set by.
-
-    `statistics` are the numbers that it makes of many elements: the operator's own names and the plan's keys.
-    """
-
-    index: int
-    op: Op
-    src: TensorSpec
-    dst: TensorSpec
-    operands: tuple[PlanOperand, ...]
-    parameters: tuple[PlanParameter, ...]
-    results: tuple[PlanResult, ...] = ()
-    statistics: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The step as messages speak of it: `operator 2 (relu)`."""
-        return f"operator {self.index} ({self.op.name})"
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """What the plan calls each operand, parameter and result, by the operator's own name of it."""
-        named = {each.operand.name: each.key for each in self.operands}
-        named |= {each.parameter.name: each.key for each in self.parameters}
-        return named | {each.result.name: each.key for each in self.results}
-
-    @property
-    def leaves(self) -> dict[str, str]:
-        """`keys`, and the plan's names of the statistics."""
-        return self.keys | dict(self.statistics)
-
-    @property
-    def formula(self) -> Scalar:
-        """The formula of one element over `x` and the plan's keys.
-
-        Raises:
-            TypeError: the operator is a contraction.
-        """
-        if isinstance(self.op, Normalization):
-            return self.op.formula(self.leaves, self.src)
-        if not isinstance(self.op, Elementwise):
-            raise TypeError(f"{self.op.name} has no formula of one element")
-        return self.op.formula(self.keys)
 
 
 class FusionPlan(PlanTable):
@@ -137,7 +48,9 @@ class FusionPlan(PlanTable):
         self._steps: list[Step] = []
         self._taken = {"x"}  # keys of the steps
         self._is_frozen = False
-        check_layout(self._src, [op for op in ops if isinstance(op, Op)])
+        listed = [op for op in ops if isinstance(op, Op)]
+        self._src = naming.named(self._src, listed, named_text)
+        naming.check(self._src, listed, named_text)
         for op in ops:
             self.add(op)
 
@@ -156,9 +69,8 @@ class FusionPlan(PlanTable):
         if not isinstance(op, Op):
             raise PlanError("this is not an operator", got=shown(op), text=str(self), remedy=_remedy(op))
         check_count(len(self) + 1)
+        self._name([*self.ops, op])
         src, index = self.output, len(self)
-        if op.kind == "contraction":
-            check_layout(self._src, [*self.ops, op])
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
         except PlanError as error:
@@ -177,6 +89,16 @@ class FusionPlan(PlanTable):
             )
         )
         return self._steps[-1]
+
+    def _name(self, ops: list[Op]) -> None:
+        """Gives the input's axes the names that the last operator tells, and the steps so far with them."""
+        found = naming.named(self._src, ops, named_text)
+        naming.check(found, ops, named_text)
+        if found.names == self._src.names:
+            return
+        self._src, self._steps, self._taken = found, [], {"x"}
+        for op in ops[:-1]:
+            self.add(op)
 
     @property
     def src(self) -> TensorSpec:
@@ -326,7 +248,7 @@ class FusionPlan(PlanTable):
                 each.parameter.name: number(each.key, step.title, given.get(each.key, each.parameter.value))
                 for each in step.parameters
             }
-            out, made = step.op.evaluate(out, mine, numbers, slip)
+            out, made = step.op.evaluate(out, mine, numbers, slip, step.src.names)
             results |= {step.keys[name]: array for name, array in made.items()}
         return out, results
 

@@ -15,7 +15,7 @@ from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Block, Loaded, Memory, Packed
 from fuseplan.build import Program
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE, Template
@@ -117,6 +117,12 @@ def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Pro
 def packings_of(kernel: Kernel, template: Template, target: Target) -> Packings:
     """How a template's kernel reads each operand."""
     return {
-        operand.key: None if operand.per == "element" else template.packing(kernel, target, operand)
+        operand.key: None if operand.per == "element" else _packing(kernel, template, target, operand)
         for operand in kernel.operands
     }
+
+
+def _packing(kernel: Kernel, template: Template, target: Target, operand: KernelOperand) -> Packing:
+    """How the kernel reads the tensor that the caller gives."""
+    packing = template.packing(kernel, target, operand)
+    return packing.after(operand.order) if operand.order else packing

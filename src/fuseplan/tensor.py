@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fuseplan import limits
+from fuseplan import layouts, limits
 from fuseplan.dtypes import dtype_name, dtype_of, strides_of
-from fuseplan.elsewhere import LAYOUTS as LAYOUT_PLACES
-from fuseplan.errors import PlanError, counted, near_miss
+from fuseplan.errors import PlanError, counted
 from fuseplan.excerpt import Span, bounded, shown, stripped
 from fuseplan.locks import cached_property
 from fuseplan.models import instead_of
@@ -23,23 +22,22 @@ MAX_BYTES = 2**63 - 1
 T = TypeVar("T")
 
 
-# The named layouts of each rank; the first is the default, which is not printed.
-LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
-CHANNELS_LAST = ("nc", "nwc", "nhwc", "ndhwc")
-
-
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """A tensor: `shape` is logical (n, c, then the spatial axes), rank 2 to 5.
+    """A tensor: the extents of its axes in logical order, rank 2 to 5.
 
     Attributes:
         shape: extents in logical order.
         dtype: `f64`, `f32`, `f16` or `bf16`; also given as a dtype of NumPy, torch or JAX.
         layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` are given.
+            `bsc`, or any other word of one letter per axis, names the axes in logical order, and they lie in
+            that order; `bcs of bsc` has the logical order b, s, c and the order b, c, s in memory.
         is_layout_said: a layout or strides were given, so the default one was not merely assumed. Equal
             tensors may differ in it.
         strides: distance between neighbours along each axis, in elements and logical order; None where
             `layout` gives it. Strides of a named layout become that layout.
+        names: the axes in logical order, one letter each: n, c and the spatial ones, unless the layout names
+            others.
 
     Raises:
         PlanError: a rank, extent, dtype, layout or stride that cannot be; elements that share storage; or
@@ -51,6 +49,7 @@ class TensorSpec:
     layout: str | None
     strides: tuple[int, ...] | None
     is_layout_said: bool = field(compare=False, repr=False)
+    names: str
 
     def __init__(
         self,
@@ -58,10 +57,11 @@ class TensorSpec:
         dtype: object = "f32",
         layout: str | None = None,
         strides: Sequence[int] | None = None,
+        names: str | None = None,
     ) -> None:
         dtype = dtype_name(dtype)
         extents = _positive("an extent", shape)
-        if len(extents) not in LAYOUTS:
+        if len(extents) not in layouts.LAYOUTS:
             raise PlanError(
                 "a tensor has 2 to 5 axes: n, c, and up to three spatial ones",
                 got=f"{len(extents)} ax{'i' if len(extents) == 1 else 'e'}s",
@@ -70,14 +70,13 @@ class TensorSpec:
         is_layout_said = layout is not None or strides is not None
         if strides is not None and layout is not None:
             raise PlanError("a tensor has a layout or strides, not both", got=f"{layout} and {strides}")
-        if strides is None:
-            layout = _known_layout(layout, extents)
-            steps = None
-        else:
+        named, order = layouts.known(names if layout is None else layout, len(extents))
+        steps = None
+        if strides is not None:
             steps = _checked_strides(strides, extents)
-            layout = _layout_with(steps, extents)
-            steps = steps if layout is None else None
-        fields = {"shape": extents, "dtype": dtype, "layout": layout, "strides": steps}
+            found = layouts.layout_with(steps, extents, named)
+            steps, order = (steps, "") if found is None else (None, found)
+        fields = {"shape": extents, "dtype": dtype, "layout": order or None, "strides": steps, "names": named}
         for name, value in {**fields, "is_layout_said": is_layout_said}.items():
             object.__setattr__(self, name, value)
         if self.span * dtype_of(dtype).itemsize > MAX_BYTES:
@@ -93,19 +92,45 @@ class TensorSpec:
         return len(self.shape)
 
     @property
+    def channel_axis(self) -> int:
+        """The axis c; the last one where no axis has that name."""
+        return self.names.index("c") if "c" in self.names else self.rank - 1
+
+    @property
+    def has_channel_names(self) -> bool:
+        """The axes are n, c and the spatial ones, in that order."""
+        return self.names == layouts.channel_names(self.rank)
+
+    @property
     def batch(self) -> int:
-        """Extent of axis n."""
-        return self.shape[0]
+        """Extent of axis n: of the first axis besides the channels'."""
+        return self.shape[self.canonical_order[0]]
 
     @property
     def channels(self) -> int:
         """Extent of axis c."""
-        return self.shape[1]
+        return self.shape[self.channel_axis]
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """Extents of the spatial axes."""
-        return self.shape[2:]
+        """Extents of the other axes."""
+        return tuple(self.shape[axis] for axis in self.canonical_order[2:])
+
+    @cached_property
+    def canonical_order(self) -> tuple[int, ...]:
+        """The axes in the order n, c, spatial."""
+        outer = [axis for axis in range(self.rank) if axis != self.channel_axis]
+        return (outer[0], self.channel_axis, *outer[1:])
+
+    @cached_property
+    def canonical(self) -> TensorSpec:
+        """The same elements at the same places, with the axes n, c, spatial: what kernels are written for."""
+        if self.has_channel_names:
+            return self
+        shape, steps = (
+            [each[axis] for axis in self.canonical_order] for each in (self.shape, self.element_strides)
+        )
+        return TensorSpec(shape, self.dtype, strides=steps)
 
     @cached_property
     def size(self) -> int:
@@ -130,7 +155,9 @@ class TensorSpec:
     @cached_property
     def element_strides(self) -> tuple[int, ...]:
         """Strides in elements and logical order, whether they were given or follow from the layout."""
-        return self.strides or _dense(self.shape, _order(self.layout or LAYOUTS[self.rank][0]))
+        if self.strides is not None:
+            return self.strides
+        return layouts.dense(self.shape, layouts.order_of(str(self.layout), self.names))
 
     @property
     def span(self) -> int:
@@ -145,8 +172,8 @@ class TensorSpec:
 
     @property
     def is_channels_last(self) -> bool:
-        """A named layout whose innermost axis is c: `nc`, `nwc`, `nhwc`, `ndhwc`."""
-        return self.layout in CHANNELS_LAST
+        """A named layout whose innermost axis is c: `nc`, `nwc`, `nhwc`, `ndhwc`, `bsc`."""
+        return self.layout is not None and self.layout[-1] == self.names[self.channel_axis]
 
     def with_shape(self, shape: Sequence[int]) -> TensorSpec:
         """Another shape of the same rank, in a named layout.
@@ -155,27 +182,44 @@ class TensorSpec:
         else the default.
         """
         if self.layout is not None:
-            return TensorSpec(shape, self.dtype, self.layout)
+            return TensorSpec(shape, self.dtype, self.layout_text)
+        if not self.has_channel_names:
+            return TensorSpec(shape, self.dtype, self.names)
         is_innermost = self.element_strides[1] == min(self.element_strides)
-        return TensorSpec(shape, self.dtype, LAYOUTS[self.rank][-1 if is_innermost else 0])
+        return TensorSpec(shape, self.dtype, layouts.LAYOUTS[self.rank][-1 if is_innermost else 0])
+
+    def with_names(self, names: str) -> TensorSpec:
+        """The same tensor with other names of its axes."""
+        return TensorSpec(self.shape, self.dtype, strides=self.element_strides, names=names)
+
+    @property
+    def layout_text(self) -> str:
+        """The word of the layout, and of the logical order where that differs and is not n, c, spatial."""
+        word = str(self.layout)
+        return word if self.has_channel_names or word == self.names else f"{word} of {self.names}"
 
     def same_layout(self, strides: Sequence[int]) -> bool:
         """Whether `strides` (elements, logical order) put every element where this tensor has it.
 
         Axes of size 1 are not compared: there is nothing to step to.
         """
-        return len(strides) == self.rank and _same_strides(self.shape, self.element_strides, strides)
+        return len(strides) == self.rank and layouts.same_strides(self.shape, self.element_strides, strides)
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, *, names_layout: bool = False) -> str:
-        """The text that `parse` reads; the default layout is written if `names_layout`."""
+    def text(self, *, names_layout: bool = True) -> str:
+        """The text that `parse` reads, where axes have other names than n, c, spatial with these names.
+
+        Args:
+            names_layout: write the layout of a tensor whose axes lie in their logical order.
+        """
         parts = ["x".join(map(str, self.shape))]
         if self.strides is not None:
-            parts.append("strides=" + ":".join(map(str, self.strides)))
-        elif names_layout or self.layout != LAYOUTS[self.rank][0]:
-            parts.append(str(self.layout))
+            names = "" if self.has_channel_names else f" of {self.names}"
+            parts.append("strides=" + ":".join(map(str, self.strides)) + names)
+        elif self.layout != self.names or (names_layout and not self.has_channel_names):
+            parts.append(self.layout_text)
         return f"{self.dtype}[{', '.join(parts)}]"
 
     @classmethod
@@ -218,34 +262,18 @@ def _positive(what: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(value) for value in listed)
 
 
-def _known_layout(layout: str | None, shape: tuple[int, ...]) -> str:
-    names = LAYOUTS[len(shape)]
-    if layout is None:
-        return names[0]
-    if layout in names:
-        return layout
-    places = {name: names[place] for name, place in LAYOUT_PLACES.items()}
-    near = near_miss(str(layout), names, places)
-    raise PlanError(
-        f"no layout of {len(shape)} axes is named {shown(layout)}",
-        want=" or ".join(names),
-        remedy=near or "Other orders of the axes are given as strides",
-    )
-
-
 def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
     steps = _positive("a stride", strides)
     if len(steps) != len(shape):
         raise PlanError("each axis needs a stride", got=counted(len(steps), "stride"), want=f"{len(shape)}")
-    reach = 0  # the furthest element along the axes seen so far, which have the smaller strides
-    for stride, extent in sorted(zip(steps, shape, strict=True)):
-        if extent > 1 and stride <= reach:
-            raise PlanError(
-                "elements of a tensor must not share storage",
-                got=f"strides {steps} for shape {shape}",
-                want=f"a stride above {reach} instead of {stride}",
-            )
-        reach += (extent - 1) * stride
+    shared = layouts.shared_stride(steps, shape)
+    if shared is not None:
+        stride, reach = shared
+        raise PlanError(
+            "elements of a tensor must not share storage",
+            got=f"strides {steps} for shape {shape}",
+            want=f"a stride above {reach} instead of {stride}",
+        )
     return steps
 
 
@@ -269,40 +297,16 @@ class Dense:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Strides in elements."""
-        return _dense(self.shape, range(len(self.shape)))
+        return layouts.dense(self.shape, range(len(self.shape)))
 
     def same_layout(self, strides: Sequence[int]) -> bool:
         """Whether these strides put every element at the same place; an axis of extent 1 may have any."""
-        return len(strides) == len(self.shape) and _same_strides(self.shape, self.element_strides, strides)
+        return len(strides) == len(self.shape) and layouts.same_strides(
+            self.shape, self.element_strides, strides
+        )
 
     def __str__(self) -> str:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
-
-
-def _order(layout: str) -> list[int]:
-    """The logical axes, outermost first."""
-    logical = "nc" + "dhw"[5 - len(layout) :]
-    return [logical.index(axis) for axis in layout]
-
-
-def _dense(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(outermost_first):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
-
-
-def _same_strides(shape: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    return all(a == b or extent == 1 for extent, a, b in zip(shape, ours, theirs, strict=True))
-
-
-def _layout_with(strides: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
-    """The named layout that has these strides; None if none has."""
-    for name in LAYOUTS[len(shape)]:
-        if _same_strides(shape, strides, _dense(shape, _order(name))):
-            return name
-    return None
 
 
 _TENSOR = re.compile(r"\s*(\w+)\s*\[([^\[\]]*)\]\s*")
@@ -336,8 +340,10 @@ def _parse(text: str) -> TensorSpec:
     strides = re.match(r"strides\s*=", order)
     if strides is None:
         return _blamed(text, place, TensorSpec, shape, dtype, order)
-    steps = _numbers(text, (place[0] + strides.end(), place[1]), ":")
-    return _blamed(text, place, TensorSpec, shape, dtype, None, steps)
+    numbers, _, names = order[strides.end() :].partition(" of ")
+    begin = place[0] + strides.end()
+    steps = _numbers(text, (begin, begin + len(numbers)), ":")
+    return _blamed(text, place, TensorSpec, shape, dtype, None, steps, names.strip() or None)
 
 
 def _no_tensor(text: str) -> PlanError:

@@ -10,66 +10,37 @@ import ast
 import json
 import keyword
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from fuseplan import limits
+from fuseplan import limits, naming
 from fuseplan.errors import PlanError, counted, did_you_mean
 from fuseplan.excerpt import ARROW, Span, bounded, segments, shown
 from fuseplan.fields import fields_of, no_field
 from fuseplan.op import Op
 from fuseplan.ops import BY_NAME, no_operator
-from fuseplan.ops.matmul import Matmul
 from fuseplan.scalar import number as number_text
 from fuseplan.syntax import check_joined, check_length, number, python_expression, span_of
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 CALL = "such as conv2d(64, kernel=3, padding=same), or bias"
 JSON_KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a text"}
 
 
 def plan_text(src: TensorSpec, ops: Iterable[Op]) -> str:
-    """The text of a plan; it names the default layout too where an operator depends on it."""
+    """The text of a plan; the names of src's axes are left out where the operators give the same ones."""
     listed = list(ops)
-    return _joined(src.text(names_layout=_sums_channels_at(src, listed) is not None), listed)
+    return joined(src.text(names_layout=not naming.are_implied(src, listed)), listed)
 
 
-def _joined(src: str, ops: Iterable[Op]) -> str:
+def named_text(src: TensorSpec, ops: Iterable[Op]) -> str:
+    """The text of a plan with the names of src's axes."""
+    return joined(str(src), ops)
+
+
+def joined(src: str, ops: Iterable[Op]) -> str:
+    """The texts of a tensor and of operators as a plan's."""
     return f" {ARROW} ".join([src, *map(operator_text, ops)])
-
-
-def _sums_channels_at(src: TensorSpec, ops: Sequence[Op]) -> int | None:
-    """The first contraction's index if it is a product of matrices over src's channels, the rank above 2.
-
-    A convolution says that axis 1 is the channels, and so do its results; a product does not: for PyTorch the
-    last axis is summed over.
-    """
-    first = next((index for index, op in enumerate(ops) if op.kind == "contraction"), None)
-    is_product = first is not None and isinstance(ops[first], Matmul)
-    return first if is_product and src.rank > 2 else None
-
-
-def check_layout(src: TensorSpec, ops: Sequence[Op]) -> None:
-    """Refuses a product of matrices over an axis that the plan does not name.
-
-    Raises:
-        PlanError: src has three or more axes, and no layout was given; both readings are shown.
-    """
-    product = None if src.is_layout_said else _sums_channels_at(src, ops)
-    if product is None:
-        return
-    batch, channels, *places = src.shape
-    first = TensorSpec(src.shape, src.dtype, LAYOUTS[src.rank][0])
-    last = TensorSpec((batch, places[-1], channels, *places[:-1]), src.dtype, LAYOUTS[src.rank][-1])
-    axes = "x".join(map(str, src.shape))
-    raise PlanError(
-        f"matmul: the layout of {src} is not given, and it says which axis is summed over",
-        remedy=f"To sum over axis 1, of extent {channels}:\n  {plan_text(first, ops)}\n"
-        f"To sum over the last axis of {axes}, of extent {places[-1]}, as PyTorch does:\n"
-        f"  {plan_text(last, ops)}",
-        text=_joined(str(src), ops),
-        operator=product,
-    )
 
 
 def operator_text(op: Op, *, parameters: bool = True) -> str:
@@ -247,7 +218,8 @@ def _blamed(text: str, call: ast.expr, nodes: dict[str, ast.expr], error: PlanEr
 def plan_json(src: TensorSpec, ops: Iterable[Op]) -> str:
     """The JSON of a plan: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
     tensor: dict[str, object] = {"shape": src.shape, "dtype": src.dtype}
-    tensor |= {"strides": src.strides} if src.strides else {"layout": src.layout}
+    tensor |= {"strides": src.strides} if src.strides else {"layout": src.layout_text}
+    tensor |= {"names": src.names} if src.strides and not src.has_channel_names else {}
     return json.dumps({"src": tensor, "operators": list(map(_written, ops))}, allow_nan=False)
 
 
@@ -332,7 +304,7 @@ def _shown(value: Any) -> str:
 
 
 def _json_tensor(member: dict[str, Any]) -> TensorSpec:
-    _check_members("src", member, {"shape": list, "dtype": str}, ("layout", "strides"))
+    _check_members("src", member, {"shape": list, "dtype": str}, ("layout", "strides", "names"))
     try:
         return TensorSpec(**member)
     except PlanError as error:

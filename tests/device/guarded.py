@@ -10,7 +10,8 @@ from fuseplan.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.float64 import applied
 from fuseplan.measure.spaces import torch_dtype
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
+from fuseplan.step import Step
 
 Tensor = Any
 

@@ -34,8 +34,8 @@ PLANS = (
     "f32[1x4x9, nwc] -> conv1d(6, kernel=3) -> scale -> leaky_relu(0.2)",
     UNEVEN,
     "f32[9x8] -> matmul(6) -> bias -> gelu(tanh)",
-    "f32[2x8x5, nwc] -> matmul(6, transposed=True) -> bias -> gelu",
-    "f32[2x8x3x3, nchw] -> matmul(6, transposed=True, batched=True) -> bias -> relu",
+    "f32[2x5x8] -> matmul(6, transposed=True) -> bias -> gelu",
+    "f32[2x3x3x8, bchs of bhsc] -> matmul(6, transposed=True, batched=True) -> bias -> relu",
     "f32[3x8] -> matmul(6, batched=True)",
 )
 

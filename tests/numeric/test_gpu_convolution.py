@@ -98,7 +98,7 @@ def test_any_strides_of_src(strides: str, before: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["f32[5x40] -> matmul(17) -> relu", "f16[2x40x6, ncw] -> matmul(17, transposed=True)"]
+    "plan", ["f32[5x40] -> matmul(17) -> relu", "f16[2x6x40, bcs of bsc] -> matmul(17, transposed=True)"]
 )
 def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
     assert_interpreted(plan, GpuConvolution)
@@ -186,7 +186,7 @@ def test_an_accuracy_decides_how_products_are_computed() -> None:
 
 
 def test_a_weight_for_each_image_is_refused() -> None:
-    kernel = kernel_of("f32[2x8x6, ncw] -> matmul(4, batched=True)")
+    kernel = kernel_of("f32[2x6x8, bcs of bsc] -> matmul(4, batched=True)")
     refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, "default") if not claim.holds)
     assert refusal.reason is Reason.WEIGHT_PER_BATCH
 

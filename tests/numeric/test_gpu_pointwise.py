@@ -10,6 +10,7 @@ from forced import refusal_of
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.pointwise_writer import merged, offset
 from fuseplan.kernel import Kernel
+from fuseplan.layouts import LAYOUTS
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
@@ -20,7 +21,6 @@ from fuseplan.ops.expression import Expression
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.target import parse_target
-from fuseplan.tensor import LAYOUTS
 from interpreted import assert_interpreted, interpret, wide
 
 TARGET = parse_target("triton:sm_90")

@@ -40,14 +40,14 @@ MATRICES = (
     ("12x9, strides=40:3", 20),
 )
 IMAGES = (
-    ("3x17x21, nwc", 35),
-    ("3x17x21, ncw", 35),
-    ("2x4x5x7, nhwc", 50),
-    ("2x4x5x7, nchw", 50),
-    ("2x6x3x5x4, ndhwc", 7),
-    ("2x6x3x5x4, ncdhw", 7),
-    ("2x5x3x9, strides=900:180:60:5", 6),
-    ("4x8x1, nwc", 24),
+    ("3x21x17", 35),
+    ("3x21x17, bcs of bsc", 35),
+    ("2x5x7x4", 50),
+    ("2x5x7x4, bchs of bhsc", 50),
+    ("2x3x5x4x6", 7),
+    ("2x3x5x4x6, acbhs of abhsc", 7),
+    ("2x3x9x5, strides=900:60:5:180 of bhsc", 6),
+    ("4x1x8", 24),
 )
 TAIL = " -> bias -> add -> relu"
 
@@ -90,7 +90,7 @@ def test_error_stays_within_the_bound_that_is_claimed(src: str, features: int, w
 
 @pytest.mark.parametrize("operator", ["add", "scale", "batch_norm(per_activation)", "prelu(shared=True)"])
 @pytest.mark.parametrize("weight", ["", ", batched=True"])
-@pytest.mark.parametrize("src", ["31x20", "2x20x9, nwc"])
+@pytest.mark.parametrize("src", ["31x20", "2x9x20, bsc"])
 def test_operands_of_every_kind_on_both_sides(src: str, weight: str, operator: str) -> None:
     plan = FusionPlan.parse(f"f32[{src}] -> {operator} -> matmul(35{weight}) -> {operator} -> {operator}")
     assert_close(compile_plan(plan, "cpu", threads=2, cache=False), random_arrays(plan, 5))
@@ -169,7 +169,7 @@ def test_templates_of_channels_alone_refuse_what_they_cannot_index(kind: Any) ->
     flat = refusal_of("f32[8x1] -> matmul(1)", kind, narrowed(32))
     assert flat is not None
     assert flat.reason is Reason.NOT_DEPTHWISE
-    own = refusal_of("f32[8x1x6, ncw] -> matmul(1, batched=True)", kind, narrowed(32))
+    own = refusal_of("f32[8x6x1, bcs of bsc] -> matmul(1, batched=True)", kind, narrowed(32))
     assert own is not None
     assert own.reason is Reason.WEIGHT_PER_BATCH
     assert own.operator == 0

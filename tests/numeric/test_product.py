@@ -37,8 +37,8 @@ def candidates(plan: str, target: str = "triton:sm_90", accuracy: str | float = 
         "[33x40] -> matmul(24) -> bias -> gelu(approximate=tanh)",
         "[7x5] -> matmul(9, transposed=True)",
         "[1x200] -> matmul(3) -> bias",
-        "[3x17x20, nwc] -> matmul(19, batched=True) -> bias -> relu",
-        "[3x17x20, ncw] -> matmul(19, batched=True, transposed=True) -> relu",
+        "[3x20x17] -> matmul(19, batched=True) -> bias -> relu",
+        "[3x20x17, bcs of bsc] -> matmul(19, batched=True, transposed=True) -> relu",
         "[2x20x7x7] -> conv2d(19, kernel=1) -> bias -> relu",
         "[2x20x7x7, nhwc] -> conv2d(19, kernel=1) -> batch_norm -> add -> relu",
         "[2x20x2x3x4] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
@@ -47,8 +47,8 @@ def candidates(plan: str, target: str = "triton:sm_90", accuracy: str | float = 
         "[2x20x3x5, strides=900:3:300:60] -> conv2d(7, kernel=1) -> add",
         "[2x20x7x7] -> batch_norm -> relu -> conv2d(19, kernel=1)",
         "[2x20x7x7, nhwc] -> add -> silu -> conv2d(19, kernel=1) -> bias",
-        "[3x20x5, ncw] -> batch_norm(per_activation) -> matmul(19, batched=True)",
-        "[3x20x5, nwc] -> batch_norm(per_activation) -> matmul(19) -> bias",
+        "[3x5x20, bcs of bsc] -> batch_norm(per_activation) -> matmul(19, batched=True)",
+        "[3x5x20] -> batch_norm(per_activation) -> matmul(19) -> bias",
     ],
 )
 def test_first_candidate(dtype: str, rest: str) -> None:
@@ -81,7 +81,7 @@ FORMS = (
     [
         "[90x70] -> matmul(100) -> bias -> relu",
         "[3x70x5x5] -> relu -> conv2d(66, kernel=1) -> bias -> add",
-        "[2x70x33, nwc] -> sigmoid -> matmul(66, batched=True) -> bias",
+        "[2x33x70] -> sigmoid -> matmul(66, batched=True) -> bias",
     ],
 )
 def test_forms(form: Product, arithmetic: str, rest: str) -> None:
@@ -100,7 +100,7 @@ MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not 
     [
         "bf16[90x72] -> matmul(100) -> bias -> gelu",
         "f32[90x72] -> relu -> matmul(100, transposed=True) -> bias",
-        "f16[2x40x33, nwc] -> matmul(66, batched=True) -> bias",
+        "f16[2x33x40] -> matmul(66, batched=True) -> bias",
     ],
 )
 def test_tensor_maps(form: Product, plan: str) -> None:

@@ -28,7 +28,7 @@ FORMS = (
     "f32[1x16x9x{N}, nhwc] -> conv2d(16, kernel=3, dilation=(1, {N}), padding=(1, {N}), groups=16)",
     "f32[1x16x{N}x{N}] -> conv2d(16, kernel=5, padding=2, groups=4)",
     "f32[1x4x9x{N}] -> conv2d(4, kernel=(1, {N}), groups=4)",
-    "f32[1x1x{N}, ncw] -> matmul(2)",
+    "f32[1x{N}x1, bcs of bsc] -> matmul(2)",
     "f16[{N}x{N}] -> matmul({N}) -> bias -> relu",
     "f32[{N}x5x3x3] -> batch_norm_training -> relu",
     "f32[5x3x{N}x{N}, nhwc] -> batch_norm_training -> relu",
@@ -81,7 +81,7 @@ def test_no_extent_makes_choosing_dearer(form: str, target: str) -> None:
 
 def test_the_largest_extents_are_chosen_for_at_once() -> None:
     for plan in (
-        "f32[1x1x2147483647, ncw] -> matmul(2)",
+        "f32[1x2147483647x1, bcs of bsc] -> matmul(2)",
         "f32[1x3x2147483647x1] -> conv2d(8, kernel=3, padding=1)",
         "f32[1x16x2147483647, nwc] -> conv1d(16, kernel=5, padding=2, groups=16)",
     ):

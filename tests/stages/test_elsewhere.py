@@ -48,7 +48,7 @@ def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        "layer_norm", "LayerNorm", "rms_norm", "group_norm", "linear", "Linear", "Dense", "gemm", "mul",
+        "layer_norm", "LayerNorm", "rms_norm", "group_norm", "Dense", "gemm", "mul",
         "softmax", "log_softmax", "swiglu", "mean", "ReduceMean", "reshape", "permute", "dropout",
     ],
 )  # fmt: skip
@@ -60,11 +60,10 @@ def test_an_operator_that_no_plan_has_is_said_plainly(word: str) -> None:
     assert len(printed.splitlines()) > 4, "what there is instead"
 
 
-def test_linear_is_told_by_its_weight_and_its_axis() -> None:
-    printed = said("f32[256x256] -> linear(256)")
-    assert "`matmul(N, transposed=True)` for a weight [out, in], as torch.nn.Linear stores it" in printed
-    assert "`matmul(N)` for a weight [in, out], as Keras stores it, and for `weight.T`" in printed
-    assert "sums over axis 1 of src" in printed
+def test_a_dense_layer_is_told_by_its_weight() -> None:
+    printed = said("f32[256x256] -> dense(256)")
+    assert "`linear(N)` for a weight [out, in], as torch.nn.Linear stores it" in printed
+    assert "`matmul(N)` for a weight [in, out], as Keras stores it" in printed
 
 
 def test_a_word_like_no_operator_gets_all_of_them() -> None:

@@ -16,8 +16,9 @@ import fuseplan
 from fuseplan import foreign, ops
 from fuseplan.backends import backend_of
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.declarations import operand, parameter
 from fuseplan.errors import ArgumentError, PlanError
-from fuseplan.op import Elementwise, Op, operand, operator, parameter
+from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar
 from fuseplan.template import Template
 

@@ -50,7 +50,7 @@ def test_operands_without_names_are_told_their_names(layer: Any) -> None:
             "axes are swapped: pass it transposed, or write matmul(4, transposed=True) in the plan",
         ),
         ("f32[2x8] -> matmul(4, transposed=True)", (8, 4), "or write matmul(4) in the plan"),
-        ("f32[2x8x3, nwc] -> matmul(4, batched=True)", (2, 4, 8), "batched=True, transposed=True"),
+        ("f32[2x3x8] -> matmul(4, batched=True)", (2, 4, 8), "batched=True, transposed=True"),
         (
             "f32[1x3x9x9] -> conv2d(8, kernel=3)",
             (3, 3, 3, 8),

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fuseplan.declarations import Operand, Parameter, operand, parameter
 from fuseplan.errors import PlanError
-from fuseplan.op import Elementwise, Operand, Parameter, operand, operator, parameter
+from fuseplan.op import Elementwise, operator
 from fuseplan.ops import BY_NAME, OPERATORS
 from fuseplan.ops.activation import Clamp, Elu, LeakyRelu, Relu
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu

@@ -338,7 +338,7 @@ def test_the_reference_backend_agrees_with_the_plan(dtype: str) -> None:
         "f16[2x5x7] -> conv1d(3, kernel=3, padding=same) -> scale",
         "f16[3x4] -> mish -> prelu",
         "f16[3x4] -> tanh -> matmul(5) -> bias",
-        "f16[2x4x3x2, nhwc] -> matmul(5, transposed=True, batched=True) -> relu",
+        "f16[2x3x2x4] -> matmul(5, transposed=True, batched=True) -> relu",
     ):
         plan = FusionPlan.parse(text.replace("f16", dtype))
         arrays = random_arrays(plan, seed=2)

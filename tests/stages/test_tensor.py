@@ -15,7 +15,8 @@ import fuseplan
 from carets import above_carets
 from fuseplan.dtypes import DTYPES, dtype_of
 from fuseplan.errors import FuseplanError, PlanError
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.layouts import LAYOUTS
+from fuseplan.tensor import TensorSpec
 from strategies import tensors
 
 

@@ -131,7 +131,7 @@ IMAGE = "f32[2x3x8x8] -> relu -> "
         ),
         (IMAGE + "conv2d(4, kernel=9)", "conv2d(4, kernel=9)", "larger than its padded input"),
         (IMAGE + "matmul(4, precision=tf16)", "tf16", "precision is not 'tf16'"),
-        ("f16[2x3x8x8, nchw] -> matmul(4, precision=tf32)", "matmul(4, precision=tf32)", "want f32"),
+        ("f16[2x8x8x3, bchs of bhsc] -> matmul(4, precision=tf32)", "matmul(4, precision=tf32)", "want f32"),
         (IMAGE + "conv1d(4, kernel=3)", "conv1d(4, kernel=3)", "taken by conv2d"),
         ("f32[2x3] -> elementwise('x + sigmid(x)') -> relu", "sigmid", "Did you mean `sigmoid`?"),
         ("f32[2x3] -> elementwise('x + k', j=1)", "k", "there is no 'k' here"),

@@ -17,15 +17,17 @@ from fuseplan.backends import backend_of
 from fuseplan.dtypes import DTYPES
 from fuseplan.errors import Unsupported
 from fuseplan.kernel import Kernel
+from fuseplan.layouts import LAYOUTS
 from fuseplan.lower import lower
 from fuseplan.match import match
+from fuseplan.naming import as_rows
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import activation, affine, conv, matmul, training
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.target import Target
 from fuseplan.template import Template
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -147,6 +149,7 @@ def probe(
     """The plan of a combination."""
     rank = len(layout)
     src = TensorSpec((BATCH, geometry.sizes[0], *SPATIAL[rank]), dtype, layout)
+    src = as_rows(src) if "M" in combination and rank > 2 else src
     return FusionPlan(src, *_operators(combination, rank - 2, geometry, mode, ACTIVATIONS[act]))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fuseplan.backends import backend_of
 from fuseplan.dtypes import DTYPES
+from fuseplan.layouts import LAYOUTS, ROWS
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.op import Op
@@ -15,7 +16,7 @@ from fuseplan.ops import OPERATORS
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.target import Target
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,15 @@ def supported(target: Target) -> Iterator[Support]:
     """Every operator in every dtype and layout that its samples have the rank for."""
     for operator in OPERATORS:
         samples = [(TensorSpec.parse(text), op) for text, op in operator.samples()]
-        ranks = dict.fromkeys(src.rank for src, _ in samples)
-        for layout in (layout for rank in ranks for layout in LAYOUTS[rank]):
+        ranks = dict.fromkeys((src.rank, op.reads) for src, op in samples)
+        for layout in (layout for rank, reads in ranks for layout in _layouts(rank, reads)):
             for dtype in DTYPES:
                 found = _takers(samples, dtype, layout, target)
                 yield Support(operator.name, operator.kind, dtype, layout, found)
+
+
+def _layouts(rank: int, reads: str | None) -> tuple[str, ...]:
+    return (ROWS[rank],) if reads == "rows" else LAYOUTS[rank]
 
 
 def _takers(samples: list[tuple[TensorSpec, Op]], dtype: str, layout: str, target: Target) -> tuple[str, ...]:
@@ -55,7 +60,7 @@ def _takers(samples: list[tuple[TensorSpec, Op]], dtype: str, layout: str, targe
     plans = [
         FusionPlan(TensorSpec(src.shape, dtype, layout), op)
         for src, op in samples
-        if layout in LAYOUTS[src.rank]
+        if layout in _layouts(src.rank, op.reads)
     ]
     kernels = [lower(match(plan)) for plan in plans]
     templates = backend_of(target.backend).templates

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from fuseplan.arrays import empty, is_torch
+from fuseplan.declarations import Operand
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
-from fuseplan.op import Operand
 from fuseplan.ops.normalization import Normalization
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
+from fuseplan.step import Step
 from fuseplan.tensor import MAX_BYTES, TensorSpec
 
 STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")

@@ -13,11 +13,12 @@ from math import prod
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.conv import Conv
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization, reduced_axes
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import fold
+from fuseplan.step import Step
 from fuseplan.tensor import TensorSpec
 
 TEMPORARY_BYTES = 1 << 30  # of one product's float64 operand: larger ones are made of fewer images at once
@@ -47,13 +48,13 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
     """
     if isinstance(step.op, Elementwise):
         return fold(step.formula, leaves_of(step, x, tensors), space_of(x).meanings).expand(x.shape)
-    if not isinstance(step.op, Conv | Matmul):
+    if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()
     if isinstance(step.op, Conv):
         return convolved(step.op, step.src, x, weight)
-    matrix = weight if step.op.transposed else weight.mT
-    return (matrix @ x.reshape(*x.shape[:2], -1)).reshape(x.shape[0], -1, *x.shape[2:])
+    matrix = weight.mT if step.op.transposed else weight
+    return (x.reshape(x.shape[0], -1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 
 def _normalized(

@@ -13,8 +13,8 @@ import numpy as np
 
 from fuseplan import arrays
 from fuseplan.dtypes import STORED
-from fuseplan.plan import Step
 from fuseplan.scalar import NUMPY
+from fuseplan.step import Step
 from fuseplan.tensor import Dense, TensorSpec
 
 Tensor = Any  # a NumPy array, or a torch.Tensor; torch is optional, and imported when first used
@@ -150,9 +150,11 @@ def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     """The leaves of a step's formulas by key, float64, each to be broadcast over x."""
     space = space_of(x)
     leaves: dict[str, Tensor] = {"x": x}
-    old = [each.key for each in step.results if each.result.updated]
-    for key in (*(held.key for held in step.operands), *old):
+    axes = {held.key: held.operand.axes for held in step.operands}
+    axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
+    for key in axes:
         value = space.exact(tensors[key])
-        leaves[key] = value.reshape(-1, *[1] * (x.ndim - 2)) if value.ndim == 1 else value
+        extent = dict(zip(axes[key], value.shape, strict=False))
+        leaves[key] = value.reshape([extent.get(axis, 1) for axis in range(x.ndim)])
     const = space.meanings["const"]
     return leaves | {each.key: const(each.parameter.value) for each in step.parameters}

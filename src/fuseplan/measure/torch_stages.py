@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, refuse
+from fuseplan.ops.matmul import Product
 
 # Operators without operands: the name in torch.nn.functional, and its argument for each of our parameters.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -56,6 +57,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         return _convolution(functional, layer)
     makers: Mapping[str, Callable[[Any, Layer], Stage]] = {
         "matmul": _matmul,
+        "linear": _matmul,
         "bias": _bias,
         "scale": _scale,
         "add": _add,
@@ -87,7 +89,7 @@ def in_place(layer: Layer) -> Stage:
         return lambda x, stored, given: x.relu_()
     if layer.name == "bias":
         (key,) = layer.keys.values()
-        return lambda x, stored, given: x.add_(_spread(stored[key], x.dim()))
+        return lambda x, stored, given: x.add_(_spread(stored[key], layer))
     return stage_of(layer)
 
 
@@ -134,46 +136,43 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
 
 
 def _matmul(functional: Any, layer: Layer) -> Stage:
-    """The product along src's channels: the last axis of torch's matrices."""
+    """The product along src's last axis."""
     import torch
 
-    weight, bias = layer.keys["weight"], layer.keys.get("bias")
-    is_transposed, is_batched = (bool(layer.attributes[name]) for name in ("transposed", "batched"))
+    weight, bias, op = layer.keys["weight"], layer.keys.get("bias"), layer.step.op
+    assert isinstance(op, Product)  # by its name
+    is_transposed, is_batched = op.transposed, op.batched
 
     def plain(matrix: Any) -> Any:
         return matrix.mT if is_transposed else matrix
 
     def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
         matrix, added = stored[weight], stored[bias] if bias else None
-        rows = x.movedim(1, -1)
-        if is_batched:
-            made = torch.matmul(rows.flatten(1, -2) if x.dim() > 2 else rows[:, None], plain(matrix))
-            made = made.reshape(*rows.shape[:-1], -1)
-            made = made if added is None else made + added
-        elif is_transposed:
-            made = functional.linear(rows, matrix, added)
-        elif added is not None and x.dim() == 2:
-            made = torch.addmm(added, rows, matrix)
-        else:
-            made = torch.matmul(rows, matrix)
-            made = made if added is None else made + added
-        return made.movedim(-1, 1)
+        if is_transposed and not is_batched:
+            return functional.linear(x, matrix, added)
+        if added is not None and x.dim() == 2 and not is_batched:
+            return torch.addmm(added, x, matrix)
+        rows = (x.flatten(1, -2) if x.dim() > 2 else x[:, None]) if is_batched else x
+        made = torch.matmul(rows, plain(matrix)).reshape(*x.shape[:-1], -1)
+        return made if added is None else made + added
 
     return stage
 
 
-def _spread(vector: Any, rank: int) -> Any:
-    return vector.reshape(1, -1, *[1] * (rank - 2))
+def _spread(vector: Any, layer: Layer) -> Any:
+    """A number per channel as a tensor of the rank of the operator's src."""
+    src = layer.step.src
+    return vector.reshape([-1 if axis == src.channel_axis else 1 for axis in range(src.rank)])
 
 
 def _bias(_: Any, layer: Layer) -> Stage:
     (key,) = layer.keys.values()
-    return lambda x, stored, given: x + _spread(stored[key], x.dim())
+    return lambda x, stored, given: x + _spread(stored[key], layer)
 
 
 def _scale(_: Any, layer: Layer) -> Stage:
     (key,) = layer.keys.values()
-    return lambda x, stored, given: x * _spread(stored[key], x.dim())
+    return lambda x, stored, given: x * _spread(stored[key], layer)
 
 
 def _add(_: Any, layer: Layer) -> Stage:

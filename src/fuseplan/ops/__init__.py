@@ -14,10 +14,18 @@ from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.training import TRAINING
 
-OPERATORS: tuple[type[Op], ...] = (*CONVOLUTIONS, Matmul, *AFFINE, *ACTIVATIONS, *TRAINING, Expression)
+OPERATORS: tuple[type[Op], ...] = (
+    *CONVOLUTIONS,
+    Matmul,
+    Linear,
+    *AFFINE,
+    *ACTIVATIONS,
+    *TRAINING,
+    Expression,
+)
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}
 
 _THEIRS = {folded(theirs): each.name for each in OPERATORS for theirs in (each.torch, each.onnx) if theirs}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
+from fuseplan.declarations import SAMPLE_TENSORS, parameter
 from fuseplan.fields import one_of
-from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, operator, parameter
+from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import (
     Scalar,
     erf,

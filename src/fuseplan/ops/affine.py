@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fuseplan.declarations import operand, parameter
 from fuseplan.fields import one_of, true_or_false
-from fuseplan.op import Elementwise, Op, operand, operator, parameter
+from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, sqrt, where
 from fuseplan.tensor import TensorSpec
 
@@ -106,6 +107,11 @@ class BatchNorm(Elementwise):
         one_of(self.name, "mode", self.mode, MODES)
         true_or_false(self.name, "inverse", self.inverse)
 
+    @property
+    def reads(self) -> str | None:
+        """The channels at axis 1, as in PyTorch; per activation no axis but the first is told apart."""
+        return "channels" if self.mode == "spatial" else None
+
     def apply(
         self,
         x: Scalar,
@@ -151,6 +157,11 @@ class Prelu(Elementwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         true_or_false(self.name, "shared", self.shared)
+
+    @property
+    def reads(self) -> str | None:
+        """The channels at axis 1, as in PyTorch; none where all share a slope."""
+        return None if self.shared else "channels"
 
     def apply(self, x: Scalar, slope: Scalar) -> Scalar:
         """The formula."""

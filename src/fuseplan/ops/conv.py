@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from fuseplan.declarations import Array, Shape, operand
 from fuseplan.errors import PlanError, near_miss
 from fuseplan.excerpt import shown
 from fuseplan.fields import one_of, positive, refused
-from fuseplan.op import Array, Op, Shape, operand, operator
+from fuseplan.op import Op, operator
 from fuseplan.tensor import TensorSpec, is_integer
 
 Pair = tuple[int, int]
@@ -77,6 +78,11 @@ class Conv(Op):
     dilation: PerAxis = 1
     groups: int = 1
     precision: str = "full"
+
+    @property
+    def reads(self) -> str:
+        """Axis 1."""
+        return "channels"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,7 +192,13 @@ class Conv(Op):
             )
         return src.with_shape((src.batch, self.features, *window.dst))
 
-    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
         """The correlation in float64: for each image and group, its windows as rows, times the weight."""
         window = self.window(TensorSpec(src.shape))
         dst = np.empty((src.shape[0], self.features, *window.dst))

@@ -7,11 +7,12 @@ import keyword
 import re
 from collections.abc import Callable, Iterator
 
+from fuseplan.declarations import SAMPLE_TENSORS, Parameter
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
 from fuseplan.fields import real, refused
 from fuseplan.formula import parse_expression
-from fuseplan.op import SAMPLE_TENSORS, Elementwise, Op, Parameter, operator
+from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
 from fuseplan.syntax import python_expression
 

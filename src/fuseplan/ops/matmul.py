@@ -1,4 +1,4 @@
-"""The matrix product: a convolution without taps, with its weight as matrices are stored."""
+"""Products with a matrix: a convolution without taps, over the last axis."""
 
 from __future__ import annotations
 
@@ -6,10 +6,60 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from fuseplan.declarations import Array, Shape, operand
 from fuseplan.fields import one_of, positive, true_or_false
-from fuseplan.op import Array, Op, Shape, operand, operator
+from fuseplan.op import Op, operator
 from fuseplan.ops.conv import PRECISIONS, check_precision
 from fuseplan.tensor import TensorSpec
+
+
+class Product(Op):
+    """What products with a matrix share: the sum over src's last axis, and an output with `features` there.
+
+    Attributes:
+        transposed: the weight's last axis is the one that is summed over.
+        batched: each element of src's first axis has a weight of its own.
+    """
+
+    kind = "contraction"
+    features: int
+    precision: str
+    transposed: bool
+    batched: bool
+
+    @property
+    def reads(self) -> str:
+        """The last axis."""
+        return "rows"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("features", positive(self.name, "features", self.features))
+        one_of(self.name, "precision", self.precision, PRECISIONS)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The axes of src, the last one of `features` elements.
+
+        Raises:
+            PlanError: the precision is not for src's dtype.
+        """
+        check_precision(self.name, self.precision, src)
+        shape = list(src.shape)
+        shape[src.channel_axis] = self.features
+        return src.with_shape(shape)
+
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
+        """The product in float64."""
+        weight = np.asarray(operands["weight"], np.float64)
+        order = TensorSpec(np.shape(src), "f64", names).canonical_order
+        made = product(np.transpose(src, order), weight if self.transposed else np.swapaxes(weight, -2, -1))
+        return np.transpose(made, np.argsort(order))
 
 
 def _weight(op: Matmul, src: TensorSpec) -> Shape:
@@ -18,19 +68,16 @@ def _weight(op: Matmul, src: TensorSpec) -> Shape:
 
 
 @operator
-class Matmul(Op):
-    """dst[n, f, ..] = sum over c of src[n, c, ..] * weight[c, f]
+class Matmul(Product):
+    """dst[.., f] = sum over c of src[.., c] * weight[c, f]
 
-    src: (n, c, ..), any rank; dst: (n, features, ..). weight: (c, features); `transposed`: (features, c), as
-    torch.nn.Linear stores it; `batched`: one for each image, (n, c, features) or (n, features, c).
+    src: (.., c), any rank; dst: (.., features). weight: (c, features); `transposed`: (features, c);
+    `batched`: one for each element of the first axis, (n, c, features) or (n, features, c). The sum is over
+    the last axis, as in torch.matmul: PyTorch's batch of matrices [B, M, K] is f32[BxMxK].
 
-    The sum is over src's channels, axis 1: rows of a matrix [M, K] are f32[MxK]. A src of three axes or more
-    says its layout: PyTorch's batch of matrices [B, M, K] is f32[BxKxM, nwc], the same bytes in memory, named
-    in the logical order n, c, w. f32[BxKxM, ncw] has the channels outside the places.
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
 
-    kind = "contraction"
     onnx = "MatMul"
     torch = "matmul"
 
@@ -42,34 +89,49 @@ class Matmul(Op):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("features", positive(self.name, "features", self.features))
         true_or_false(self.name, "transposed", self.transposed)
         true_or_false(self.name, "batched", self.batched)
-        one_of(self.name, "precision", self.precision, PRECISIONS)
-
-    def output(self, src: TensorSpec) -> TensorSpec:
-        """n, features, and the spatial axes of src.
-
-        Raises:
-            PlanError: the precision is not for src's dtype.
-        """
-        check_precision(self.name, self.precision, src)
-        return src.with_shape((src.batch, self.features, *src.spatial))
-
-    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
-        """The product in float64."""
-        weight = np.asarray(operands["weight"], np.float64)
-        return product(src, weight if self.transposed else np.swapaxes(weight, -2, -1))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each order of the weight, and each rank, on odd sizes."""
         yield "f32[7x5]", cls(9)
         yield "f32[3x5]", cls(4, transposed=True)
-        yield "f32[2x5x7, nwc]", cls(3, batched=True)
-        yield "f32[3x4x5, ncw]", cls(6, transposed=True, batched=True)
-        yield "f32[2x5x3x7, nhwc]", cls(11)
-        yield "f32[1x3x3x2x5, ncdhw]", cls(2)
+        yield "f32[2x7x5]", cls(3, batched=True)
+        yield "f32[3x5x4, bcs of bsc]", cls(6, transposed=True, batched=True)
+        yield "f32[2x3x7x5]", cls(11)
+        yield "f32[1x3x2x5x3]", cls(2)
+
+
+def _rows_weight(op: Linear, src: TensorSpec) -> Shape:
+    return op.features, src.channels
+
+
+@operator
+class Linear(Product):
+    """dst[.., f] = sum over c of src[.., c] * weight[f, c]
+
+    src: (.., c), any rank; dst: (.., features). weight: (features, c), as torch.nn.Linear stores it; `bias`
+    after it adds that of torch.nn.Linear.
+
+    `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
+    """
+
+    torch = "linear"
+    transposed = True
+    batched = False
+
+    weight = operand(_rows_weight)
+    features: int
+    precision: str = "full"
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, on odd sizes."""
+        yield "f32[7x5]", cls(9)
+        yield "f32[2x7x5]", cls(3)
+        yield "f32[2x3x7x5]", cls(11)
+        yield "f32[1x3x2x5x3]", cls(2)
 
 
 def product(src: Array, weight: Array) -> Array:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.op import Array, Op, broadcast
+from fuseplan.declarations import Array
+from fuseplan.op import Op
 from fuseplan.reduction import Reduction, reduce
 from fuseplan.scalar import NUMPY, Scalar, fold
 from fuseplan.tensor import TensorSpec
@@ -36,6 +37,11 @@ class Normalization(Op):
     """
 
     kind = "normalization"
+
+    @property
+    def reads(self) -> str:
+        """Axis 1."""
+        return "channels"
 
     @property
     @abstractmethod
@@ -66,18 +72,29 @@ class Normalization(Op):
         """The same shape, in src's layout, or in the named one nearest to its strides."""
         return src if src.layout is not None else src.with_shape(src.shape)
 
-    def reference(self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float]) -> Array:
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
         """The formula in float64."""
-        return self.evaluate(src, operands, parameters)[0]
+        return self.evaluate(src, operands, parameters, names=names)[0]
 
     def evaluate(
-        self, src: Array, operands: Mapping[str, Array], parameters: Mapping[str, float], slip: float = 0.0
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        slip: float = 0.0,
+        names: str | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
-        spec = TensorSpec(np.shape(src), "f64")
+        spec = TensorSpec(np.shape(src), "f64", names)
         leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
         leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
-        leaves |= {name: broadcast(value, spec.rank) for name, value in operands.items()}
+        leaves |= self.spread(src, operands, names)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
                 made_of = reduce(each, leaves, spec.shape, reduced_axes(self.per, spec.rank))

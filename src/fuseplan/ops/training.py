@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from fuseplan.declarations import inner, operand, parameter, result
 from fuseplan.derivative import derivative, times
 from fuseplan.errors import PlanError
 from fuseplan.fields import one_of, true_or_false
-from fuseplan.op import Elementwise, Op, inner, operand, operator, parameter, result
+from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES
 from fuseplan.ops.normalization import Keys, Normalization

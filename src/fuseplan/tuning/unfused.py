@@ -9,10 +9,11 @@ from typing import Any
 from fuseplan.build import build
 from fuseplan.errors import BuildError
 from fuseplan.match import unfuse
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
 from fuseplan.runner import runner_of
 from fuseplan.stages import Records, decide
+from fuseplan.step import Step
 from fuseplan.target import Target
 
 

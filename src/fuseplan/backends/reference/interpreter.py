@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, narrow
+from fuseplan.declarations import PER, broadcast
 from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
-from fuseplan.op import broadcast
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
 from fuseplan.ops.normalization import reduced_axes
@@ -63,12 +63,17 @@ class Interpreter:
             return _read(TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides), address)
         dense = _dense(operand.shape)
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
-        return broadcast(packed.astype(np.float64), self.kernel.src.rank)
+        return self._spread(packed.astype(np.float64), operand)
+
+    def _spread(self, values: Array, of: KernelOperand | KernelResult) -> Array:
+        """An array with as many axes as src; a weight as it is."""
+        src = self.kernel.src
+        return values if of.per == "weight" else broadcast(values, src.rank, PER[of.per](src))
 
     def _write(self, result: KernelResult, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
         lying = Buffer(address, result.shape, result.dtype, _dense(result.shape), False, None).numpy()
-        old = {result.key: broadcast(lying, self.kernel.src.rank)} if result.updated else {}
+        old = {result.key: self._spread(lying, result)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)

@@ -10,7 +10,7 @@ from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors, set_precisi
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers
 from fuseplan.ops.conv import Conv
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Product
 from fuseplan.plan import FusionPlan
 
 CONVOLUTION = "conv2d"
@@ -120,11 +120,12 @@ class CublasLt(GpuPeer):
         rows, weight = _as_product(steps[0], held)
         bias = held[steps[1].keys["bias"]]
         call = partial(torch._addmm_activation, bias, rows, weight, use_gelu=steps[2].name == "gelu")
-        spatial = plan.output.spatial
+        output = plan.output
 
         def result() -> Tensor:
             made = call()
-            return made.reshape(plan.output.batch, *spatial, -1).movedim(-1, 1) if spatial else made
+            rows = made.reshape(output.batch, *output.spatial, -1)
+            return rows.movedim(-1, 1) if output.has_channel_names else rows.reshape(output.shape)
 
         return Prepared(call, result)
 
@@ -132,8 +133,8 @@ class CublasLt(GpuPeer):
 def _is_product(layer: Layer) -> bool:
     """Whether it multiplies the rows of one matrix, which lie as they do in memory."""
     op, src = layer.step.op, layer.step.src
-    if isinstance(op, Matmul):
-        return src.rank == 2 and not op.batched
+    if isinstance(op, Product):
+        return src.is_channels_last and not op.batched
     if not isinstance(op, Conv) or not src.is_channels_last or op.groups > 1:
         return False
     window = op.window(src)
@@ -143,6 +144,6 @@ def _is_product(layer: Layer) -> bool:
 def _as_product(layer: Layer, held: Tensors) -> tuple[Tensor, Tensor]:
     """Rows of src, and the matrix they are multiplied with."""
     src, weight = held["src"], held[layer.keys["weight"]]
-    if isinstance(layer.step.op, Matmul):
-        return src, weight.t() if layer.step.op.transposed else weight
+    if isinstance(layer.step.op, Product):
+        return src.reshape(-1, src.shape[-1]), weight.t() if layer.step.op.transposed else weight
     return src.movedim(1, -1).reshape(-1, src.shape[1]), weight.reshape(weight.shape[0], -1).t()

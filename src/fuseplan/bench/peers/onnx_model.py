@@ -10,7 +10,7 @@ import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, running
-from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.matmul import Product
 from fuseplan.plan import FusionPlan
 
 OPSET = 20
@@ -63,6 +63,7 @@ class _Writer:
             "silu": self._silu,
             "gelu": self._gelu,
             "matmul": self._product,
+            "linear": self._product,
         }
 
     def add(self, layer: Layer) -> None:
@@ -115,20 +116,21 @@ class _Writer:
         )
 
     def _product(self, layer: Layer) -> None:
-        """Gemm of a matrix; else weight times src, its positions in one axis."""
+        """Gemm of a matrix, else MatMul; with a weight for each image, its rows are one axis."""
         op, src, dst = layer.step.op, layer.step.src, layer.step.dst
-        assert isinstance(op, Matmul)  # by its name
+        assert isinstance(op, Product)  # by its name
         weight, bias = layer.keys["weight"], layer.keys.get("bias")
         if src.rank == 2 and not op.batched:
             stored = [self._store(key, self._arrays[key]) for key in layer.keys.values()]
             self._node("Gemm", [self._last, *stored], transB=int(op.transposed))
             return
         matrix = self._arrays[weight]
-        rows = matrix if op.transposed else matrix.swapaxes(-2, -1)
-        if src.rank != 3:
-            self._reshape(f"{weight}_src", (src.batch, src.channels, prod(src.spatial)))
-        self._node("MatMul", [self._store(weight, rows), self._last])
-        if src.rank != 3:
+        columns = matrix.swapaxes(-2, -1) if op.transposed else matrix
+        is_folded = op.batched and src.rank != 3
+        if is_folded:
+            self._reshape(f"{weight}_src", (src.batch, prod(src.spatial), src.channels))
+        self._node("MatMul", [self._last, self._store(weight, columns)])
+        if is_folded:
             self._reshape(f"{weight}_dst", dst.shape)
         if bias is not None:
             self._channels("Add", layer, "bias")
@@ -139,7 +141,10 @@ class _Writer:
 
     def _channels(self, kind: str, layer: Layer, name: str) -> None:
         key = layer.keys[name]
-        spread = self._arrays[key].reshape(1, -1, *[1] * len(self._plan.output.spatial))
+        dst = layer.step.dst
+        spread = self._arrays[key].reshape(
+            [-1 if axis == dst.channel_axis else 1 for axis in range(dst.rank)]
+        )
         self._node(kind, [self._last, self._store(key, spread)])
 
     def _add(self, layer: Layer) -> None:

@@ -12,8 +12,8 @@ from fuseplan.arrays import empty
 from fuseplan.bench.peers.peer import Array, Arrays, Prepared
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.declarations import Result
 from fuseplan.measure.clock import rotating
-from fuseplan.op import Result
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
 from fuseplan.tensor import Dense

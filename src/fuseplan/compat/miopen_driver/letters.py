@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError, did_you_mean
+from fuseplan.layouts import LAYOUTS
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import (
     Abs,
@@ -24,7 +25,6 @@ from fuseplan.ops.activation import (
     Tanh,
 )
 from fuseplan.scalar import number
-from fuseplan.tensor import LAYOUTS
 
 Value = int | float | str
 

@@ -24,8 +24,9 @@ from fuseplan.extend import register_operator, register_template
 from fuseplan.loaded import LoadedPlan, load
 from fuseplan.locks import cached_property
 from fuseplan.match import unfuse
-from fuseplan.plan import FusionPlan, Step
+from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
+from fuseplan.step import Step
 from fuseplan.target import Target, parse_target
 from fuseplan.tensor import TensorSpec
 from fuseplan.tools.report.docstrings import markdown, parse, prose

@@ -18,12 +18,14 @@ from typing import Any, cast
 
 from fuseplan.backends import BACKENDS
 from fuseplan.bench.markdown import table
+from fuseplan.declarations import Operand, Result
 from fuseplan.errors import PlanError
 from fuseplan.kernel import Kernel
+from fuseplan.layouts import LAYOUTS, ROWS
 from fuseplan.limits import limits
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.op import Elementwise, Op, Operand, Result
+from fuseplan.op import Elementwise, Op
 from fuseplan.ops import OPERATORS
 from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.plan import FusionPlan
@@ -34,7 +36,7 @@ from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
 from fuseplan.settings import VARIABLES
 from fuseplan.target import parse_target
 from fuseplan.template import Template
-from fuseplan.tensor import LAYOUTS, Dense, TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.text import operator_text, value_text
 from fuseplan.tools.report.docstrings import between, markdown, parse, prose
 from fuseplan.tools.report.manual import command_line, public_names
@@ -73,7 +75,7 @@ def operators() -> Lines:
 
 def _operator(kind: type[Op]) -> Lines:
     told = parse(kind.__doc__)
-    samples = [(TensorSpec.parse(src), op) for src, op in kind.samples()]
+    samples = [(FusionPlan(src, op).src, op) for src, op in kind.samples()]
     yield from ("", f"## {kind.name}", "", "```text", told.summary, "```")
     yield from markdown(told)
     names = [f"Class `{kind.__name__}`, {kind.kind}"]
@@ -121,7 +123,8 @@ def _value(value: object) -> str:
 
 
 def _sample(src: TensorSpec, op: Op) -> list[str]:
-    cells = [f"`{FusionPlan(src, op)}`", _tensors(op.operands(src)), f"`{op.output(src)}`"]
+    output = op.output(src).text(names_layout=src.has_channel_names)
+    cells = [f"`{FusionPlan(src, op)}`", _tensors(op.operands(src)), f"`{output}`"]
     return [*cells, _tensors(op.results(src))] if type(op).result_fields else cells
 
 
@@ -214,7 +217,8 @@ def _sample_plans() -> Iterator[FusionPlan]:
     """Each operator's samples as plans, in each layout and in f16; and one that passes every limit."""
     for src, op in (sample for kind in OPERATORS for sample in kind.samples()):
         spec = TensorSpec.parse(src)
-        for layout, dtype in product(LAYOUTS[spec.rank], dict.fromkeys((spec.dtype, "f16"))):
+        layouts = (ROWS[spec.rank],) if op.reads == "rows" else LAYOUTS[spec.rank]
+        for layout, dtype in product(layouts, dict.fromkeys((spec.dtype, "f16"))):
             with contextlib.suppress(PlanError):  # what is for f32 alone
                 yield FusionPlan(TensorSpec(spec.shape, dtype, layout), op)
     yield FusionPlan.parse("f16[1x16x8x8, nhwc] -> conv2d(16, kernel=3)")

@@ -13,6 +13,7 @@ from fuseplan.backends.cpu.templates import planes_writer
 from fuseplan.backends.cpu.templates.planes_writer import PlanesKnobs
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.layouts import LAYOUTS
 from fuseplan.packing import Packing, Reshape, Tiles, Transpose
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
@@ -22,7 +23,7 @@ from fuseplan.template import (
     Traffic,
     lanes,
 )
-from fuseplan.tensor import LAYOUTS, TensorSpec
+from fuseplan.tensor import TensorSpec
 
 _ROWS = 16  # most features in a tile: larger ones leave more of the last tile unused
 

@@ -1,0 +1,144 @@
+"""What the class of an operator declares: operands, results, parameters, and activations inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.tensor import TensorSpec
+
+Array = NDArray[np.float64]
+Shape = tuple[int, ...]
+Per = str | Callable[[Any, TensorSpec], str | Shape]  # a word of PER, or a function of (op, src)
+
+# The axes that an operand has, of those of src.
+PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
+    "channel": lambda src: (src.channel_axis,),
+    "activation": lambda src: tuple(sorted(src.canonical_order[1:])),
+    "element": lambda src: tuple(range(src.rank)),
+    "shared": lambda src: (),
+}
+SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
+IN_SRC_DTYPE = ("weight", "element")  # the other operands are few, and kept in the compute dtype
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operator is given at run time, for a known src.
+
+    Attributes:
+        name: its key among an operator's arguments.
+        shape: logical extents.
+        dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
+            too, and widened.
+        per: `channel`, `activation`, `element`, `shared`, or `weight` for any other shape.
+        axes: the axes of src that it has, in its own order; none of a weight.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    per: str
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that an operator gives besides its output, for a known src, in the compute dtype.
+
+    Attributes:
+        name: its key among arguments and among the results of a call.
+        shape: logical extents.
+        dtype: the compute dtype.
+        per: `channel` or `activation`.
+        updated: the caller gives the tensor, and its new value depends on the old one.
+        axes: the axes of src that it has.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    per: str
+    updated: bool
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that an operator is given at run time, and the value the plan has for it."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class OperandField:
+    """The declaration of an operand: its extents, and the condition for an operator to have it."""
+
+    per: Per
+    when: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class ResultField:
+    """The declaration of a result: its extents, the condition for having it, and if it is updated."""
+
+    per: Per
+    when: Callable[[Any], bool]
+    updated: bool
+
+
+def _always(_: object) -> bool:
+    return True
+
+
+def operand(per: Per, *, when: Callable[[Any], bool] = _always) -> Any:
+    """Declares a tensor given at run time.
+
+    Args:
+        per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
+            `shared` (one element), or a function of (op, src) that gives one of these words or a shape.
+        when: whether the operator has it.
+    """
+    return OperandField(per, when)
+
+
+def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = False) -> Any:
+    """Declares a tensor that the operator gives besides its output.
+
+    Args:
+        per: `channel`, `activation`, or a function of (op, src) that gives one of these words.
+        when: whether the operator has it.
+        updated: the caller gives the tensor; its old value is a leaf of that name.
+    """
+    return ResultField(per, when, updated)
+
+
+def inner(*, default: object = None) -> Any:
+    """Declares an attribute that must be an activation: an elementwise operator without operands."""
+    marks = {"inner": True}
+    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+
+
+def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _always) -> Any:
+    """Declares a number given at run time; without a default, the plan has to say it."""
+    marks = {"parameter": when}
+    return field(metadata=marks) if default is None else field(default=default, metadata=marks)
+
+
+def extents(src: TensorSpec, axes: tuple[int, ...]) -> Shape:
+    """The shape of an operand with some of src's axes; of one element where it has none."""
+    return tuple(src.shape[axis] for axis in axes) or (1,)
+
+
+def broadcast(value: Array, rank: int, axes: tuple[int, ...]) -> Array:
+    """An array with some of the axes, in float64; its extent is 1 along the others: (c,) as (1, c, 1, 1)."""
+    wide = np.asarray(value, np.float64)
+    shape = [1] * rank
+    for axis, extent in zip(axes, wide.shape, strict=False):
+        shape[axis] = extent
+    return wide.reshape(shape)
