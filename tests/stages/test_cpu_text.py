@@ -8,8 +8,9 @@ from importlib.resources import files
 
 import pytest
 
-from fuseplan.backends.cpu.ir import Builder, Value
+from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
+from fuseplan.backends.cpu.loops import batches, pieces, places
 from fuseplan.backends.cpu.templates import TEMPLATES
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -189,3 +190,56 @@ def test_what_is_known_to_hold_needs_no_branch() -> None:
     b.finish()
     assert "not kept" not in b.module.text()
     assert "br i1" not in b.module.text()
+
+
+def written(b: Builder) -> str:
+    b.finish()
+    return b.module.text()
+
+
+def test_pieces_are_whole_ones_in_a_loop_and_one_that_is_left() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def note(first: Index, count: int) -> None:
+        seen.append((first.name if isinstance(first, Value) else str(first), count))
+
+    b = builder()
+    pieces(b, 19, 8, note, name="i")
+    pieces(b, 16, 8, note, name="i")
+    pieces(b, 5, 8, note, name="i")
+    pieces(b, 8, 8, note, name="i")
+    pieces(b, 19, 8, note, name="i", within=(b.parameters[1], b.parameters[1] + 1), numbered=True)
+    assert seen == [("%i.0", 8), ("16", 3), ("%i.1", 8), ("0", 5), ("0", 8), ("%i.2", 8), ("2", 3)]
+    assert written(b).count("br i1") == 4  # three loops, and whether the last piece belongs to the range
+
+
+def test_batches_are_several_rows_and_then_single_ones() -> None:
+    counts: list[int] = []
+    b = builder()
+    batches(b, 0, 11, 4, lambda _, count: counts.append(count))
+    assert counts == [4, 1]
+    assert re.findall(r"\.more = icmp slt i64 \S+ (\d+)", written(b)) == ["8", "11"]
+
+
+def test_places_count_the_last_axis_fastest() -> None:
+    b = builder()
+    assert places(b.parameters[1], []) == []
+    assert places(b.const(23, I64), [9, 3, 4]) == [b.const(1, I64), b.const(2, I64), b.const(3, I64)]
+    image, position = places(b.parameters[1], [2, 1])
+    assert image == b.parameters[1]
+    assert position == b.const(0, I64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "src"),
+    [
+        ("f32[128x256] -> matmul(512) -> bias", "f32[128x256]"),
+        ("f32[2x8x9x7, nhwc] -> relu", "f32[2x8x9x7, nhwc]"),
+    ],
+)
+def test_a_text_begins_with_its_choice_what_that_does_and_the_plans_kernel(plan: str, src: str) -> None:
+    for _, choice, text in texts("cpu:avx2", [plan]):
+        head = [line[2:] for line in text.splitlines() if line.startswith("; ")]
+        assert head[0] == choice.text
+        assert head[1] == (type(choice).__doc__ or "").partition("\n")[0]
+        assert head[2] == f"src: {src}"

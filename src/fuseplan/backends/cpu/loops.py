@@ -45,6 +45,14 @@ def pieces(
             part(whole, rest)
 
 
+def batches(b: Builder, start: Index, stop: Index, size: int, part: Callable[[Index, int], None]) -> None:
+    """part(first, count) for the rows start..stop-1: `size` at a time, then one at a time."""
+    whole = start + (stop - start) // size * size
+    for low, high, step in ((start, whole, size), (whole, stop, 1)):
+        with b.loop(low, high, step, name="row") as row:
+            part(row, step)
+
+
 def places(index: Index, extents: Sequence[int]) -> list[Index]:
     """The position along each axis of a number that counts all of them, the last axis fastest."""
     found: list[Index] = []

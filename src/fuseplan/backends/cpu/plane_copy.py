@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from math import prod
 
 from fuseplan.backends.cpu import model, storage
@@ -10,7 +9,8 @@ from fuseplan.backends.cpu.depthwise_plan import PlanePlan
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.loops import nested, pieces
 
 
 class PlaneCopy:
@@ -51,23 +51,27 @@ class PlaneCopy:
         own = b.at(
             self.frame.pointer("workspace"), self.frame.thread * (self.nbytes // model.itemsize(self.kernel))
         )
-        begin = self._clamped(b.const(first * row.stride - row.low, "i64"))
+        begin = self._clamped(b.const(first * row.stride - row.low, I64))
         far, pitch = self.plan.strides
-        with ExitStack() as nest:
-            offset, to = source + begin * pitch, b.const(0, "i64")
-            for axis, stride, step in zip(self.plan.volume, far, self.far_strides[: len(far)], strict=True):
-                index = nest.enter_context(b.loop(0, axis.size, name="far"))
+        sizes = (*(axis.size for axis in self.plan.volume), self.rows)
+        with nested(b, sizes, "line") as at:
+            if self.plan.conv.channels_per_group > 1:
+                channel = channel + at[0]
+            offset, to = source + begin * pitch, b.const(0, I64)
+            for index, stride, step in zip(at, (*far, pitch), self._steps, strict=True):
                 offset, to = offset + index * stride, to + index * step
-                if axis is self.plan.volume[0] and self.plan.conv.channels_per_group > 1:
-                    channel = channel + index
-            line = nest.enter_context(b.loop(0, self.rows, name="line"))
-            self._line(offset + line * pitch, channel, b.at(own, to + line * self.pitch))
-        return b.at(own, (b.const(0, "i64") - begin) * self.pitch)
+            self._line(offset, channel, b.at(own, to))
+        return b.at(own, (b.const(0, I64) - begin) * self.pitch)
+
+    @property
+    def _steps(self) -> tuple[int, ...]:
+        """Elements of the copy from one position of each axis to the next, rows last."""
+        return (*self.far_strides[: len(self.plan.volume)], self.pitch)
 
     def _clamped(self, begin: Value) -> Value:
         """The first row copied: all rows of the copy exist."""
         low = self.b.select(self.b.compare("sgt", begin, 0), begin, 0)
-        return self.b.const(self.b.smaller(low, self.plan.row.size - self.rows), "i64")
+        return self.b.const(self.b.smaller(low, self.plan.row.size - self.rows), I64)
 
     def _line(self, source: Value, channel: Index, to: Value) -> None:
         lanes, size = self.frame.lanes, self.plan.conv.src_spatial[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -13,6 +14,7 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
 from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
 from fuseplan.emit import Source
@@ -137,14 +139,9 @@ class Writer:
 
     def _channels(self, spot: _Spot, begin: Index, end: Index) -> None:
         """One tile, over some blocks of channels."""
-        b, each = self.b, self.grouping.channels
-        whole = self.conv.channels // each
-        if whole:
-            with b.loop(begin, b.smaller(end, whole), name="block") as block:
-                self._parts(spot, block, each)
-        if whole < self.grouping.blocks:
-            with b.when(b.compare("sgt", b.const(end, "i64"), whole)):
-                self._parts(spot, whole, self.conv.channels - whole * each)
+        channels, each, task = self.conv.channels, self.grouping.channels, (begin, end)
+        part = partial(self._parts, spot)
+        pieces(self.b, channels, each, part, name="block", within=task, numbered=True)
 
     def _parts(self, spot: _Spot, block: Index, count: int) -> None:
         for part in range(self.grouping.parts):
@@ -181,7 +178,7 @@ class Writer:
         def uses(rows: Pairs, some: Sequence[int], elements: list[Pieces]) -> Iterator[_Use]:
             """Each product of some columns of a line: its number in the group, its row, its element."""
             for number, positions in enumerate(sources):
-                xs = [combined(b, pieces, positions) for pieces in elements]
+                xs = [combined(b, vectors, positions) for vectors in elements]
                 users = [(x, c, tap) for at, x in zip(some, xs, strict=True) for c, tap in columns[at]]
                 yield from ((number, of_row, user) for of_row, user in product(rows, users))
 
@@ -220,8 +217,8 @@ class _Reader:
         wanted = list(product(columns, starts))
         elements = (self._element(line, *each) for each in wanted)
         found = guarded(b, [*self.inside, self.spot.lines[line]], len(wanted), elements)
-        pieces = zip((start for _, start in wanted), found, strict=True)
-        return [[next(pieces) for _ in starts] for _ in columns]
+        begun = zip((start for _, start in wanted), found, strict=True)
+        return [[next(begun) for _ in starts] for _ in columns]
 
     def _element(self, line: int, column: int, start: int) -> Value:
         """The vector of channels that begins `start` channels into the block."""

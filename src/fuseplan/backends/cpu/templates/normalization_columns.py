@@ -12,7 +12,7 @@ from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lanes import widened
-from fuseplan.backends.cpu.loops import by_length, streamed, unaligned
+from fuseplan.backends.cpu.loops import batches, by_length, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
@@ -165,16 +165,13 @@ class ColumnWriter(Writer):
             for quantity in range(len(reduction.names)):
                 b.store_first(b.const(0.0, self.wide), self.partial(unit, part, quantity, at), count)
 
-        def tiles(start: Index, stop: Index, rows: int) -> None:
-            with b.loop(start, stop, rows, name="row") as row:
-                begins = [offsets(self.shape.rows, row + i) for i in range(rows)]
-                add = self._adding(number, unit, part, (row - low, rows))
-                self.each_vector(0, width, extent, lambda at, count: add(at, count, begins, uniform))
+        def tile(row: Index, rows: int) -> None:
+            begins = [offsets(self.shape.rows, row + i) for i in range(rows)]
+            add = self._adding(number, unit, part, (row - low, rows))
+            self.each_vector(0, width, extent, lambda at, count: add(at, count, begins, uniform))
 
         self.each_vector(0, width, extent, clear)
-        whole = low + (high - low) // TILE * TILE
-        tiles(low, whole, TILE)
-        tiles(whole, high, 1)
+        batches(b, low, high, TILE, tile)
 
     def _adding(
         self, number: int, unit: Unit, part: Index, counts: tuple[Index, int]
@@ -244,16 +241,17 @@ class ColumnWriter(Writer):
 
     def _lines(self, unit: Unit, rows: tuple[Index, Index], uniform: Known, lead: Value | None) -> None:
         """A unit's columns of all rows of a part; a few rows at a time share what columns have."""
-        low, high = rows
-        whole = low + (high - low) // _UNROLL * _UNROLL
-        for start, stop, step in ((low, whole, _UNROLL), (whole, high, 1)):
-            with self.b.loop(start, stop, step, name="row") as row:
-                begins = [offsets(self.shape.rows, row + i) for i in range(step)]
-                write = partial(self._write, unit, begins, uniform)
-                if lead is None:
-                    self.each_vector(0, unit.high - unit.low, self.shape.run.extent, write)
-                else:
-                    streamed(self.b, lead, 0, unit.high - unit.low, 1, write)
+        width = unit.high - unit.low
+
+        def few(row: Index, count: int) -> None:
+            begins = [offsets(self.shape.rows, row + i) for i in range(count)]
+            write = partial(self._write, unit, begins, uniform)
+            if lead is None:
+                self.each_vector(0, width, self.shape.run.extent, write)
+            else:
+                streamed(self.b, lead, 0, width, 1, write)
+
+        batches(self.b, *rows, _UNROLL, few)
 
     def _write(
         self, unit: Unit, rows: list[Row], uniform: Known, at: Index, count: int, *, stream: bool = False
