@@ -49,7 +49,7 @@ ODD = (
     "f32[1x12x4x5x21, ndhwc] -> batch_norm -> prelu -> conv3d(6, kernel=3, groups=3) -> bias",
     "bf16[2x18x13x17, nhwc] -> add -> conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu",
     "f32[2x36x13x17] -> conv2d(36, kernel=3, padding=1, groups=9) -> bias",
-    "f32[6x20x33, nwc] -> matmul(35, batched=True) -> bias -> add -> relu",
+    "f32[6x33x20, bsc] -> matmul(35, batched=True) -> bias -> add -> relu",
     "f32[1x1x8x8] -> conv2d(1, kernel=3, padding=1)",
     "f16[3x7x8x9, strides=1000:100:12:1] -> batch_norm(per_activation) -> bias",
     "f32[64x512x56x56, nhwc] -> batch_norm -> relu",
