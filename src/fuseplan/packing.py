@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,62 +18,57 @@ from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
-T = TypeVar("T")
 HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
 
 
-class Step(Protocol):
+class Step:
     """One step of a packing; its fields are numbers, or tuples of them."""
 
     def after(self, shape: Shape) -> Shape:
         """The shape that an array of `shape` has after the step."""
+        raise NotImplementedError
 
     def of(self, array: Array) -> Array:
-        """The array after the step; a view where no element moves."""
+        """The array after the step, in the same dtype; a view where no element moves."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Reshape:
+class Reshape(Step):
     """The same elements in row-major order, with another shape."""
 
     shape: Shape
 
     def after(self, shape: Shape) -> Shape:
-        """The shape."""
         return self.shape
 
     def of(self, array: Array) -> Array:
-        """A view where strides have it, else a copy."""
         return array.reshape(self.shape)
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(Step):
     """`axes` names the axis that stands at each place, outermost first."""
 
     axes: tuple[int, ...]
 
     def after(self, shape: Shape) -> Shape:
-        """The extents in the order of `axes`."""
         return tuple(shape[axis] for axis in self.axes)
 
     def of(self, array: Array) -> Array:
-        """A view."""
         return array.transpose(self.axes)
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(Step):
     """Zeros follow the last element of each axis, up to the extents of `shape`."""
 
     shape: Shape
 
     def after(self, shape: Shape) -> Shape:
-        """The shape."""
         return self.shape
 
     def of(self, array: Array) -> Array:
-        """A copy, unless nothing is added."""
         if array.shape == self.shape:
             return array
         padded = np.zeros(self.shape, array.dtype)
@@ -82,19 +77,17 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Splits an axis into tiles of `extent`; the last tile begins early where it would be short."""
+class Tiles(Step):
+    """Splits an axis into tiles of `extent`, two axes; the last tile begins early where it would be short."""
 
     axis: int
     extent: int
 
     def after(self, shape: Shape) -> Shape:
-        """The axis becomes two: tiles, and places of a tile."""
         tiles = -(-shape[self.axis] // self.extent)
         return (*shape[: self.axis], tiles, self.extent, *shape[self.axis + 1 :])
 
     def of(self, array: Array) -> Array:
-        """A copy."""
         size = array.shape[self.axis]
         begins = [min(begin, size - self.extent) for begin in range(0, size, self.extent)]
         ahead = (slice(None),) * self.axis
@@ -102,7 +95,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Step):
     """A matrix times the outermost axis, summed in float64 and rounded once.
 
     A sum that exceeds the array's dtype becomes infinite, and so makes itself known in the results.
@@ -111,11 +104,9 @@ class Product:
     matrix: tuple[tuple[float, ...], ...]
 
     def after(self, shape: Shape) -> Shape:
-        """The outermost axis has the matrix's rows."""
         return (len(self.matrix), *shape[1:])
 
     def of(self, array: Array) -> Array:
-        """A new array of the same dtype."""
         columns = array.astype(np.float64).reshape(array.shape[0], -1)
         with np.errstate(over="ignore", invalid="ignore"):
             made: Array = (np.array(self.matrix) @ columns).astype(array.dtype)
@@ -123,7 +114,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Step):
     """Of f32: elements rounded to the 11 bits that a tensor core multiplies, and behind them the remainders.
 
     A half is rounded up. An infinity is all in the remainder: the other factor's whole stands against it,
@@ -131,11 +122,9 @@ class Halves:
     """
 
     def after(self, shape: Shape) -> Shape:
-        """Two of the shape."""
         return (2, *shape)
 
     def of(self, array: Array) -> Array:
-        """A new array."""
         whole = array.astype(np.float32)
         bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
         rounded = np.where(
@@ -146,17 +135,15 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(Step):
     """Several chains of the same array, their results flat, one after another."""
 
     chains: tuple[tuple[Step, ...], ...]
 
     def after(self, shape: Shape) -> Shape:
-        """All their elements."""
         return (sum(prod(shape_after(chain, shape)) for chain in self.chains),)
 
     def of(self, array: Array) -> Array:
-        """A copy."""
         return np.concatenate([_applied(chain, array).reshape(-1) for chain in self.chains])
 
 
