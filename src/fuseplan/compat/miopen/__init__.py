@@ -1,1 +1,1 @@
-"""MIOpen's Fusion API: declarations of its functions, its objects, and what each function does with them."""
+"""MIOpen's Fusion API: declarations of its functions, its objects, and the work of each function."""

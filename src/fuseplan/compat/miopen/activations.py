@@ -1,4 +1,4 @@
-"""Activations: which operator each mode is, and what activAlpha, activBeta and activGamma are of it."""
+"""Activations: the operator of each mode, and its parameters for activAlpha, activBeta and activGamma."""
 
 from __future__ import annotations
 

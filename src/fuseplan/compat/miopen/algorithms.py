@@ -1,4 +1,4 @@
-"""What MIOpen's words for algorithms are here: the templates of each, asked for and bound."""
+"""MIOpen's algorithms as templates: which templates each stands for, and a plan compiled by one of them."""
 
 from __future__ import annotations
 

@@ -15,26 +15,26 @@ from fuseplan.ops.training import BatchNormTraining
 
 @dataclass(frozen=True)
 class Given:
-    """What one operator is given: by the names of its operands, results and parameters."""
+    """The values for one operator, by the names of its operands, results and parameters."""
 
     operator: Operator
     values: Mapping[str, Any]
 
 
 class miopenOperatorArgs_t(Object):
-    """Arguments of operators; what is set again is overwritten, and any number of executions may use them."""
+    """Arguments of operators; a second set call overwrites, and any number of executions may use them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._given: dict[int, Given] = {}
 
     def set(self, kind: Kind, descriptor: miopenFusionOpDescriptor_t, arguments: Mapping[str, Any]) -> None:
-        """Sets what the arguments of a call give an operator.
+        """Sets an operator's values from the arguments of a call.
 
         Raises:
             StatusError: the operator is of another kind; an argument is null or given where it must not be;
                 alpha or beta is not honoured.
-            ArgumentError: a tensor or a number is not what the operator takes.
+            ArgumentError: the operator does not take a tensor or a number.
         """
         descriptor.check(kind)
         if kind is TRAINING:
@@ -47,10 +47,10 @@ class miopenOperatorArgs_t(Object):
         self._given[descriptor.index] = Given(descriptor.operator, {**values, **factor})
 
     def of(self, descriptor: miopenFusionOpDescriptor_t) -> Mapping[str, Any]:
-        """What was set for an operator of a plan, or for its equal at the same place of another.
+        """The values for an operator of a plan, or for its equal at the same place of another plan.
 
         Raises:
-            StatusError: nothing was, or it was set for another operator.
+            StatusError: nothing was set, or it was set for another operator.
         """
         given, operator = self._given.get(descriptor.index), descriptor.operator
         if given is None:

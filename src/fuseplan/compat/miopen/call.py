@@ -17,7 +17,7 @@ from fuseplan.compat.miopen.enums import miopenStatus_t
 from fuseplan.compat.miopen.kinds import spelled
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, counted
 
-Check = Callable[[str, Any], Any]  # (name, value, of which a Ref is opened) -> what the function is given
+Check = Callable[[str, Any], Any]  # (name, value, not a Ref) -> the value for the function
 
 
 class StatusError(FuseplanError):
@@ -44,7 +44,7 @@ def invalid_value(what: str) -> StatusError:
 
 
 def not_implemented(what: str) -> StatusError:
-    """The error of what MIOpen's API can say and nothing computes."""
+    """The error of a call of MIOpen's API that nothing computes."""
     return StatusError(miopenStatus_t.miopenStatusNotImplemented, what)
 
 
@@ -59,9 +59,9 @@ _ERRORS: tuple[type[Exception], ...] = (StatusError, *(kind for kind, _ in STATU
 
 
 class Ref:
-    """A variable of C: what its address is passed for is written into `value`.
+    """A variable of C: a function writes its result into `value`.
 
-    It is passed as it is wherever C passes the variable's address or the variable itself.
+    The same `Ref` is passed wherever C passes the variable or its address.
     """
 
     __slots__ = ("value",)
@@ -188,7 +188,7 @@ def checked(name: str, value: Any, check: Check, *, is_nullable: bool = False) -
 
 
 def held(value: Any) -> Any:
-    """What a `Ref` holds; any other value is itself."""
+    """The value of a `Ref`; any other value is itself."""
     return value.value if isinstance(value, Ref) else value
 
 

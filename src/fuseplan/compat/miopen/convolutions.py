@@ -11,7 +11,7 @@ from fuseplan.tensor import TensorSpec
 
 Attribute = miopenConvolutionAttrib_t
 PRECISION = {miopenMathType_t.miopenMathDefault: "tf32", miopenMathType_t.miopenMathPedantic: "full"}
-# Each attribute with its value at first, and those that mean something here.
+# Each attribute with its first value, the values with a meaning here, and the meaning.
 ATTRIBUTES: dict[Attribute, tuple[int, tuple[int, ...], str]] = {
     Attribute.MIOPEN_CONVOLUTION_ATTRIB_FP16_ALT_IMPL: (
         *(-1, (-1, 0, 1)),
@@ -45,7 +45,7 @@ class miopenConvolutionDescriptor_t(Object):
     def set(
         self, mode: Mode, padding: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
     ) -> None:
-        """Sets what the Init calls say.
+        """Sets mode, padding, stride and dilation.
 
         Raises:
             StatusError: a number is out of its range.

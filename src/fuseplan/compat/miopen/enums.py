@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class miopenStatus_t(IntEnum):
-    """What a call returns; `miopenGetLastErrorMessage` says why it is not Success."""
+    """The result of a call; `miopenGetLastErrorMessage` explains every result but Success."""
 
     miopenStatusSuccess = 0
     miopenStatusNotInitialized = 1
@@ -45,7 +45,7 @@ class miopenDataType_t(IntEnum):
 
 
 class miopenTensorLayout_t(IntEnum):
-    """Orders of the axes in memory, outermost first; those with c4 and c8 hold vectors of channels."""
+    """Orders of the axes in memory, outermost first; the layouts with c4 and c8 hold vectors of channels."""
 
     miopenTensorNCHW = 0
     miopenTensorNHWC = 1
@@ -94,7 +94,7 @@ class miopenConvFwdAlgorithm_t(IntEnum):
 
 
 class miopenBatchNormMode_t(IntEnum):
-    """What the statistics of batch normalization are per: an element of one image, or a channel."""
+    """The extent of a statistic of batch normalization: one element of an image, or one channel."""
 
     miopenBNPerActivation = 0
     miopenBNSpatial = 1
@@ -117,7 +117,7 @@ class miopenActivationMode_t(IntEnum):
 
 
 class miopenProblemDirection_t(IntEnum):
-    """Which pass a problem of Find 2.0 is about."""
+    """The pass that a problem of Find 2.0 describes."""
 
     miopenProblemDirectionForward = 0
     miopenProblemDirectionBackward = 1
@@ -126,7 +126,7 @@ class miopenProblemDirection_t(IntEnum):
 
 
 class miopenFindResultsOrder_t(IntEnum):
-    """How the solutions of Find 2.0 are sorted, least first."""
+    """The order of the solutions of Find 2.0, least first."""
 
     miopenFindResultsOrderByTime = 0
     miopenFindResultsOrderByWorkspaceSize = 1
@@ -136,7 +136,7 @@ SCALAR = 1 << 31
 
 
 class miopenTensorArgumentId_t(IntEnum):
-    """Which argument of a problem a tensor is; those of problems that can be fused."""
+    """Tensors and numbers of a problem, for the problems that can be fused."""
 
     miopenTensorArgumentIdInvalid = 0
     miopenTensorConvolutionX = 1

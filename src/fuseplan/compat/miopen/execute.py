@@ -18,7 +18,7 @@ Arguments = Mapping[str, Any]  # of a call, by their names
 
 @dataclass(frozen=True)
 class Call:
-    """Where and on what something runs.
+    """The handle and the two ends of a run.
 
     Attributes:
         handle: whose target, stream and kernels.
@@ -35,7 +35,7 @@ class Call:
     workspace: int | None = None
 
     def launch(self, made: Lowered, given: Sequence[Mapping[str, Any]]) -> None:
-        """Runs operators on what each is given.
+        """Runs operators on their values.
 
         Raises:
             StatusError: a descriptor is not the plan's, or the workspace is too small.
@@ -53,7 +53,7 @@ class Call:
 
 
 def scaled(given: Sequence[Mapping[str, Any]]) -> frozenset[int]:
-    """Which operators, by index, are given a factor."""
+    """The operators with a factor, by index."""
     return frozenset(index for index, values in enumerate(given) if ALPHA in values)
 
 
@@ -81,7 +81,7 @@ def check_workspace(size: int | None, needed: int) -> None:
 
 
 def call_of(arguments: Arguments, src: str, dst: str) -> Call:
-    """Where and on what a call runs: its arguments of these names, each tensor's with its descriptor."""
+    """The handle and the two ends of a call: its arguments of these names, with their descriptors."""
     ends = [(arguments[f"{name}Desc"].spec, arguments[name]) for name in (src, dst)]
     sizes = [value for name, value in arguments.items() if name.startswith("workspaceSize")]
     size = workspace_size(arguments["workspace"], *sizes) if sizes else None

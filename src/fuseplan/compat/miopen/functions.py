@@ -1,4 +1,4 @@
-"""What each declared function does with its arguments; `header.py` says what they are."""
+"""The work of each declared function; `header.py` declares the arguments."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ CALLS_BY_NAME: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def _run(name: str) -> Callable[[dict[str, Any]], Any]:
-    """What a function does with its arguments, by their names."""
+    """The work of a function on its arguments by name."""
     if name in CALLS_BY_NAME:
         return CALLS_BY_NAME[name]
     run = Object.destroy if name.startswith("miopenDestroy") else CALLS[name]

@@ -71,27 +71,27 @@ GRADIENTS = "resultBnScaleDiff, resultBnBiasDiff, epsilon, savedMean?, savedInvV
 FUNCTIONS = f"""\
 # Handles
 miopenCreate(*handle, target='cpu')
-    Makes a handle. `target`, which MIOpen has not, is as for `fuseplan.compile`: `cpu`, `cuda`, ...
+    Makes a handle. MIOpen has no `target`: it is a target of `fuseplan.compile`, such as `cpu` or `cuda`.
 miopenCreateWithStream(*handle, stream?, target='cuda')
-    Makes a handle that launches on a stream, torch's or its address; null is torch's current one.
+    Makes a handle that launches on a torch stream, or the stream at an address; null is torch's current one.
 miopenSetStream(handle, streamID?)
     Sets the stream of later launches.
 miopenGetStream(handle, *streamID)
-    Reads the stream; None is torch's current one, and a CPU's.
+    Reads the stream; None is torch's current stream, and the stream of a CPU.
 miopenSetAllocator(handle, allocator?, deallocator?, allocatorContext?)
-    Takes null alone, which is the usual allocator: torch's on a GPU, the system's on a CPU.
+    Takes only null, the usual allocator: torch's on a GPU, the system's on a CPU.
 miopenEnableProfiling(handle, enable)
-    Says whether later launches are waited for and timed.
+    Turns profiling on or off: later launches are waited for and timed.
 miopenGetKernelTime(handle, *time)
-    Reads how long the last launch took, in milliseconds, without packing operands.
+    Reads the time of the last launch in milliseconds, without the packing of operands.
 miopenDestroy(handle)
-    Ends a handle; what was compiled for it must be compiled again for another.
+    Ends a handle; another handle compiles plans again.
 miopenGetVersion(*major?, *minor?, *patch?)
     Reads the version of MIOpen whose interface this is.
 
 # Tensor descriptors
 miopenCreateTensorDescriptor(*tensorDesc)
-    Makes a tensor descriptor; a set call says what it describes.
+    Makes a tensor descriptor; a set call gives its shape and type.
 miopenSet4dTensorDescriptor(tensorDesc, dataType, n, c, h, w)
     Describes a packed NCHW tensor.
 miopenSet4dTensorDescriptorEx(tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
@@ -107,28 +107,28 @@ miopenGet4dTensorDescriptor(tensorDesc, *dataType, *n, *c, *h, *w, *nStride, *cS
 miopenGetTensorDescriptorSize(tensorDesc, *size)
     Reads the number of axes.
 miopenGetTensorDescriptor(tensorDesc, *dataType?, *dimsA?, *stridesA?)
-    Reads the type, and lengths and strides as tuples; what is null is not wanted.
+    Reads the type, and lengths and strides as tuples; a null argument is skipped.
 miopenGetTensorNumBytes(tensorDesc, *numBytes)
     Reads the bytes from the first element to the end of the last.
 miopenDestroyTensorDescriptor(tensorDesc)
-    Ends a tensor descriptor; plans that were made with it keep what it described.
+    Ends a tensor descriptor; plans that were made with it keep the description.
 miopenDeriveBNTensorDescriptor(derivedBnDesc, xDesc, bn_mode)
     Describes scale, bias and statistics of a batch normalization of x: 1xCx1x1, or 1xCxHxW per activation.
 
-    They are Float, or Double where x is.
+    Their type is Double for an x of doubles, else Float.
 
 # Convolution descriptors
 miopenCreateConvolutionDescriptor(*convDesc)
-    Makes a convolution descriptor; an Init call says how the kernel moves.
+    Makes a convolution descriptor; an Init call sets padding, stride and dilation.
 miopenInitConvolutionDescriptor(convDesc, c_mode, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w)
     Sets a convolution over two spatial axes.
 miopenInitConvolutionNdDescriptor(convDesc, 1<=spatialDim<=3, padA[spatialDim], strideA[spatialDim],
         dilationA[spatialDim], c_mode)
     Sets a convolution over one to three spatial axes.
 miopenSetConvolutionGroupCount(convDesc, 1<=groupCount)
-    Divides the channels into groups that are convolved apart.
+    Divides the channels into groups, each with a convolution of its own.
 miopenSetConvolutionAttribute(convDesc, attr, value)
-    Sets an attribute; MATH_TYPE says whether factors of f32 may be rounded to TF32.
+    Sets an attribute; MATH_TYPE allows or forbids that factors of f32 are rounded to TF32.
 miopenGetConvolutionAttribute(convDesc, attr, *value)
     Reads an attribute.
 miopenGetConvolutionGroupCount(convDesc, *groupCount)
@@ -140,13 +140,13 @@ miopenGetConvolutionDescriptor(convDesc, *c_mode, *pad_h, *pad_w, *stride_h, *st
     Reads a convolution over two spatial axes.
 miopenGetConvolutionNdDescriptor(convDesc, 0<=requestedSpatialDim, *spatialDim, *padA, *strideA, *dilationA,
         *c_mode)
-    Reads a convolution; of its spatial axes at most as many as requested, as tuples.
+    Reads a convolution: tuples with at most as many spatial axes as requested.
 miopenGetConvolutionForwardOutputDim(convDesc, inputTensorDesc, filterDesc, *n, *c, *h, *w)
     Computes the lengths of a convolution's result over two spatial axes.
 miopenGetConvolutionNdForwardOutputDim(convDesc, inputTensorDesc, filterDesc, *nDim, *outputTensorDimA)
     Computes the lengths of a convolution's result, as a tuple.
 miopenDestroyConvolutionDescriptor(convDesc)
-    Ends a convolution descriptor; plans that were made with it keep what it said.
+    Ends a convolution descriptor; plans that were made with it keep the convolution.
 
 # Activations
 miopenCreateActivationDescriptor(*activDesc)
@@ -160,7 +160,7 @@ miopenDestroyActivationDescriptor(activDesc)
 
 # Fusion plans by MIOpen's calls
 miopenCreateFusionPlan(*fusePlanDesc, fuseDirection, inputDesc)
-    Makes a plan for an input. A horizontal plan takes operators; compiling it says that none is fused.
+    Makes a plan for an input. A horizontal plan takes operators, and compiling it is refused.
 miopenDestroyFusionPlan(fusePlanDesc)
     Ends a plan and its operators.
 miopenFusionPlanGetOp(fusePlanDesc, op_idx, *op)
@@ -168,40 +168,43 @@ miopenFusionPlanGetOp(fusePlanDesc, op_idx, *op)
 miopenCreateOpConvForward(fusePlanDesc, *convOp, convDesc, wDesc)
     Appends a convolution by a weight of this shape: features, channels of a group, kernel.
 miopenCreateOpConvForwardAlgo(fusePlanDesc, *convOp, convDesc, fwdAlgo, wDesc)
-    Appends a convolution and binds its algorithm: the first versions' call.
+    Appends a convolution and binds its algorithm; a call of MIOpen's first versions.
 miopenCreateOpBiasForward(fusePlanDesc, *biasOp, bDesc)
     Appends a bias, 1xCx1x1.
 miopenCreateOpActivationForward(fusePlanDesc, *activFwdOp, mode)
-    Appends an activation; its numbers are arguments.
+    Appends an activation; alpha, beta and gamma are arguments of the run.
 miopenCreateOpActivationBackward(fusePlanDesc, *activBwdOp, mode)
-    Appends the backward pass of an activation: of the one behind a batch normalization whose is before.
+    Appends the backward pass of an activation.
+
+    Behind the backward pass of a batch normalization, the activation followed that normalization in the
+    forward pass.
 miopenCreateOpBatchNormInference(fusePlanDesc, *bnOp, bn_mode, bnScaleBiasMeanVarDesc)
     Appends batch normalization by frozen statistics, 1xCx1x1 or 1xCxHxW.
 miopenCreateOpBatchNormForward(fusePlanDesc, *bnFwdOp, bn_mode, runningMeanVariance)
-    Appends batch normalization by the batch's statistics; running ones are updated only if asked.
+    Appends batch normalization by the batch's statistics, with or without an update of running statistics.
 miopenCreateOpBatchNormBackward(fusePlanDesc, *bnBwdOp, bn_mode)
     Appends the backward pass of batch normalization: the plan's input is dy, its output dx.
 miopenCompileFusionPlan(handle, fusePlanDesc)
-    Makes the plan's kernel for the handle's target, by the algorithm that is bound if one is.
+    Makes the plan's kernel for the handle's target, by the bound algorithm if there is one.
 miopenFusionPlanGetWorkSpaceSize(handle, fusePlanDesc, *workSpaceSize, algo)
-    Reads the bytes that the kernel needs besides its tensors, exactly; fuseplan keeps that memory itself.
+    Reads the exact number of bytes that the kernel needs besides its tensors; fuseplan allocates them itself.
 
-    The kernel is the one that the plan is compiled to, or would be; `algo` chooses none, as in MIOpen:
-    miopenFusionPlanConvolutionSetAlgo does.
+    The kernel is the one to which the plan is or would be compiled. As in MIOpen, `algo` does not choose an
+    algorithm: miopenFusionPlanConvolutionSetAlgo does.
 miopenFusionPlanConvolutionGetAlgo(fusePlanDesc, 1<=requestAlgoCount, *returnedAlgoCount, *returnedAlgos,
         handle?=None)
-    Reads the algorithms of the templates that take the plan, the preferred first, as a tuple.
+    Reads a tuple of the algorithms that can compute the plan, the preferred one first.
 
-    They are a target's: that of `handle`, which MIOpen does not have; or else of the handle that compiled
-    the plan last, or else this CPU.
+    They depend on the target: the target of `handle`, an argument that MIOpen does not have; else of the last
+    handle that compiled the plan; else this CPU.
 miopenFusionPlanConvolutionSetAlgo(fusePlanDesc, algo)
-    Binds the convolution's algorithm: compiling then takes its templates alone, or says why none can.
+    Binds the convolution's algorithm: compiling then takes only its templates, or is refused with reasons.
 
 # The arguments of a plan's operators
 miopenCreateOperatorArgs(*args)
     Makes an arguments object.
 miopenDestroyOperatorArgs(args)
-    Ends an arguments object; the tensors are their owners'.
+    Ends an arguments object; the tensors stay with their owners.
 miopenSetOpArgsConvForward(args, convOp, alpha?, beta?, Pointer w)
     Sets a convolution's weight; its result is multiplied by alpha.
 miopenSetOpArgsBiasForward(args, biasOp, alpha?, beta?, bias)
@@ -213,33 +216,33 @@ miopenSetOpArgsBatchNormInference(args, bnOp, alpha?, beta?, bnScale, bnBias, es
     Sets frozen statistics; the result is multiplied by alpha.
 miopenSetOpArgsBatchNormForward(args, bnOp, alpha?, beta?, bnScale, bnBias, savedMean?, savedInvVariance?,
         runningMean?, runningVariance?, expAvgFactor, epsilon)
-    Sets what training normalizes by and where statistics go; y is multiplied by alpha.
+    Sets scale and bias, and the tensors for statistics; y is multiplied by alpha.
 
-    Saved statistics may be null, both of them. Running ones are given if, and only if, the operator was
-    created with them.
+    Both saved statistics may be null. Running statistics are given if, and only if, the operator was created
+    with them.
 miopenSetOpArgsBatchNormBackward(args, bnOp, alpha?, beta?, x, bnScale, bnBias, resultBnScaleDiff,
         resultBnBiasDiff, savedMean, savedInvVariance)
-    Sets what the forward pass had and where gradients go; alpha is 1.
+    Sets the tensors of the forward pass, and the tensors for gradients; alpha is 1.
 miopenSetOpArgsActivBackward(args, activBwdOp, alpha?, beta?, y?, reserved?, activAlpha, activBeta,
         activGamma)
-    Sets an activation's numbers and, in `reserved`, what it was applied to; dx is multiplied by alpha.
+    Sets an activation's numbers and, in `reserved`, its input in the forward pass; dx is multiplied by alpha.
 
-    Behind a batch normalization's backward pass `reserved` is null: that is computed again from its x. `y`
-    is not read: the derivative is taken where the activation was applied.
+    Behind a batch normalization's backward pass `reserved` is null: the input is computed again from the
+    normalization's x. `y` is not read: the derivative is taken at the activation's input.
 
 # Execution of a compiled plan
 miopenExecuteFusionPlan(handle, fusePlanDesc, inputDesc, input, outputDesc, output, args)
     Runs a compiled plan; on a GPU it returns when the launch is queued.
 miopenExecuteFusionPlan_v2(handle, fusePlanDesc, inputDesc, input, outputDesc, output, args, workspace?,
         workspaceSize)
-    The same with a workspace: its size is checked; fuseplan uses memory of its own, so it may be null.
+    The same with a workspace. Its size is checked; it may be null, since fuseplan has memory of its own.
 
 # Functions that do all in one call
 miopenConvolutionBiasActivationForward(handle, alpha1?, xDesc, x, wDesc, Pointer w, convDesc, algo,
         workspace?, workspaceSizeInBytes, alpha2?, zDesc?, z?, biasDesc, bias, activationDesc, yDesc, y)
-    Computes y = activation(alpha1 * convolution(x, w) + alpha2 * z + bias), without z if that is null.
+    Computes y = activation(alpha1 * convolution(x, w) + alpha2 * z + bias), without z if z is null.
 
-    `algo` binds: its templates run it, or the refusal says why none can.
+    `algo` binds: a template of this algorithm runs, or the call is refused with reasons.
 miopenActivationForward(handle, activDesc, alpha?, xDesc, x, beta?, yDesc, y)
     Computes y = alpha * activation(x).
 miopenActivationBackward(handle, activDesc, alpha?, yDesc?, y?, dyDesc, dy, xDesc, x, beta?, dxDesc, dx)
@@ -248,7 +251,7 @@ miopenActivationBackward(handle, activDesc, alpha?, yDesc?, y?, dyDesc, dy, xDes
 # Batch normalization by frozen statistics in one call, alone and with an activation behind it
 miopenBatchNormalizationForwardInference({FORWARD}, bnScaleBiasMeanVarDesc, bnScale, bnBias, estimatedMean?,
         estimatedVariance?, epsilon)
-    Normalizes x; statistics that are null, both, are the batch's.
+    Normalizes x by estimated statistics, or by the batch's if both are null.
 miopenBatchNormalizationForwardInference_V2({FORWARD}, scaleDesc, biasDesc, estMeanDesc, estVarianceDesc,
         bnScale, bnBias, estimatedMean?, estimatedVariance?, epsilon)
     The same with a descriptor for each parameter.
@@ -257,47 +260,47 @@ miopenBatchNormalizationForwardInferenceInvVariance({FORWARD}, scaleDesc, biasDe
     Normalizes x by a mean and an inverse variance, 1/sqrt(variance + epsilon).
 miopenBatchNormForwardInferenceActivation({FORWARD}, scaleDesc, biasDesc, estMeanDesc, estVarianceDesc,
         bnScale, bnBias, estimatedMean?, estimatedVariance?, epsilon, activDesc)
-    Normalizes x and applies an activation: any mode.
+    Normalizes x and applies an activation of any mode.
 miopenBatchNormForwardInferenceActivationInvVariance({FORWARD}, scaleDesc, biasDesc, estMeanDesc,
         estInvVarianceDesc, bnScale, bnBias, estimatedMean?, estimatedInvVariance?, activDesc)
-    Normalizes x by an inverse variance and applies an activation: any mode.
+    Normalizes x by an inverse variance and applies an activation of any mode.
 
 # Batch normalization by the batch's statistics, and its backward pass, in one call
 miopenBatchNormalizationForwardTraining({FORWARD}, bnScaleBiasMeanVarDesc, bnScale, bnBias, expAvgFactor,
         {UPDATED})
-    Normalizes x and, where they are not null, saves and updates statistics.
+    Normalizes x, and saves and updates the statistics that are not null.
 miopenBatchNormalizationForwardTraining_V2({FORWARD}, {TRAINED}, {UPDATED})
     The same with a descriptor for each parameter.
 miopenBatchNormalizationForwardTraining_V3({FORWARD}, {TRAINED}, {READ_AND_UPDATED})
     The same; running statistics are read from one pair of tensors and written into another.
 miopenBatchNormForwardTrainingActivation({FORWARD}, {TRAINED}, {UPDATED}, activDesc)
-    Normalizes x and applies an activation, any mode; saves and updates statistics.
+    Normalizes x and applies an activation of any mode; saves and updates statistics.
 miopenBatchNormForwardTrainingActivation_V2({FORWARD}, {TRAINED}, {READ_AND_UPDATED}, activDesc)
     The same; running statistics are read from one pair of tensors and written into another.
 miopenBatchNormalizationBackward({BACKWARD}, bnScaleBiasDiffDesc, bnScale, {GRADIENTS})
-    Computes the gradients; saved statistics that are null, both, are computed again.
+    Computes the gradients; if both saved statistics are null, they are computed again.
 miopenBatchNormalizationBackward_V2({BACKWARD}, scaleDesc, biasDesc, savedMeanDesc, savedVarDesc, bnScale,
         {GRADIENTS})
     The same with a descriptor for each parameter.
 miopenBatchNormBackwardActivation({BACKWARD}, scaleDesc, biasDesc, savedMeanDesc, savedVarianceDesc,
         bnScale, bnBias, {GRADIENTS}, activDesc)
-    Computes the gradients behind an activation: any mode.
+    Computes the gradients behind an activation of any mode.
 
 # Problems of Find 2.0
 miopenCreateConvProblem(*problem, operatorDesc, direction)
-    Makes the problem of a forward convolution; X and W are to be described.
+    Makes the problem of a forward convolution; X and W need a description.
 miopenCreateBiasProblem(*problem, direction)
-    Makes the problem of a bias, which is to be described.
+    Makes the problem of a bias; the bias needs a description.
 miopenCreateActivationProblem(*problem, miopenActivationDescriptor_t operatorDesc, direction)
     Makes the problem of an activation, or of its backward pass.
 miopenCreateBatchnormProblem(*problem, miopenBatchNormMode_t mode, runningMeanVariance, direction)
     Makes the problem of batch normalization: inference, forward training or its backward pass.
 miopenSetProblemTensorDescriptor(problem, id, descriptor)
-    Describes a tensor of a problem; results need no description, and are checked if they have one.
+    Describes a tensor of a problem. Results need no description; a given one is checked.
 miopenFuseProblems(problem1, problem2)
     Appends the operators of the second problem to the first.
 miopenDestroyProblem(problem)
-    Ends a problem; what it was fused into keeps its operators.
+    Ends a problem; a problem that it was fused into keeps its operators.
 
 # Solutions of Find 2.0
 miopenCreateFindOptions(*options)
@@ -305,33 +308,33 @@ miopenCreateFindOptions(*options)
 miopenDestroyFindOptions(options)
     Ends options.
 miopenSetFindOptionTuning(options, 0<=value<=1)
-    Says whether candidates of every template are measured first, for 10 seconds about: 0 or 1.
+    Turns tuning on (1) or off (0): candidates of every template are first measured for about 10 seconds.
 miopenSetFindOptionResultsOrder(options, miopenFindResultsOrder_t value)
-    Says how solutions are sorted.
+    Sets the order of solutions.
 miopenSetFindOptionWorkspaceLimit(options, 0<=value)
     Sets the most bytes of workspace that a solution may need.
 miopenSetFindOptionPreallocatedWorkspace(options, buffer?, size)
-    Checks a workspace for measuring, which is not needed: fuseplan has memory of its own.
+    Checks a workspace for measuring. It is not needed: fuseplan has memory of its own.
 miopenSetFindOptionPreallocatedTensor(options, id, buffer)
-    Takes a tensor for measuring, which is not needed and stays as it is: random ones are made.
+    Takes a tensor for measuring. It is not needed and not written: fuseplan measures on random tensors.
 miopenSetFindOptionAttachBinaries(options, attach)
-    Takes 0: kernels are in the cache on disk, not in a saved solution.
+    Takes only 0: kernels are in the cache on disk, not in a saved solution.
 miopenFindSolutions(handle, problem, options?, *solutions, *numSolutions?, 1<=maxSolutions)
-    Finds the kernels of a problem, measures each, and reads at most so many as a tuple, sorted.
+    Finds and measures the kernels of a problem, and reads a sorted tuple of at most `maxSolutions`.
 miopenRunSolution(handle, solution, nInputs, tensors, workspace?, workspaceSize)
-    Runs a solution on tensors by their ids, and numbers likewise.
+    Runs a solution on tensors and numbers, by their ids.
 miopenDestroySolution(solution)
     Ends a solution.
 miopenSaveSolution(solution, *data)
-    Reads a solution as bytes, which any machine of its kind may load.
+    Reads a solution as bytes, for any machine of the same kind.
 miopenLoadSolution(*solution, data, size)
-    Makes a solution of bytes that were saved.
+    Makes a solution from saved bytes.
 miopenGetSolutionSize(solution, *size)
-    Reads how many bytes miopenSaveSolution gives.
+    Reads the number of bytes of a saved solution.
 miopenGetSolutionWorkspaceSize(solution, *workspaceSize)
-    Reads the bytes that the kernel needs besides its tensors; fuseplan keeps that memory itself.
+    Reads the number of bytes that the kernel needs besides its tensors; fuseplan keeps that memory itself.
 miopenGetSolutionTime(solution, *time)
-    Reads how long one launch took when the solution was found, in milliseconds.
+    Reads the time of one launch in milliseconds, as measured when the solution was found.
 miopenGetSolutionSolverId(solution, *solverId)
     Reads a number for the template: the CRC-32 of its name.
 """

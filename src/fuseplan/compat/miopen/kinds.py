@@ -1,4 +1,4 @@
-"""Kinds of operators: what each is called, and what the arguments of MIOpen's calls are to it."""
+"""Kinds of operators: names, and MIOpen's arguments as an operator's operands, results and parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind:
         set_args: the function that sets its arguments.
         takes: the operator's operands, results and parameters, by the names of MIOpen's arguments.
         refuses_alpha: why a factor other than 1 has no meaning; empty where it multiplies the result.
-        unread: what it may be given though its formula, as the plan is, does not have it.
+        unread: names of `takes` that the operator does not have in every plan.
     """
 
     name: str

@@ -35,7 +35,7 @@ BEFORE = ("prevResultRunningMean", "prevResultRunningVariance")
 
 @dataclass
 class Steps:
-    """Operators and what each is given, gathered and run at once."""
+    """Operators and their values, gathered and run at once."""
 
     operators: list[Operator] = field(default_factory=list)
     given: list[dict[str, Any]] = field(default_factory=list)
@@ -76,11 +76,11 @@ class Steps:
         call.launch(self.checked(call.src[0]), self.given)
 
     def checked(self, src: TensorSpec) -> Lowered:
-        """The plan, with everything that is given checked.
+        """The plan, after a check of all values.
 
         Raises:
             PlanError: an operator cannot take what comes before it.
-            ArgumentError: a tensor or a number is not what an operator takes.
+            ArgumentError: an operator does not take a tensor or a number.
         """
         made = lowered(src, self.operators, scaled(self.given))
         for index, values in enumerate(self.given):
@@ -162,7 +162,7 @@ def differentiate(arguments: Arguments) -> None:
 
 
 def _call(arguments: Arguments, src: str, dst: str) -> tuple[Call, str]:
-    """Where and on what a call runs, and its mode, with its descriptors of parameters checked."""
+    """The handle, the ends and the mode of a call, after a check of its parameters' descriptors."""
     call, mode = call_of(arguments, src, dst), arguments["bn_mode"]
     parameters = arguments.keys() - {"xDesc", f"{src}Desc", f"{dst}Desc", "activDesc"}
     for name, value in arguments.items():

@@ -1,4 +1,4 @@
-"""Operators of a plan, and what a list of them is as a fusion plan of this library."""
+"""Operators of a plan, and a list of them as a fusion plan of this library."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ALPHA = "alpha of the result"  # the name by which an operator's factor is given
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of a plan: its kind, what it is in this library, and its numbers in MIOpen's order."""
+    """An operator of a plan: its kind, this library's operator, and the parameters in MIOpen's order."""
 
     kind: Kind
     op: Op
     parameters: tuple[str, ...] = ()
 
     def values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What the arguments of a call give the operator, by its own names; null gives nothing."""
+        """The operator's values from the arguments of a call, by its own names, without null."""
         names = self.kind.takes | dict(zip(NUMBERS, self.parameters, strict=False))
         return {own: arguments[name] for name, own in names.items() if arguments.get(name) is not None}
 
     def numbers(self, alpha: float, beta: float, gamma: float) -> dict[str, float]:
-        """An activation's parameters; of activAlpha, activBeta and activGamma those that its formula has."""
+        """An activation's parameters: as many of activAlpha, activBeta and activGamma as its formula has."""
         return dict(zip(self.parameters, (alpha, beta, gamma), strict=False))
 
 
@@ -54,9 +54,9 @@ class Lowered:
 
     Attributes:
         plan: the fusion plan.
-        operators: what it was made of.
-        keys: for each operator, the plan's keys by the names of what it is given.
-        places: for each operator, the index of the plan's; two that are one have the same.
+        operators: the operators.
+        keys: for each operator, the plan's keys by the operator's own names.
+        places: for each operator, the index in the plan; two merged operators have the same.
     """
 
     plan: FusionPlan
@@ -65,13 +65,13 @@ class Lowered:
     places: tuple[int, ...]
 
     def named(self, index: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What an operator is given, by the plan's keys; tensors without MIOpen's axes of length 1."""
+        """An operator's values by the plan's keys; tensors without MIOpen's axes of length 1."""
         keys, unread = self.keys[index], self.operators[index].kind.unread
         read = {name: value for name, value in values.items() if name in keys or name not in unread}
         return {keys[name]: without_ones(self.plan, keys[name], value) for name, value in read.items()}
 
     def check(self, index: int, values: Mapping[str, Any]) -> None:
-        """Checks what an operator is given.
+        """Checks an operator's values.
 
         Raises:
             ArgumentError: a tensor has another shape or type, or a number is none.
@@ -81,7 +81,7 @@ class Lowered:
 
 
 def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) -> None:
-    """Checks what a tensor of a plan is described as; numbers, which the plan has too, have no description.
+    """Checks the description of a plan's tensor. A plan's numbers have no description.
 
     Raises:
         StatusError: it has another shape, or a type that the plan does not take it in.

@@ -70,7 +70,7 @@ class miopenFusionPlanDescriptor_t(Object):
 
     @property
     def place(self) -> TensorSpec:
-        """What the next operator takes."""
+        """The input of the next operator."""
         return self.src if self.is_horizontal or not self.operators else self.lowered().plan.output
 
     def lowered(self, scaled: frozenset[int] = frozenset()) -> Lowered:
@@ -88,7 +88,7 @@ class miopenFusionPlanDescriptor_t(Object):
         return made
 
     def add(self, operator: Operator) -> miopenFusionOpDescriptor_t:
-        """Appends an operator; what was compiled is to be compiled again.
+        """Appends an operator; the plan has to be compiled again.
 
         Raises:
             PlanError: it cannot take what comes before it.
@@ -138,7 +138,7 @@ class miopenFusionPlanDescriptor_t(Object):
         return self.operators[place]
 
     def change(self) -> None:
-        """Forgets what was compiled."""
+        """Forgets the compiled kernels."""
         self.handles.clear()
         self._lowered.clear()
 
@@ -166,7 +166,7 @@ class miopenFusionPlanDescriptor_t(Object):
         return len(found), found
 
     def bind(self, algorithm: Algorithm) -> None:
-        """Binds the convolution's algorithm; what was compiled is to be compiled again."""
+        """Binds the convolution's algorithm; the plan has to be compiled again."""
         self._require_convolution()
         self.algorithm = algorithm
         self.change()

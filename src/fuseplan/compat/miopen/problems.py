@@ -30,12 +30,12 @@ INFER = Direction.miopenProblemDirectionInference
 
 @dataclass(frozen=True)
 class Role:
-    """What the tensors of a problem are to its operator.
+    """The tensors of a problem as its operator's operands and results.
 
     Attributes:
         src: the input's id.
         dst: the output's.
-        given: ids of what the operator is given, and the operator's names; numbers among them.
+        given: the operator's own names of the other tensors and numbers, by id.
         described: the id whose descriptor has to be set; None where the operator needs none.
     """
 
@@ -46,7 +46,7 @@ class Role:
 
 
 def _of(family: str, src: str, dst: str, given: str = "", described: str | None = None) -> Role:
-    """A role; ids are written without what a family's begin with."""
+    """A role; the ids are written without their common beginning."""
 
     def named(name: str) -> Id:
         ids, full = Id.__members__, f"{family}{name}"
@@ -77,7 +77,7 @@ ROLES: dict[tuple[str, Direction], Role] = {
         "SavedMean=mean SavedVariance=inverse_variance",
     ),
 }
-# What a problem may have and its operator not read: all of it follows from the rest, or has no effect.
+# Names that a problem may give and its operator does not read: they follow from the rest, or have no effect.
 UNREAD = ("output", "shift", "momentum", "input")
 
 Described = dict[Id, TensorSpec]
@@ -88,10 +88,10 @@ class Part:
     """One operator of a problem.
 
     Attributes:
-        role: what its tensors are.
+        role: the use of its tensors.
         make: the operator, of its input and the tensors described.
         numbers: activAlpha, activBeta and activGamma.
-        tensors: what is described, by id.
+        tensors: the descriptions, by id.
     """
 
     role: Role
@@ -107,7 +107,7 @@ class Posed:
     Attributes:
         plan: the fusion plan, as JSON.
         src, dst: ids of input and output.
-        keys: the plan's key of each other id, by the id's name; empty for what is not read.
+        keys: the plan's key of each other id, by the id's name; empty for a tensor that is not read.
         numbers: parameters that the problem fixes, by key.
     """
 
@@ -126,7 +126,7 @@ class miopenProblem_t(Object):
         self.parts = [part]
 
     def describe(self, name: Id, descriptor: Tensor) -> None:
-        """Says what a tensor of the problem looks like.
+        """Describes a tensor of the problem.
 
         Raises:
             StatusError: the problem has no such tensor.
@@ -142,7 +142,7 @@ class miopenProblem_t(Object):
         self.parts += [replace(part, tensors=dict(part.tensors)) for part in other.parts]
 
     def posed(self) -> Posed:
-        """The plan, and what each tensor is in it.
+        """The problem as a plan.
 
         Raises:
             StatusError: a tensor that has to be described is not, or is described as it cannot be, or two

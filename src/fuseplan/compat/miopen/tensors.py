@@ -45,7 +45,7 @@ class miopenTensorDescriptor_t(Object):
 
     @property
     def spec(self) -> TensorSpec:
-        """What it describes.
+        """The description.
 
         Raises:
             StatusError: nothing was set yet.

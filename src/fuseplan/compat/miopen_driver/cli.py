@@ -45,7 +45,7 @@ OF_ALL_LINES = ("sweep", "is_all", "every", "report", "as_json")  # not for one 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a line, or of the one problem: how its plan did, or the error."""
+    """The outcome of a line, or of the one problem: its run, or the error."""
 
     line: Line | None
     driven: Driven | None = None
@@ -59,7 +59,7 @@ class Outcome:
         return RIGHT if self.driven is not None and self.driven.is_right else WRONG
 
     def to_json(self) -> dict[str, Any]:
-        """What it gave, or the error, as JSON values; of many lines also the line and its place."""
+        """The run or the error as JSON values; for one of many lines also the line and its place."""
         which = {"line": self.line.text, "place": self.line.place} if self.line else {}
         told = self.driven.to_json() if self.driven else {"right": False}
         return {**which, **told, **(error_json(self.error) if self.error else {})}
@@ -148,7 +148,7 @@ def driver_command(ctx: click.Context, /, report: Path | None, as_json: bool, **
         for outcome in _swept(ctx, lines):
             records.append(outcome.to_json())
             click.echo(json.dumps(records[-1]) if as_json else _told_shortly(outcome))
-    finally:  # what an interrupted run has found is told as well
+    finally:  # an interrupted run reports its findings too
         seconds, failed = time.monotonic() - begin, sum(not record["right"] for record in records)
         if report is not None:
             _write(report, _head(ctx, records, seconds, len(lines)), records)
@@ -171,8 +171,8 @@ def _lines(ctx: click.Context) -> Sequence[Line] | None:
     """The lines of a file, its comments left out, or of every combination; None where there is one problem.
 
     Raises:
-        ArgumentError: more than one of them is asked for, or what goes with another; or the file cannot be
-            read, or holds none.
+        ArgumentError: more than one of them is asked for, or an option belongs to another; the file cannot
+            be read, or holds no line.
     """
     sweep, is_all, problem = ctx.params["sweep"], ctx.params["is_all"], ctx.params["problem"]
     if (sweep is not None) + is_all + (problem is not None) > 1:
@@ -206,7 +206,7 @@ def _swept(ctx: click.Context, lines: Sequence[Line]) -> Iterator[Outcome]:
 
 
 def _check_line(inner: click.Context) -> None:
-    """Refuses what has no meaning in a line of many.
+    """Refuses options without a meaning in one of many lines.
 
     Raises:
         ArgumentError: it is there.
@@ -263,7 +263,7 @@ def plan_of(ctx: click.Context) -> FusionPlan:
         src, ops = Problem(problem, said).plan()
         return FusionPlan(src, *ops)
     own = [word for word in said if ctx.get_parameter_source(word) is ParameterSource.COMMANDLINE]
-    if own:  # those of the sweep that it is in are for its other lines
+    if own:  # letters of the whole sweep are for its other lines
         flags = ", ".join(BY_WORD[word].flag for word in own)
         raise ArgumentError(f"a plan's text is the whole plan: leave {flags} out")
     return FusionPlan.parse(problem)
@@ -295,7 +295,7 @@ def _draw(plan: FusionPlan, place: Path) -> None:
 def _head(
     ctx: click.Context, records: Sequence[dict[str, Any]], seconds: float, asked: int
 ) -> dict[str, Any]:
-    """What was run where, by name."""
+    """The run's target, machine, versions and date, by name."""
     where = dict.fromkeys(record["processor"] for record in records if "processor" in record)
     return {
         "target": ctx.params["target"],
@@ -365,7 +365,7 @@ def _told_shortly(outcome: Outcome) -> str:
 
 
 def _compared(verdict: Verdict) -> str:
-    """What fusing brought, in a few words."""
+    """The gain of fusing, in a few words."""
     if verdict.disturbance:
         return f"no verdict: {verdict.disturbance}"
     if verdict.speedup is None:

@@ -1,4 +1,4 @@
-"""Lines that say every combination the driver has, on small tensors: what MIOpen's fusion_tests.sh was for.
+"""Lines for every combination of the driver, on small tensors, as in MIOpen's fusion_tests.sh.
 
 Modes, activations, modes of batch normalization, dtypes and layouts in all combinations, with the two filters
 that most networks are made of; every other kind of filter with one activation after the other.
@@ -16,7 +16,7 @@ PLANE = "-n 2 -c 8 -H 9 -W 10"
 BATCH = "-n 5 -c 8 -H 9 -W 10"  # of two images, normalized each by itself, every gradient is 0
 LAYOUTS = ("NCHW", "NHWC")
 
-# By what they are kinds of.
+# Filters by a name for each kind.
 FILTERS = {
     "1x1": "-y 1 -x 1",
     "3x3": "-y 3 -x 3 -p 1 -q 1",
@@ -42,7 +42,7 @@ AXES = {
 }
 
 
-# What modes of training have besides.
+# Further options of the modes of training.
 OPTIONS = {"na_train": ("--run 1",), "n_train": ("--save 0",), "na_backward": ("--save 1", "--save 0")}
 
 

@@ -81,7 +81,7 @@ def _of_axes(each: tuple[Letter, ...], values: Sequence[int]) -> Said:
 
 
 def _of_operator(op: Op) -> tuple[str, Said]:
-    """Its letter in a mode, and what a line says of it; a letter that no mode has for any other."""
+    """An operator's letter in a mode and its letters on a line; an unknown operator has no mode's letter."""
     for kind, word, write in WRITERS:
         if isinstance(op, kind):
             return word, write(op)
@@ -98,13 +98,13 @@ def _of_convolution(op: Conv) -> Said:
         yield letters.PAD_MODE, op.padding
     elif isinstance(op.padding, int):
         yield from _of_axes(letters.PAD, op.per_axis(op.padding))
-    else:  # pairs end up as another plan, which is found out
+    else:  # pairs give another plan, and the comparison finds that
         yield from _of_axes(letters.PAD, [low if isinstance(low, int) else low[0] for low in op.padding])
 
 
 def _of_activation(op: Elementwise) -> Said:
     word = WORDS.get(type(op))
-    if word is None:  # none of MIOpen's: what is said is another plan, which is found out
+    if word is None:  # none of MIOpen's: the letters give another plan, and the comparison finds that
         return
     yield letters.ACTIVATION, word
     values = {each.name: each.value for each in op.parameters()}
@@ -133,7 +133,7 @@ def _of_backward(op: BatchNormBackward) -> Said:
     yield letters.SAVE, letters.NO_YES[op.statistics == "saved"]
 
 
-# Each operator's letter in a mode, and what a line says of it; the first that an operator is.
+# Each operator's letter in a mode, and its letters on a line. The first match counts.
 WRITERS: tuple[tuple[type[Op], str, Callable[[Any], Said]], ...] = (
     (Conv, "c", _of_convolution),
     (Bias, "b", lambda op: iter(())),

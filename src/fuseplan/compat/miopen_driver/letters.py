@@ -1,4 +1,4 @@
-"""MIOpenDriver's letters for fusion problems, as tables: letter, long name, default, what is taken.
+"""MIOpenDriver's letters for fusion problems, as tables: letter, long name, default, values.
 
 Where MIOpen takes a number for a word, the word is taken too; the number is the word's place.
 """
@@ -66,12 +66,12 @@ POWER_THRESHOLD = {"f16": 1e-4}  # where MIOpen's is not our default
 
 @dataclass(frozen=True)
 class Letter:
-    """What a line may say.
+    """An option of a line.
 
     Attributes:
-        letters: what stands behind one dash; none for what MIOpen has no letter for.
-        word: what stands behind two.
-        default: its value where the line does not say it; its type is what the line takes.
+        letters: its letters behind one dash; empty for an option without a letter in MIOpen.
+        word: its name behind two dashes.
+        default: its value where the line leaves it out; the line takes a value of this type.
         meaning: for the help.
         least, most: of a whole number; None for no limit.
         words: the words that it takes; any unless given.
@@ -99,7 +99,7 @@ class Letter:
 
     @property
     def wanted(self) -> str:
-        """What it takes."""
+        """The values that it takes, in words."""
         if self.is_numbered:
             return ", ".join(f"{place} or {word}" for place, word in enumerate(self.words))
         if self.words:
@@ -145,7 +145,7 @@ class Letter:
         return number(value) if isinstance(value, float) else str(value)
 
     def refused(self, got: object, want: str | None = None, remedy: str | None = None) -> PlanError:
-        """The error about its value; `want` is what it takes unless given."""
+        """The error about its value; `want` names its values unless given."""
         what = f"{', '.join(self.flags)} has no such value"
         return PlanError(what, got=repr(got), want=want or self.wanted, remedy=remedy)
 

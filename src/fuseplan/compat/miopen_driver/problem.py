@@ -1,4 +1,4 @@
-"""From what a line's letters say to the plan's src and operators."""
+"""From a line's letters to the plan's src and operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Problem:
 
     Attributes:
         name: `CBAInfer`, `CAInferfp16`, ...
-        given: what the line says, by the letters' long names; the rest has its default.
+        given: the line's values, by the letters' long names; the rest has its default.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Problem:
         """The letter's value.
 
         Raises:
-            PlanError: what the line says cannot be.
+            PlanError: the line's value is not one of the letter's.
         """
         said = self.given.get(letter.word)
         return letter.default if said is None else letter.read(said)
@@ -101,7 +101,7 @@ class Problem:
         return kind is letters.ACTIVATIONS["power"][0] and self.dtype in letters.POWER_THRESHOLD
 
     def _check(self) -> None:
-        """Refuses values that cannot be, those that nothing would read too, and contradictions."""
+        """Refuses invalid values, values without a reader too, and contradictions."""
         for word, said in self.given.items():
             letters.BY_WORD[word].read(said)
         self._check_axes()
@@ -153,7 +153,7 @@ def _backward(problem: Problem) -> Op:
     )
 
 
-# What each letter of a mode is.
+# The operator of each letter of a mode.
 MAKERS: dict[str, Callable[[Problem], Op]] = {
     "c": _convolution,
     "b": lambda problem: Bias(),

@@ -1,4 +1,4 @@
-"""The report on many lines of the driver: what was right, how near to its bound, and each failure."""
+"""The report on many lines of the driver: the right lines, their errors, and each failure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def driver_report(head: Record, records: Sequence[Record]) -> str:
     """Markdown: a row for plans that differ in their activation alone, a column a dtype and order of axes.
 
     Args:
-        head: what was run where, by name.
-        records: what became of each line: `line` and `right`, and where it ran `plan` and `checks`.
+        head: the run's target, machine, versions and date, by name.
+        records: each line's outcome: `line` and `right`, and for a line that ran `plan` and `checks`.
     """
     ran = [record for record in records if "plan" in record]
     failed = [record for record in records if not record.get("right")]
@@ -89,7 +89,7 @@ def _why_wrong(record: Record) -> str:
 
 
 def _wrong(check: Record) -> str | None:
-    """What is wrong with a tensor; None where it is right."""
+    """The fault of a tensor; None for a right one."""
     if check["error"] is None:
         return f"{check['tensor']} is not finite where the float64 reference is finite, or the reverse"
     if check["error"] <= check["allowed"]:

@@ -22,7 +22,7 @@ from fuseplan.tuning.verdict import Verdict
 
 @dataclass(frozen=True)
 class How:
-    """What to do with a plan.
+    """The wanted steps of a run.
 
     Attributes:
         target, threads: as for `compile`.
@@ -100,11 +100,11 @@ class Driven:
 
 
 def drive(plan: FusionPlan, how: How) -> Driven:
-    """Compiles the plan and does with it what is asked, on random tensors.
+    """Compiles the plan, runs it on random tensors, and checks and times it as asked.
 
     Raises:
         PlanError, Unsupported, BuildError, ArgumentError: as `compile` does.
-        MemoryError: the tensors, or what float64 needs besides, do not fit.
+        MemoryError: the tensors, or the float64 reference, do not fit.
     """
     compiled = compile_plan(plan, how.target, threads=how.threads)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made

@@ -34,7 +34,7 @@ def all_combinations() -> list[Line]:
 
 
 def lines_of(sweep: Path) -> list[Line]:
-    """The lines of a file; those that are empty or begin with # are left out.
+    """The lines of a file; empty lines and lines that begin with # are left out.
 
     Raises:
         ArgumentError: the file cannot be read, or holds none.
@@ -51,7 +51,7 @@ def lines_of(sweep: Path) -> list[Line]:
 
 
 def words_of(line: Line) -> list[str]:
-    """The line's problem and options; what stands before them is the program's name, or what a log says.
+    """The line's problem and options, without the program's name or a log's words before them.
 
     Raises:
         ArgumentError: it names no problem.

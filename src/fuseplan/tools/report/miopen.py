@@ -1,4 +1,4 @@
-"""What fuseplan has beside MIOpen's Fusion API: `python -m fuseplan.tools.report.miopen docs`.
+"""The page that compares fuseplan with MIOpen's Fusion API: `python -m fuseplan.tools.report.miopen docs`.
 
 Writes `miopen.md` from `miopen.toml`, with MIOpen's published combinations beside the combinations that
 rules and templates support (`fuseplan.tools.report.supported`).
@@ -35,7 +35,7 @@ Told = dict[str, Any]
 
 
 def told(folder: Path) -> Told:
-    """What is written in `miopen.toml`."""
+    """The content of `miopen.toml`."""
     return tomllib.loads((folder / "miopen.toml").read_text(encoding="utf-8"))
 
 
@@ -97,7 +97,7 @@ def _beside(data: Told) -> Iterator[str]:
 
 
 def _theirs(data: Told, combination: str) -> str:
-    """What MIOpen's table says of a combination."""
+    """The rows of MIOpen's table for a combination, in words."""
     rows = [row for row in data["published"] if row["combination"] == combination]
     return "<br>".join(dict.fromkeys(_words(row) for row in rows)) or "not in it"
 
@@ -110,7 +110,7 @@ def _words(row: Told) -> str:
 
 
 def _ours(target: str, combination: str) -> str:
-    """What some template of the target takes of a combination."""
+    """The cases of a combination that some template of the target takes, in words."""
     taken = [each for each in asked(target) if each.combination == combination and not each.code]
     if not taken:
         return "refused"

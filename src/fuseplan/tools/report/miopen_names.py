@@ -16,7 +16,7 @@ from fuseplan.tools.report.docstrings import markdown, parse, prose
 
 
 def miopen_names() -> Iterator[str]:
-    """What `fuseplan.miopen` offers, from its signatures and docstrings."""
+    """The names of `fuseplan.miopen`, from their declarations."""
     yield "All of these are names of `fuseplan.miopen`; [the guide](../guide/miopen.md) tells how they are"
     yield "called. A function returns a `miopenStatus_t`, but for the two that return a text. An argument"
     yield "with a default is one that MIOpen has not."
@@ -48,7 +48,7 @@ def _function(name: str) -> Iterator[str]:
 
 
 def _arguments(function: Any) -> str:
-    """The names of a function's arguments, and the defaults of those that have one."""
+    """The names of a function's arguments, with their defaults."""
     listed = inspect.signature(function).parameters.values()
     empty = inspect.Parameter.empty
     told = [each.name + ("" if each.default is empty else f"={each.default!r}") for each in listed]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 from fuseplan.target import Target
 """
-# What may be passed where an annotation stands for a check.
+# The Python types of arguments, by the types in declarations.
 PASSED = {
     "Pointer": "Any",
     "Scalar": "float | Ref",
@@ -57,7 +57,7 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
 
 
 def _passed(annotation: str) -> str:
-    """What a parameter of that annotation takes: a `Ref` that holds the value, as well as the value."""
+    """The Python type of a parameter: the value, or a `Ref` that holds it."""
     wanted, _, null = annotation.partition(" | ")
     taken = PASSED.get(wanted) or (f"{wanted} | int | Ref" if _is_enumeration(wanted) else f"{wanted} | Ref")
     return f"{taken} | None" if null and taken != "Any" else taken
