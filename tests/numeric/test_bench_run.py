@@ -3,14 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fuseplan.bench import command, results, runner, suite, worker
 from fuseplan.bench.peers import BY_NAME
-from fuseplan.bench.peers.peer import Prepared
+from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.processes import Process
 from fuseplan.bench.setting import Setting
 from fuseplan.measure import peaks
@@ -77,7 +77,7 @@ TRAINING = (
 
 
 @pytest.mark.parametrize("text", TRAINING)
-@pytest.mark.parametrize("name", TORCH[:2])
+@pytest.mark.parametrize("name", [*TORCH[:2], "fuseplan"])
 def test_peers_train(name: str, text: str, tmp_path: Path) -> None:
     """All that the plan gives goes through the worker's files, and is what float64 says."""
     made, plan = worker.Worker(BY_NAME[name](1)), FusionPlan.parse(text)
@@ -90,6 +90,25 @@ def test_peers_train(name: str, text: str, tmp_path: Path) -> None:
     want, results = evaluated(plan, arrays)
     for number, exact in enumerate((want, *results.values())):
         assert deviation(np.load(worker.part(place, number)), exact) < 2e-6
+
+
+@pytest.mark.parametrize("text", [PLANS[0], *TRAINING])
+@pytest.mark.parametrize("name", ["fuseplan", "fuseplan:unfused"])
+def test_ours_take_torchs_tensors(name: str, text: str) -> None:
+    """As on a GPU, in host memory."""
+    plan = FusionPlan.parse(text)
+    tensors = random_arrays(plan, seed=3, device="cpu")
+    got = BY_NAME[name](1).prepare(plan, [tensors]).result()
+    out, results = evaluated(plan, tensors)
+    made = got if isinstance(got, tuple) else (got,)
+    assert name != "fuseplan" or len(made) == 1 + len(results)
+    assert all(deviation(*pair) < 2e-6 for pair in zip(made, (out, *results.values()), strict=False))
+
+
+def test_what_a_call_changes_is_not_measured() -> None:
+    plan = FusionPlan.parse("f32[4x8x6x5] -> batch_norm_training(running=True) -> relu")
+    with pytest.raises(CannotRunError, match="running statistics"):
+        BY_NAME["fuseplan"](1).prepare(plan, [random_arrays(plan)])
 
 
 def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +175,10 @@ def test_one_at_a_time_is_the_plan() -> None:
     assert unfused.nbytes > 2 * plan.output.nbytes
 
 
-class Failing:
+class Failing(Peer):
     """A peer that fails in a way of its own for each plan."""
 
-    name: ClassVar[str] = "failing"
-    packages: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    name = "failing"
 
     def prepare(self, plan: FusionPlan, copies: Any) -> Prepared:
         if plan.src.batch == 1:

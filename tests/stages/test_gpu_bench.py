@@ -1,7 +1,7 @@
 """The runner of GPU benchmarks, on torch's CPU tensors and a clock that knows the answer."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from fuseplan.bench import command, gpu, results, suite
 from fuseplan.bench.command import Display, Options, bench
 from fuseplan.bench.peers.gpu import BY_NAME
-from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch, Tensors
+from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.setting import Setting
 from fuseplan.errors import ArgumentError
@@ -22,6 +22,7 @@ from fuseplan.measure.data import random_arrays
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import GpuMachine, machine
 from fuseplan.measure.peaks import GpuPeaks
+from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan
 from fuseplan.tools import benchmarks
@@ -55,16 +56,16 @@ class Clock:
 class Wrong(GpuTorch):
     name = "wrong"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        prepared = super().prepare(plan, tensors)
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        prepared = super().prepare(plan, copies)
         return Prepared(prepared.call, lambda: prepared.result() * 1.5)
 
 
 class Unwritten(GpuTorch):
     name = "unwritten"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        prepared = super().prepare(plan, tensors)
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        prepared = super().prepare(plan, copies)
 
         def result() -> Any:
             made: Any = prepared.result()
@@ -77,22 +78,22 @@ class Unwritten(GpuTorch):
 class Broken(GpuPeer):
     name = "broken"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         raise OSError("out of something")
 
 
 class Refusing(GpuPeer):
     name = "refusing"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         raise CannotRunError("not this one")
 
 
 class Extra(GpuTorch):
     name = "extra"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        prepared = super().prepare(plan, tensors)
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        prepared = super().prepare(plan, copies)
         return Prepared(prepared.call, prepared.result, {"template": "direct", "added_bytes": 10**6})
 
 

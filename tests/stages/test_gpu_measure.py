@@ -111,7 +111,7 @@ def test_a_peer_computes_the_plan(name: str, text: str) -> None:
     if not peer.takes(plan):
         return
     tensors = random_arrays(plan, 1, device="cpu")
-    got = peer.prepare(plan, tensors).result()
+    got = peer.prepare(plan, [tensors]).result()
     bound = 2e-2 if plan.src.dtype == "bf16" else 2e-3
     assert deviation(got, reference(plan, tensors)) < bound
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.bench.peers.gpu import BY_NAME
-from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensors
-from fuseplan.bench.peers.peer import Prepared
+from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.results import Row
 from fuseplan.bench.setting import Progress, Setting, now, timed_row, wrong
 from fuseplan.bench.suite import Case, Suite
@@ -27,6 +26,7 @@ from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import gpu_machine
 from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
+from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.versions import gpu_versions
 from fuseplan.plan import FusionPlan
@@ -98,12 +98,12 @@ class _Bench:
         _let_go()
         return listed
 
-    def _prepared(self, case: Case, peer: GpuPeer, plan: FusionPlan, tensors: Tensors) -> _Found:
+    def _prepared(self, case: Case, peer: Peer, plan: FusionPlan, tensors: Tensors) -> _Found:
         """One peer made ready and checked. A library may fail in any way; that is its refusal, not ours."""
         self._progress(f"{case.name}: {peer.name}")
         begin = time.perf_counter()
         try:
-            prepared = peer.prepare(plan, tensors)
+            prepared = peer.prepare(plan, [tensors])
             got = prepared.result()
             setup = time.perf_counter() - begin
             out, results = evaluated(*peer.asked(plan, tensors))

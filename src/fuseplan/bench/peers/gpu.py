@@ -1,16 +1,9 @@
-"""All that is measured on a GPU, by name. `gpu_peer` says what a peer is there."""
+"""All that is measured on a GPU, by name. `peer` says what a peer is."""
 
 from __future__ import annotations
 
 from fuseplan.bench.peers.gpu_fused import CublasLt, Cudnn, CudnnChannelsLast, CudnnFolded
-from fuseplan.bench.peers.gpu_ours import (
-    GpuFuseplan,
-    GpuFuseplanAgain,
-    GpuFuseplanPlain,
-    GpuFuseplanUnfused,
-)
 from fuseplan.bench.peers.gpu_torch import (
-    GpuPeer,
     GpuTorch,
     GpuTorchChannelsLast,
     GpuTorchCompile,
@@ -20,13 +13,15 @@ from fuseplan.bench.peers.gpu_torch import (
     GpuUnfusedFirst,
     GpuUnfusedLast,
 )
+from fuseplan.bench.peers.ours import Fuseplan, FuseplanAgain, FuseplanPlain, FuseplanUnfused
+from fuseplan.bench.peers.peer import Peer
 from fuseplan.errors import ArgumentError, did_you_mean
 
-GPU_PEERS: tuple[type[GpuPeer], ...] = (
-    GpuFuseplan,
-    GpuFuseplanAgain,
-    GpuFuseplanPlain,
-    GpuFuseplanUnfused,
+GPU_PEERS: tuple[type[Peer], ...] = (
+    Fuseplan,
+    FuseplanAgain,
+    FuseplanPlain,
+    FuseplanUnfused,
     Cudnn,
     CudnnChannelsLast,
     CudnnFolded,

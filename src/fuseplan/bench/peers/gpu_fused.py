@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fuseplan.bench.peers.gpu_torch import GpuPeer, Tensor, Tensors, set_precision
+from fuseplan.bench.peers.gpu_torch import GpuPeer, set_precision
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers
+from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plan import FusionPlan
@@ -28,8 +29,9 @@ class Cudnn(GpuPeer):
             (CONVOLUTION, "bias", "add", "relu"),
         )
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Binds the one function that there is for the plan."""
+        (tensors,) = copies
         set_precision(plan)
         held, steps = self.held(plan, tensors), plain_layers(plan)
         bias = held[steps[1].keys["bias"]]
@@ -58,8 +60,9 @@ class CudnnFolded(Cudnn):
             (CONVOLUTION, "batch_norm", "add", "relu"),
         )
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Folds in float64, rounds once."""
+        (tensors,) = copies
         set_precision(plan)
         held, steps = self.held(plan, tensors), plain_layers(plan)
         keys, epsilon = steps[1].keys, steps[1].parameters["epsilon"]
@@ -111,10 +114,11 @@ class CublasLt(GpuPeer):
             return False
         return words[2] == "relu" or plan[2].op.attributes().get("approximate") == "tanh"
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Binds the function on a view of src as rows."""
         import torch
 
+        (tensors,) = copies
         set_precision(plan)
         held, steps = self.held(plan, tensors), plain_layers(plan)
         rows, weight = _as_product(steps[0], held)

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from fuseplan.bench.peers.peer import Prepared
+from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.measure.data import has_statistics
 from fuseplan.measure.layers import Layer, layers, plain_layers, running
+from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
 from fuseplan.measure.torch_training import training_call
 from fuseplan.plan import FusionPlan
 
-Tensor = Any
-Tensors = Mapping[str, Tensor]  # `src` and every operand by its key, on one GPU, each of logical shape
 
-
-class GpuPeer:
+class GpuPeer(Peer):
     """A library in one of its forms, on one GPU.
 
     Attributes:
-        name: what rows call it.
         is_channels_last: it is given channels last where the plan has channels first.
         is_channels_first: it is given channels first where the plan has channels last.
     """
 
-    name: ClassVar[str]
     is_channels_last: ClassVar[bool] = False
     is_channels_first: ClassVar[bool] = False
 
     def takes(self, plan: FusionPlan) -> bool:
         """Whether it is measured for the plan at all: one in another layout only where there is another."""
         return not self.is_channels_last or (plan.src.layout == "nchw" and _has_contraction(plan))
-
-    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
-        """What it computes, for the check against float64: the plan, unless it says otherwise."""
-        return plan, tensors
-
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
-        """Makes the plan ready on its tensors; its result is a tensor of the output's shape.
-
-        Raises:
-            CannotRunError: it does not take the plan.
-        """
-        raise NotImplementedError
 
     def held(self, plan: FusionPlan, tensors: Tensors) -> dict[str, Tensor]:
         """The tensors as torch's operators take them: all in src's dtype, weights in the layout of src."""
@@ -86,8 +70,9 @@ class GpuTorch(GpuPeer):
         """The operators that are called one after the other."""
         return layers(plan)
 
-    def prepare(self, plan: FusionPlan, tensors: Tensors) -> Prepared:
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
+        (tensors,) = copies
         set_precision(plan)
         if has_statistics(plan):
             call = training_call(plan, tensors, self.name, self.made if self.is_compiled else None)

@@ -6,11 +6,11 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, layers, refuse, running
 from fuseplan.plan import FusionPlan
@@ -19,11 +19,11 @@ MAGIC = 7767517
 NARROW = ("fp16_packed", "fp16_storage", "fp16_arithmetic", "bf16_storage", "int8_inference")
 
 
-class Ncnn:
+class Ncnn(Peer):
     """ncnn with its own convolution fusing bias and relu; half precision and int8 are off."""
 
-    name: ClassVar[str] = "ncnn"
-    packages: ClassVar[tuple[str, ...]] = ("ncnn",)
+    name = "ncnn"
+    packages = ("ncnn",)
 
     def __init__(self, threads: int) -> None:
         import ncnn

@@ -1,4 +1,4 @@
-"""fuseplan through its public functions, in the forms that are measured."""
+"""fuseplan through its public functions, in the forms that are measured, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -6,45 +6,62 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
-
-from fuseplan.arrays import empty
-from fuseplan.bench.peers.peer import Array, Arrays, Prepared
+from fuseplan.arguments import dense
+from fuseplan.arrays import is_torch
+from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.declarations import Result
 from fuseplan.measure.clock import rotating
+from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of
+from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
-from fuseplan.tensor import Dense
+from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.tuning.unfused import OneAtATime
 
+POISON = float("nan")  # what an output holds before a kernel writes it
 
-class Fuseplan:
-    """The plan as one kernel, bound to its arrays."""
 
-    name: ClassVar[str] = "fuseplan"
-    packages: ClassVar[tuple[str, ...]] = ()
+class Fuseplan(Peer):
+    """The plan as one kernel, bound to its tensors."""
+
+    name = "fuseplan"
     accuracy: ClassVar[Accuracy] = "default"
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Compiles once and binds each copy of the tensors; `result` poisons all that it writes before.
 
-    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
-        """Compiles once and binds each copy of the arrays."""
-        compiled = compile_plan(plan, "cpu", threads=self._threads, accuracy=self.accuracy)
-        outputs = [empty(plan.output) for _ in copies]
+        Raises:
+            CannotRunError: a call changes what the next one reads.
+        """
+        if any(each.result.updated for each in plan.results):
+            raise CannotRunError("running statistics change with every call, and are not measured")
+        compiled = compile_plan(plan, self.target, threads=self.threads, accuracy=self.accuracy)
+        specs: dict[str, TensorSpec | Dense] = {"out": plan.output}
+        specs |= {each.key: dense(each) for each in plan.results}
+        outputs: list[dict[str, Tensor]] = []
         calls = []
-        further = [{each.key: _result(each.result) for each in plan.results} for _ in copies]
-        for arrays, out, results in zip(copies, outputs, further, strict=True):
-            operands: dict[str, Any] = {key: array for key, array in arrays.items() if key != "src"}
-            calls.append(partial(compiled.bind(**operands, **results), arrays["src"], out))
+        for tensors in copies:
+            src = tensors["src"]
+            made = {key: empty(spec, src.device if is_torch(src) else None) for key, spec in specs.items()}
+            rest: dict[str, Any] = {key: tensor for key, tensor in tensors.items() if key != "src"}
+            rest |= {key: tensor for key, tensor in made.items() if key != "out"}
+            calls.append(partial(compiled.bind(**rest), src, made["out"]))
+            outputs.append(made)
 
-        def result() -> Array | tuple[Array, ...]:
+        def result() -> Any:
+            for key, tensor in outputs[0].items():
+                space_of(tensor).fill(tensor, specs[key], POISON)
             calls[0]()
-            return (np.array(outputs[0]), *further[0].values()) if further[0] else np.array(outputs[0])
+            return tuple(outputs[0].values()) if len(specs) > 1 else outputs[0]["out"]
 
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts_of(compiled))
+
+    @property
+    def target(self) -> str:
+        """The machine."""
+        return "cuda" if self.threads is None else "cpu"
 
 
 def facts_of(compiled: CompiledPlan) -> dict[str, Any]:
@@ -59,12 +76,8 @@ def facts_of(compiled: CompiledPlan) -> dict[str, Any]:
     }
 
 
-def _result(result: Result) -> Array:
-    return empty(Dense(result.shape, result.dtype))
-
-
 class FuseplanAgain(Fuseplan):
-    """The same once more, in a process of its own: how far apart two measurements of one thing are."""
+    """The same once more: how far apart two measurements of one thing are."""
 
     name = "fuseplan:again"
 
@@ -76,21 +89,45 @@ class FuseplanStrict(Fuseplan):
     accuracy = "strict"
 
 
-class FuseplanUnfused:
+class FuseplanUnfused(Fuseplan):
     """The plan's operators one at a time, each a kernel of its own: what fusing saves."""
 
-    name: ClassVar[str] = "fuseplan:unfused"
-    packages: ClassVar[tuple[str, ...]] = ()
+    name = "fuseplan:unfused"
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def takes(self, plan: FusionPlan) -> bool:
+        """Where there is more than one operator."""
+        return len(plan) > 1
 
-    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
-        """Compiles and binds every operator, for each copy of the arrays."""
-        calls = [OneAtATime(plan, arrays, self._threads) for arrays in copies]
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Compiles and binds every operator, for each copy of the tensors."""
+        calls = [OneAtATime(plan, tensors, self.threads, self.target) for tensors in copies]
+        facts = {"target": self.target, "nbytes": calls[0].nbytes}
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], calls[0], facts)
 
-        def result() -> Array:
-            return np.array(calls[0]())
 
-        facts = {"target": "cpu", "nbytes": calls[0].nbytes}
-        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result, facts)
+class FuseplanPlain(Fuseplan):
+    """For a plan that normalizes and adds a residual: the same convolution with bias and relu alone.
+
+    It tells what the rest of the epilogue costs, next to what its bytes have to.
+    """
+
+    name = "fuseplan:plain"
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Plans whose residual is the one large tensor that the plainer one does not read."""
+        return [step.op.name for step in plan.steps][1:] == ["batch_norm", "add", "relu"]
+
+    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
+        """The plainer plan, with the shift of the normalization as its bias."""
+        convolution, norm, _, relu = plan.steps
+        plain = FusionPlan(plan.src, convolution.op, Bias(), relu.op)
+        weight, bias = (each.key for each in plain.operands)
+        (own,) = convolution.keys.values()
+        return plain, {"src": tensors["src"], weight: tensors[own], bias: tensors[norm.keys["shift"]]}
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Compiles and binds the plainer plan; `added_bytes` are the residual's."""
+        asked = [self.asked(plan, tensors) for tensors in copies]
+        prepared = super().prepare(asked[0][0], [tensors for _, tensors in asked])
+        facts = {**prepared.facts, "added_bytes": plan.output.nbytes}
+        return Prepared(prepared.call, prepared.result, facts)

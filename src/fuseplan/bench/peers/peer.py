@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.measure.layers import CannotRunError
+from fuseplan.measure.spaces import Tensors
 from fuseplan.plan import FusionPlan
 
 Array = NDArray[Any]
@@ -32,22 +33,37 @@ class Prepared:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Peer(Protocol):
-    """A library in one of its forms; made in a process of its own for a number of threads."""
+class Peer:
+    """A library in one of its forms; on a CPU made in a process of its own.
+
+    Args:
+        threads: of a CPU; None on a GPU.
+
+    Raises:
+        ImportError: its package is not installed.
+    """
 
     name: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
+    packages: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, threads: int) -> None:
-        """Raises ImportError where its package is not installed."""
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads
 
-    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
-        """Makes the plan ready on copies of its arrays; the weights are those of the first.
+    def takes(self, plan: FusionPlan) -> bool:
+        """Whether it is measured for the plan at all, on a GPU."""
+        return True
+
+    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
+        """What it computes, for the check against float64: the plan, unless it says otherwise."""
+        return plan, tensors
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Makes the plan ready on copies of its tensors, one on a GPU; the weights are those of the first.
 
         Raises:
             CannotRunError: the peer does not take the plan.
         """
-        ...
+        raise NotImplementedError
 
 
 def only_f32(plan: FusionPlan, name: str) -> None:

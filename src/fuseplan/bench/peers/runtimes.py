@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fuseplan.bench.peers.onnx_model import onnx_model
-from fuseplan.bench.peers.peer import Array, Arrays, Prepared, aligned, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers, plain_layers
 from fuseplan.plan import FusionPlan
 
 
-class OnnxRuntime:
+class OnnxRuntime(Peer):
     """onnxruntime with all graph optimizations, its inputs and output bound to buffers allocated before."""
 
-    name: ClassVar[str] = "onnxruntime"
-    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx")
+    name = "onnxruntime"
+    packages = ("onnxruntime", "onnx")
 
     def __init__(self, threads: int) -> None:
         import onnx  # noqa: F401 (a missing package is told here)
@@ -75,11 +75,11 @@ class UnfusedOnnxRuntime(OnnxRuntime):
         return onnx_model(plan, arrays, plain_layers(plan))
 
 
-class OpenVino:
+class OpenVino(Peer):
     """openvino with the LATENCY hint, f32 arithmetic, and tensors set before."""
 
-    name: ClassVar[str] = "openvino"
-    packages: ClassVar[tuple[str, ...]] = ("openvino", "onnx")
+    name = "openvino"
+    packages = ("openvino", "onnx")
 
     def __init__(self, threads: int) -> None:
         import onnx  # noqa: F401 (a missing package is told here)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import Array, Arrays, Prepared, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import has_statistics
 from fuseplan.measure.layers import layers, plain_layers, running
@@ -16,11 +16,11 @@ from fuseplan.measure.torch_training import training_call
 from fuseplan.plan import FusionPlan
 
 
-class Torch:
+class Torch(Peer):
     """Eager PyTorch under inference_mode, channels first."""
 
-    name: ClassVar[str] = "torch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    name = "torch"
+    packages = ("torch",)
     is_channels_last: ClassVar[bool] = False
     is_compiled: ClassVar[bool] = False
 
