@@ -243,6 +243,13 @@ def interpret_all(
     return np.array(_seen(kernel.dst, dst)), results
 
 
+def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The plan's arrays with their axes as the kernel has them."""
+    orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
+    orders["src"] = plan.src.canonical_order
+    return {key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()}
+
+
 def assert_interpreted(
     plan: FusionPlan | str,
     template: GpuTemplate | type[GpuTemplate],
@@ -265,7 +272,8 @@ def assert_interpreted(
         template = chosen
     arrays = random_arrays(plan, seed)
     parameters = {each.key: each.parameter.value for each in plan.parameters}
-    got, want = wide(interpret(template, kernel, known, arrays, parameters)), reference(plan, arrays)
+    want = reference(plan, arrays).transpose(plan.output.canonical_order)
+    got = wide(interpret(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters))
     epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
     rounding = DTYPES[kernel.dst.dtype].epsilon if kernel.dst.itemsize == 2 else 0.0
     largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)

@@ -17,6 +17,7 @@ from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.target import Target, parse_target
+from interpreted import in_kernel_order
 
 PLANS = (
     "f16[70x40] -> matmul(72) -> bias -> relu",
@@ -81,8 +82,9 @@ def offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
 def emulated(
     plan: FusionPlan, choice: Hopper, target: Target, arrays: dict[str, NDArray[Any]]
 ) -> NDArray[Any]:
-    """The plan's result, computed by the text of the choice."""
+    """The plan's result with the kernel's order of axes, computed by the text of the choice."""
     kernel = lower(match(plan))
+    arrays = in_kernel_order(plan, kernel, arrays)
     source = choice.emit(kernel, target)
     dst = np.full(kernel.dst.span, np.nan, np.float32)
     values = {each.key: each.parameter.value for each in plan.parameters}
@@ -110,6 +112,7 @@ def test_every_form_computes_the_plan(text: str, target: Target) -> None:
     rng = np.random.default_rng(5)
     arrays = {"src": rng.integers(-8, 9, plan.src.shape) / 8, **data(plan, rng)}
     want = plan.reference(arrays["src"], {key: value for key, value in arrays.items() if key != "src"})
+    want = want.transpose(plan.output.canonical_order)
     for choice in choices(kernel, target):
         got = emulated(plan, choice, target, arrays)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=choice.text)
