@@ -240,8 +240,8 @@ def test_no_choice_waits_for_programs_that_do_not_run(kind: str, text: str) -> N
 def test_beyond_two_to_the_31_offsets_are_wide() -> None:
     _, kernel = lowered("f16[64x1024x256x256, nhwc] -> batch_norm_backward(relu)")
     text = GpuNormalization("rows", 16, 64, 2, 66, 2, 8, 1).emit(kernel, H100).text
-    assert "column = (tile * 64).to(tl.int64) + lane" in text
-    assert "(tl.full((), 0, tl.int64) + (block_0 * 2 + 0)) * 16" in text
+    assert "column = (tl.full((), 0, tl.int64) + tile) * 64 + lane" in text
+    assert "block_0 = tl.full((), 0, tl.int64) + (member + step * 66)" in text
 
 
 def test_what_it_refuses() -> None:

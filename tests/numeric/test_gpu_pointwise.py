@@ -8,7 +8,6 @@ import pytest
 
 from forced import refusal_of
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
-from fuseplan.backends.triton.templates.pointwise_writer import merged, offset
 from fuseplan.kernel import Kernel
 from fuseplan.layouts import LAYOUTS
 from fuseplan.lower import lower
@@ -175,22 +174,6 @@ def test_large_tensors_have_64_bit_offsets() -> None:
     for form in (GpuPointwise("flat", 1, 1024, 0, 4), GpuPointwise("planes", 1, 1024, 0, 4)):
         assert "int64" not in form.emit(small, TARGET).text
         assert "int64" in form.emit(large, TARGET).text
-
-
-def test_axes_that_follow_each_other_are_one() -> None:
-    assert merged((2, 3, 4), (12, 4, 1)) == [(24, 1)]
-    assert merged((2, 3, 4), (20, 4, 1)) == [(2, 20), (12, 1)]
-    assert merged((2, 1, 4), (9, 5, 2)) == [(2, 9), (4, 2)]
-    assert merged((1, 1), (1, 1)) == []
-
-
-@pytest.mark.parametrize("axes", [[(6, 5)], [(3, 100), (4, 7)], [(2, 50), (3, 1), (5, 9)], []])
-def test_offsets_count_along_the_axes(axes: list[tuple[int, int]]) -> None:
-    extents = [extent for extent, _ in axes] or [1]
-    strides = [stride for _, stride in axes] or [1]
-    for at, index in enumerate(np.ndindex(*extents)):
-        want = sum(place * stride for place, stride in zip(index, strides, strict=True))
-        assert eval(offset("at", axes), {"at": at}) == want
 
 
 def test_the_first_candidate_is_the_cheapest() -> None:

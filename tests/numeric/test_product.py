@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fuseplan.backends.triton.templates.product import Product
-from fuseplan.backends.triton.templates.product_shape import merged, offset_text
 from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
@@ -204,23 +203,6 @@ def test_three_products_are_as_exact_as_f32(template: Product) -> None:
     scale = np.abs(arrays["src"]).astype(np.float64) @ np.abs(arrays["weight"])
     error = np.abs(interpret(template, kernel, SM_90, arrays) - exact) / scale
     assert error.max() < template.error_bound(kernel) < 256 * 2.0**-23
-
-
-def test_axes_merge_where_one_continues_another() -> None:
-    assert merged([(2, 60), (3, 20), (4, 5)]) == ((24, 5),) or merged([(2, 60), (3, 20), (4, 5)])[0] == (
-        6,
-        20,
-    )
-    assert merged([(2, 980), (7, 7), (7, 1)]) == ((2, 980), (49, 1))
-    assert merged([(1, 5), (1, 9)]) == ()
-
-
-def test_offsets_of_rows() -> None:
-    row = 61
-    assert eval(offset_text("row", ((2, 980), (49, 1)))) == 980 + 12
-    assert eval(offset_text("row", ((2, 900), (3, 300), (15, 60)))) == 900 + 300 + 60
-    assert eval(offset_text("row", ())) == 0
-    assert row == 61
 
 
 def test_offsets_of_large_tensors_have_64_bits() -> None:

@@ -22,8 +22,7 @@ from fuseplan.target import parse_target
 SM_90 = parse_target("triton:sm_90")
 CONV = "[2x32x5x6, nhwc] -> conv2d(64, kernel=(1, 3), padding=same)"
 SIZES = f"bf16{CONV} -> abs -> bias"
-TILE = "positions=64, features=64"
-WIDE = "positions=64, features=64, depth=32, joined=1, ahead=False, swapped=False, arithmetic=native, warps=8"
+TILE = "positions=64, features=64, depth=32, joined=1, ahead=False, swapped=False, arithmetic=native, warps=8"
 
 
 def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
@@ -40,8 +39,8 @@ def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
     [
         (SIZES, TILE),
         (SIZES, "positions=64, features=16"),
-        (f"bf16{CONV} -> elementwise('-x') -> relu", WIDE),
-        (f"f16{CONV} -> elementwise('expm1(-abs(x))') -> bias", WIDE),
+        (f"bf16{CONV} -> elementwise('-x') -> relu", TILE),
+        (f"f16{CONV} -> elementwise('expm1(-abs(x))') -> bias", TILE),
     ],
     ids=["size", "size of few features", "negative", "negative size"],
 )

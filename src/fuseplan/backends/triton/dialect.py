@@ -39,7 +39,6 @@ ROUGH = {
     "div": 2.0**-22,
     "sqrt": 2.0**-22,
 }
-COMPUTE = {"f64": "float64", "f32": "float32", "f16": "float32", "bf16": "float32"}
 
 
 def simplified(root: Scalar) -> Scalar:

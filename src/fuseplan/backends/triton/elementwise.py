@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import Kernel, KernelOperand
@@ -74,8 +75,9 @@ class Elementwise:
         stages = kernel.epilogue if role == "epilogue" else kernel.prologue
         self.stages = tuple((stage.op_text, dialect.simplified(stage.expression)) for stage in stages)
         self.text, self.namespace = text, namespace
-        self.compute = f"{namespace}.{dialect.COMPUTE[kernel.src.dtype]}"
+        self.compute = named(kernel.compute_dtype, namespace)
         self.given: dict[str, str] = {}
+        self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
         self._depends = Dependence(self._operands | _numbers(kernel))
         formulas = formulas_of(kernel) if kernel.reductions else [formula for _, formula in self.stages]
@@ -112,11 +114,10 @@ class Elementwise:
         place = Place("", channel, "", "", channel_mask)
         for op_text, expression in self.stages if stages is None else stages:
             parts = [node for node in self._depends.invariants(expression) if self._is_written(node)]
-            if any(node not in known.values for node in parts):
-                self.text.line(f"# {op_text}: what does not depend on the position")
             loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
-            for node in [*loaded, *parts]:  # all are on their way before one is waited for
-                self._value(node, "", place, known.values, {}, {})
+            with self.text.headed(f"{op_text}: what does not depend on the position"):
+                for node in [*loaded, *parts]:  # all are on their way before one is waited for
+                    self._value(node, "", place, known.values, {}, {})
         return known
 
     @property
@@ -177,6 +178,57 @@ class Elementwise:
             (x,) = self.values([expression], x, place, held, known)
         return x
 
+    def store(
+        self,
+        x: str,
+        place: Place,
+        held: Mapping[str, str] | None = None,
+        known: Known | None = None,
+        hint: str = "",
+    ) -> None:
+        """Writes the stages and the store of their result to `dst`.
+
+        Args:
+            x: as `apply` is given it.
+            place: likewise.
+            held: likewise.
+            known: likewise.
+            hint: of the store, such as `, eviction_policy="evict_first"`.
+        """
+        stored = self.stored(self.apply(x, place, held, known))
+        guard = f", mask={place.mask}" if place.mask else ""
+        self.text.line(f"{self.namespace}.store(dst + {place.element}, {stored}{guard}{hint})")
+
+    def stored(self, x: str) -> str:
+        """A result as dst has it."""
+        dtype = self._kernel.dst.dtype
+        return x if dtype == self._kernel.compute_dtype else f"{x}.to({named(dtype, self.namespace)})"
+
+    def shared(
+        self,
+        name: str,
+        x: str,
+        place: Place,
+        held: Mapping[str, str] | None = None,
+        *,
+        write: Callable[[str, Place, Mapping[str, str]], Sequence[str]],
+    ) -> list[str]:
+        """Calls a function that has the stages once for many tiles of the same channels; its results.
+
+        Args:
+            name: of the function.
+            x: as `apply` is given it, and so are `place` and `held`; a tile whose elements all exist has the
+                mask `True` where another one's do not.
+            place: see `x`.
+            held: see `x`.
+            write: writes the body, given all of these by their names there; the names of the results.
+        """
+        lying = {each: text for each, text in vars(place).items() if text and "channel" not in each}
+        taken = {key: f"{key}_read" for key in held or {}}
+        given = {"x": x, **lying, **{taken[key]: value for key, value in (held or {}).items()}}
+        spot = replace(place, **{each: each for each in lying})
+        return self.text.call(name, given, lambda: write("x", spot, taken))
+
     def values(
         self,
         formulas: Sequence[Scalar],
@@ -194,7 +246,8 @@ class Elementwise:
             held: likewise.
             known: likewise.
         """
-        channelled = known.values if known and known.channel in ("", place.channel) else {}
+        # A copy: the lines may be of a function, whose names nothing outside of it knows.
+        channelled = dict(known.values) if known and known.channel in ("", place.channel) else {}
         local: dict[Scalar, str] = {}
         return [
             self._named(self._value(formula, x, place, channelled, local, held or {}), x)

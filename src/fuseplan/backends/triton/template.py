@@ -9,9 +9,6 @@ from fuseplan.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
 from fuseplan.target import Target
 from fuseplan.template import Template
 
-# Triton's names of our dtypes.
-TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
-
 
 @dataclass(frozen=True)
 class GpuTemplate(Template):

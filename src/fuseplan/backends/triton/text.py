@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from fuseplan.backends.triton.index import Index, Mask
+
+# Names that stand for the same in every function of a text.
+KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared", "float", "range"}
 
 
 class Text:
-    """Lines of Python, indented by the blocks they stand in; names made here are never met twice."""
+    """Lines of Python, indented by the blocks they stand in; names made here are never met twice.
+
+    Attributes:
+        functions: lines of the functions that are whole, in the order in which they were finished.
+    """
 
     def __init__(self) -> None:
+        self.functions: list[list[str]] = []
         self._lines: list[str] = []
         self._depth = 0
         self._names: dict[str, int] = {}
+        self._called: dict[tuple[str, ...], tuple[str, list[str], int]] = {}  # functions and their names
 
     def line(self, *lines: str) -> None:
         """Appends lines at the present depth; an empty one stays empty."""
@@ -26,6 +38,25 @@ class Text:
         yield
         self._depth -= 1
 
+    @contextmanager
+    def headed(self, comment: str) -> Iterator[None]:
+        """Lines below a comment; without lines there is none."""
+        self.line(f"# {comment}")
+        before = len(self._lines)
+        yield
+        if len(self._lines) == before:
+            self._lines.pop()
+
+    @contextmanager
+    def function(self, head: str) -> Iterator[None]:
+        """Lines of a function `def head:`, which stands by itself, before the one that is being written."""
+        outer = self._lines, self._depth
+        self._lines, self._depth = [], 0
+        with self.block(f"def {head}"):
+            yield
+        self.functions.append(self._lines)
+        self._lines, self._depth = outer
+
     def name(self, stem: str) -> str:
         """A name that begins with `stem` and is new in this text."""
         number = self._names.get(stem, 0)
@@ -38,5 +69,71 @@ class Text:
         self.line(f"{name} = {value}")
         return name
 
+    def index(self, name: str, value: Index) -> Index:
+        """Writes `name = value`; a number or a name stays what it is, and nothing is written."""
+        if value.constant is not None or value.text.isidentifier():
+            return value
+        self.line(f"{name} = {value}")
+        return value.named(name)
+
+    def mask(self, name: str, value: Mask) -> Mask:
+        """Writes `name = value`; nothing where everything exists or the mask is a name already."""
+        if not value or str(value).isidentifier():
+            return value
+        self.line(f"{name} = {value}")
+        return value.named(name)
+
+    def call(
+        self,
+        name: str,
+        given: Mapping[str, str],
+        write: Callable[[], Sequence[str]],
+        into: Sequence[str] = (),
+    ) -> list[str]:
+        """Writes a call of a function whose body is written once; the names of its results.
+
+        Args:
+            name: the function's.
+            given: the values of names in the body that differ from call to call; its other names from outside
+                are passed as they are. Calls that give other names are of a function of their own.
+            write: writes the body, and gives the names that it returns; asked once.
+            into: names that take the results; new ones without it.
+        """
+        known = (name, *given)
+        if known not in self._called:
+            is_first = all(name != each[0] for each in self._called)
+            self._called[known] = self._defined(name if is_first else self.name(name), write)
+        function, taken, results = self._called[known]
+        call = f"{function}({', '.join(given.get(each, each) for each in taken)})"
+        made = list(into or [self.name(name) for _ in range(results)])
+        self.line(f"{', '.join(made)} = {call}" if made else call)
+        return made
+
+    def _defined(self, name: str, write: Callable[[], Sequence[str]]) -> tuple[str, list[str], int]:
+        """The function's name, the names that it takes and the number of its results."""
+        with self.function(name):
+            results = write()
+            if results:
+                self.line(f"return {', '.join(results)}")
+        head, *body = self.functions[-1]
+        taken = list(_from_outside(ast.parse("\n".join(["if True:", *body])).body, set()))
+        self.functions[-1][0] = head.replace(f"{name}:", f"{name}({', '.join(taken)}):")
+        return name, taken, len(results)
+
     def __str__(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+
+def _from_outside(statements: Sequence[ast.stmt], made: set[str]) -> dict[str, None]:
+    """The names that statements read before they write them, in order; `made` takes those they write."""
+    found: dict[str, None] = {}
+    for statement in statements:
+        inner = [each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)]
+        own = [each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt)]
+        names = [name for each in own for name in ast.walk(each) if isinstance(name, ast.Name)]
+        is_both = isinstance(statement, ast.AugAssign)
+        read = [name.id for name in names if is_both or isinstance(name.ctx, ast.Load)]
+        found |= dict.fromkeys(name for name in read if name not in made | KNOWN)
+        made |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        found |= _from_outside(inner, made)
+    return found

@@ -9,8 +9,8 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.convolution_choice import choices, seconds
+from fuseplan.backends.triton.templates.convolution_sum import writer_of
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
-from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
 from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.backends.triton.templates.product_tiles import arithmetics
 from fuseplan.emit import Source
@@ -86,4 +86,4 @@ class GpuConvolution(Knobs, GpuTemplate):
         return weight_packing(operand, (features, *taps, channels), extents, halves=halves)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ConvolutionWriter(self, kernel, self.text).source()
+        return writer_of(self, kernel, self.text).source()

@@ -3,59 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from fuseplan.backends.triton.elementwise import Elementwise, Place
+from fuseplan.backends.triton.elementwise import Place
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    Index,
+    Mask,
+    arange,
+    as_index,
+    condition,
+    digits,
+    number,
+    total,
+)
+from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
-from fuseplan.backends.triton.templates.three_products import halves, write_factors
-from fuseplan.backends.triton.text import Text
-
-AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
-STORED = {"f16": "tl.float16", "bf16": "tl.bfloat16"}
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What a sum is written into.
-
-    In the text before it are `h`, `w`, .. (the first coordinate under the window of each position, along each
-    spatial axis), `first` (the element there), `image`, `has_position`; `local`, `feature`, `has_feature`;
-    `group_block` where there are several; and `total`, the sum so far.
-
-    Attributes:
-        text, tiles: the kernel's.
-        prologue: what is applied to src.
-        weight: the pointer to the weight.
-        knobs: the template's.
-    """
-
-    text: Text
-    tiles: Tiles
-    prologue: Elementwise
-    weight: str
-    knobs: Knobs
-
-    def weight_features(self, vector: str) -> str:
-        """A vector over features as an axis of the weight's tile."""
-        return f"{vector}[:, None]" if self.knobs.swapped else f"{vector}[None, :]"
-
-    def weight_depth(self, vector: str) -> str:
-        """A vector over what is summed, as an axis of the weight's tile."""
-        return f"{vector}[None, :]" if self.knobs.swapped else f"{vector}[:, None]"
+from fuseplan.backends.triton.templates.convolution_writer import ConvolutionWriter
+from fuseplan.backends.triton.templates.product_arithmetic import multiply
+from fuseplan.backends.triton.templates.three_products import halves
+from fuseplan.kernel import Kernel
 
 
-class Sum:
+class Sum(ConvolutionWriter):
     """What both kinds of sum share: the tile of src and the product."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame, self.text, self.tiles, self.knobs = frame, frame.text, frame.tiles, frame.knobs
-        self.kernel, self.conv = frame.tiles.kernel, frame.tiles.conv
-        self.axes = AXES[3 - len(self.conv.kernel) :]
-        strides = self.kernel.src.element_strides
-        self.image_step, self.channel_step, self.steps = strides[0], strides[1], strides[2:]
-        self.index = "tl.int64" if self.tiles.is_wide else "tl.int32"
+    weights: Index  # where each feature's row begins in the packed weight
 
-    def write(self) -> None:
+    def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
+        super().__init__(knobs, kernel, title)
+        self.image_step, self.channel_step, *self.steps = kernel.src.element_strides
+        self.index = "tl.int64" if self.tiles.is_wide else "tl.int32"
+        # how a vector over features, and one over what is summed, is an axis of the weight's tile
+        axes = (DOWN, ACROSS) if knobs.swapped else (ACROSS, DOWN)
+        self.over_features, self.over_depth = axes
+
+    def write_sum(self) -> None:
         """The counters, and the loop where there is more than one step."""
         self.begin()
         if self.tiles.steps == 1:
@@ -83,102 +68,69 @@ class Sum:
         """Writes the counters of the next step."""
         raise NotImplementedError
 
-    def arange(self, size: int) -> str:
+    def arange(self, size: int) -> Index:
         """The numbers from 0 to `size`, in the width of offsets."""
-        return f"tl.arange(0, {size})" + (".to(tl.int64)" if self.tiles.is_wide else "")
+        return arange(size).wide(self.tiles.is_wide)
 
-    def leaves(self, axis: int) -> bool:
-        """Whether the window may stand outside of src along the axis."""
-        conv, low = self.conv, self.conv.padding[axis][0]
-        reach = (conv.dst_spatial[axis] - 1) * conv.stride[axis]
-        last = reach + (conv.kernel[axis] - 1) * conv.dilation[axis] - low
-        return low > 0 or last >= conv.src_spatial[axis]
+    def zero(self, name: str, extent: int) -> Index:
+        """Writes a counter of so many steps, at its beginning; none where there is but one."""
+        if extent > 1:
+            self.text.line(f"{name} = tl.full((), 0, {self.index})")
+        return number(name, extent)
 
-    def within(self, axis: int, at: str) -> str:
-        """That a coordinate, written as `at`, is one of src."""
-        name = f"{self.axes[axis]}_at"
-        self.text.line(f"{name} = {at}")
-        return f"({name} >= 0) & ({name} < {self.conv.src_spatial[axis]})"
+    def within(self, axis: int, at: Index) -> Mask:
+        """That a coordinate is one of src; where its range says so, nothing is written."""
+        size = self.conv.src_spatial[axis]
+        if not (at >= 0) and not (at < size):
+            return ALL
+        at = self.text.index(f"{self.axes[axis]}_at", at)
+        return (at >= 0) & (at < size)
 
     @property
-    def channels_end(self) -> str:
+    def channels_end(self) -> Index:
         """The channel after the last one that a tile's features read."""
         tiles, channels = self.tiles, self.conv.channels
-        if self.conv.groups % tiles.merged:
-            return f"tl.minimum({tiles.channels}, {channels} - group_block * {tiles.channels})"
-        return str(tiles.channels)
+        if not self.conv.groups % tiles.merged:
+            return as_index(tiles.channels)
+        left = channels - self.group_block * tiles.channels
+        return Index(f"tl.minimum({tiles.channels}, {left})", left.low, tiles.channels)
 
-    def channel_number(self, local: str) -> str:
-        """A channel of src, of its number among those of the tile."""
-        tiles = self.tiles
-        return f"({local} + group_block * {tiles.channels})" if tiles.group_blocks > 1 else f"({local})"
-
-    def finish(self, x: str, at: str, channel: str, mask: str) -> None:
+    def finish(self, x: str, at: Index, local: Index, mask: Mask) -> None:
         """Makes the tile `x` of src a factor: after the prologue, padding zero again, as it is multiplied."""
         kernel, text = self.kernel, self.text
         if kernel.prologue:
-            known = f"({channel} < {self.conv.channels})[None, :]"
-            inside = f"({at} - image[:, None] * {self.image_step})"
-            place = Place(at, f"{channel}[None, :]", inside, mask, known)
+            channel = local + self.group_block * self.tiles.channels
+            known = (channel < self.conv.channels).at(ACROSS)
+            inside = f"({at} - {(self.image * self.image_step).at(DOWN).atom})"
+            place = Place(str(at), str(channel.at(ACROSS)), inside, str(mask), str(known))
             if kernel.compute_dtype != kernel.src.dtype:
                 text.line(f"{x} = {x}.to(tl.float32)")
-            text.line(f"{x} = tl.where({mask}, {self.frame.prologue.apply(x, place)}, 0.0)")
+            made = self.prologue.apply(x, place)
+            text.line(f"{x} = tl.where({mask}, {made}, 0.0)" if mask else f"{x} = {made}")
             if self.knobs.arithmetic == "native":
-                text.line(f"{x} = {x}.to({STORED[kernel.src.dtype]})")
+                text.line(f"{x} = {x}.to({named(kernel.src.dtype)})")
         if self.knobs.swapped:
             text.line(f"{x} = {x}.trans(1, 0)")
 
-    def multiply(self, x: str) -> None:
-        """Adds the product of `weight` and the tile of src, which fits it, to the sum."""
-        arithmetic = self.knobs.arithmetic
-        if arithmetic == "tf32x3":
-            self._multiply_in_three(x)
-            return
-        left, right = self._pair(x, "weight")
-        if arithmetic == "summed":
-            product = f"tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0)"
-            self.text.line(f"total += tl.sum({product}, axis=1)")
-            return
-        if arithmetic == "ieee" and self.kernel.src.itemsize == 2:
-            left, right = f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"
-        how = {"native": "", "ieee": ", input_precision='ieee', out_dtype=total.dtype"}
-        known = how.get(arithmetic, f", input_precision={arithmetic!r}")
-        self.text.line(f"total = tl.dot({left}, {right}, total{known})")
+    def add_product(self, row: Index, own: Mask = ALL) -> None:
+        """Adds the product of the tile of src, `x`, and that of the weight, which it loads.
 
-    def _multiply_in_three(self, x: str) -> None:
-        """Three products of factors of 11 bits; the fourth, of what both leave, is below f32's bits.
-
-        What the weight leaves is `weight_left`. Sums of one step are added outside of the tensor core, which
-        cuts off instead of rounding: where `weight` is taken in parts, each has one of the small products.
+        Args:
+            row: where the step begins in each feature's row of the packed weight.
+            own: the elements of the weight that exist.
         """
-        write_factors(self.text, x, "x")
-        parts = [f"weight_{place}" for place, _ in enumerate(halves(self.knobs.depth))] or ["weight"]
-        sums = ["part", "rest"][: len(parts)]
-        pairs = [("x_left", "weight"), ("x_high", "weight_left"), *(("x_high", part) for part in parts)]
-        for place, factors in enumerate(pairs):
-            name = sums[place % len(sums)]
-            before = f", {name}" if place >= len(sums) else ""
-            self.text.line(
-                f"{name} = tl.dot({', '.join(self._pair(*factors))}{before}, input_precision='tf32')"
-            )
-        self.text.line(*(f"total += {name}" for name in sums))
-
-    def _pair(self, x: str, weight: str) -> tuple[str, str]:
-        """The factors of a product in their order."""
-        return (weight, x) if self.knobs.swapped else (x, weight)
-
-    def load_weight(self, at: str, own: str = "") -> None:
-        """Loads the tile of the weight, where `own` holds, and what `multiply` takes besides."""
-        weight = self.frame.weight
-        guarded = f", mask={own}, other=0.0" if own else ""
-        self.text.line(f"weight = tl.load({weight} + {at}{guarded})")
-        if self.knobs.arithmetic != "tf32x3":
-            return
-        behind = self.tiles.weight_rows * self.conv.taps * self.tiles.weight_channels
-        self.text.line(f"weight_left = tl.load({weight} + {behind} + {at}{guarded})")
-        for place, half in enumerate(halves(self.knobs.depth)):
-            mask = self.frame.weight_depth(half) + (f" & {own}" if own else "")
-            self.text.line(f"weight_{place} = tl.load({weight} + {at}, mask={mask}, other=0.0)")
+        text, tiles, arithmetic = self.text, self.tiles, self.knobs.arithmetic
+        row = text.index("row", row) if arithmetic == "tf32x3" else row
+        wanted = [("weight", 0, own)]
+        if arithmetic == "tf32x3":
+            behind = tiles.weight_rows * self.conv.taps * tiles.weight_channels
+            wanted.append(("weight_left", behind, own))
+            for place, half in enumerate(halves(self.knobs.depth)):
+                wanted.append((f"weight_{place}", 0, condition(f"{half}{self.over_depth}") & own))
+        for name, behind, mask in wanted:
+            pointer = total([Index(self.weight), as_index(behind), self.weights, row])
+            text.line(f"{name} = tl.load({pointer}{mask.guard()})")
+        multiply(text, self.knobs, self.kernel, "x", [name for name, _, _ in wanted])
 
     def count(self, counters: Sequence[tuple[str, int, int, int]]) -> None:
         """Counts on: (name, extent, step, carried) of each counter, the fastest first; the last has no end.
@@ -186,13 +138,12 @@ class Sum:
         A counter moves by its step, and by what is carried where the one before it passes its end. There is
         no division in the loop: with it, code for eight warps is known to be wrong.
         """
-        done = ""
-        for number, (name, extent, step, carried) in enumerate(counters):
-            terms = [str(step)] * (step > 0 or not done) + [scaled(done, carried)] * bool(done)
-            self.text.line(f"{name} += {' + '.join(terms)}")
-            if number < len(counters) - 1:
-                done = self.text.let("done", f"({name} >= {extent}).to({self.index})")
-                self.text.line(f"{name} -= {scaled(done, extent)}")
+        done = as_index(0)
+        for place, (name, extent, step, carried) in enumerate(counters):
+            self.text.line(f"{name} += {done * carried + step}")
+            if place < len(counters) - 1:
+                done = Index(self.text.let("done", f"({name} >= {extent}).to({self.index})"), 0, 1)
+                self.text.line(f"{name} -= {done * extent}")
 
 
 class BlockedSum(Sum):
@@ -201,48 +152,44 @@ class BlockedSum(Sum):
     So what is read of src stays in the first cache from tap to tap.
     """
 
-    def __init__(self, frame: Frame) -> None:
-        super().__init__(frame)
+    def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
+        super().__init__(knobs, kernel, title)
         self.counted = [axis for axis, taps in enumerate(self.conv.kernel) if taps > 1]
         self.has_blocks = self.tiles.channel_blocks > 1
 
     def begin(self) -> None:
-        text, tiles, frame = self.text, self.tiles, self.frame
-        text.line(f"depth = {self.arange(tiles.depth)}")
-        if self.knobs.joined > 1:
-            # the first of the channels that a thread loads side by side
-            text.line(f"lead = {self.arange(tiles.depth // self.knobs.joined)} * {self.knobs.joined}")
-        row = frame.weight_features(f"(feature * {self.conv.taps * tiles.weight_channels})")
-        if tiles.merged == 1:
-            text.line(f"weights = {row} + {frame.weight_depth('depth')}")
-        else:
-            channels, features = self.conv.channels_per_group, self.conv.features_per_group
-            group, other = f"(local // {features})", f"(depth // {channels})"
-            text.line(
-                f"weights = {row} + {frame.weight_depth(f'(depth % {channels})')}",
-                "# the weight between different groups is zero",
-                f"own = {frame.weight_features(group)} == {frame.weight_depth(other)}",
-                f"own = own & {frame.weight_features('has_feature')}",
-            )
-        text.line(*(f"tap_{self.axes[axis]} = tl.full((), 0, {self.index})" for axis in self.counted))
+        text, tiles, joined = self.text, self.tiles, self.knobs.joined
+        self.depth = text.index("depth", self.arange(tiles.depth))
+        if joined > 1:  # the first of the channels that a thread loads side by side
+            self.lead = text.index("lead", self.arange(tiles.depth // joined) * joined)
+        row = (self.feature * (self.conv.taps * tiles.weight_channels)).at(self.over_features)
+        channels, features = self.conv.channels_per_group, self.conv.features_per_group
+        depth = self.depth if tiles.merged == 1 else self.depth % channels
+        self.weights = text.index("weights", row + depth.at(self.over_depth))
+        self.own = ALL
+        if tiles.merged > 1:
+            group = (self.local // features).at(self.over_features)
+            other = (self.depth // channels).at(self.over_depth)
+            text.line("# the weight between different groups is zero")
+            own = condition(f"{group} == {other}") & self.has_feature.at(self.over_features)
+            self.own = text.mask("own", own)
+        self.taps = {
+            axis: self.zero(f"tap_{self.axes[axis]}", self.conv.kernel[axis]) for axis in self.counted
+        }
+        self.channel = as_index(0)
         if self.has_blocks:
-            text.line(f"channel = tl.full((), 0, {self.index})")
+            last = (tiles.channel_blocks - 1) * tiles.depth
+            self.channel = replace(self.zero("channel", tiles.channels), high=last)
 
     def advance(self) -> None:
-        taps = [(f"tap_{self.axes[axis]}", self.conv.kernel[axis], 0, 1) for axis in reversed(self.counted)]
+        taps = [(tap.text, self.conv.kernel[axis], 0, 1) for axis, tap in reversed(self.taps.items())]
         channels = [("channel", 0, 0, self.tiles.depth)] if self.has_blocks else []
         (name, extent, _, unit), *others = [*taps, *channels]
-        self.count([(name, extent, unit, unit), *others])
-
-    @property
-    def _taps(self) -> dict[int, str]:
-        """The counter of each axis that has one."""
-        return {axis: f"tap_{self.axes[axis]}" for axis in self.counted}
+        self.count([(name, extent, unit, 0), *others])
 
     def step(self) -> None:
         self._load("x")
-        self._load_weight(self._row())
-        self.multiply("x")
+        self.add_product(self._row(), self.own)
 
     def step_ahead(self) -> None:
         text = self.text
@@ -251,81 +198,57 @@ class BlockedSum(Sum):
             text.line(f"row = {self._row()}")
             self.advance()
             self._load("following", may_end=True)
-            self._load_weight("row")
-            self.multiply("x")
+            self.add_product(Index("row"), self.own)
             text.line("x = following")
 
-    def _row(self) -> str:
+    def _row(self) -> Index:
         """Where a step's weights begin in a row of the packed weight."""
-        tap = ""
-        for axis, name in self._taps.items():
-            tap = f"{_grouped(tap)} * {self.conv.kernel[axis]} + {name}" if tap else name
-        terms = [scaled(_grouped(tap), self.tiles.weight_channels)] * bool(tap) + [
-            "channel"
-        ] * self.has_blocks
-        return " + ".join(terms)
-
-    def _load_weight(self, row: str) -> None:
-        own = "own" if self.tiles.merged > 1 else ""
-        self.load_weight(f"weights + ({row})" if row else "weights", own)
+        row = as_index(0)
+        for axis, tap in self.taps.items():
+            row = row * self.conv.kernel[axis] + tap
+        return row * self.tiles.weight_channels + self.channel
 
     def _load(self, name: str, may_end: bool = False) -> None:
         """Loads the tile of src at the counters, which `may_end` behind the last step: then nothing."""
-        start = ["first"]
-        for axis, tap in self._taps.items():
-            start.append(scaled(tap, self.conv.dilation[axis] * self.steps[axis]))
-        start += [scaled("channel", self.channel_step)] * self.has_blocks
-        exists = self._exists()
+        start, exists = [self.src_first], self.has_position
+        for axis, window in enumerate(self.windows):
+            tap, dilation = self.taps.get(axis, as_index(0)), self.conv.dilation[axis]
+            start.append(tap * (dilation * self.steps[axis]))
+            exists = exists & self.within(axis, window + tap * dilation)
         if may_end:
-            slowest, extent = ("channel", self.tiles.channels) if self.has_blocks else self._slowest
-            exists += f" & ({slowest} < {extent})"
-        self.text.line(f"has_element = {exists}", f"start = {' + '.join(start)}")
-        block = "channel + " if self.has_blocks else ""
+            counted = [("channel", self.tiles.channels)] if self.has_blocks else []
+            counted += [(tap.text, self.conv.kernel[axis]) for axis, tap in self.taps.items()]
+            exists = exists & condition("{} < {}".format(*counted[0]), is_vector=False)
+        exists = self.text.mask("has_element", exists)
+        first = self.text.index("start", total([*start, self.channel * self.channel_step]))
         if self.knobs.joined > 1 and not self.kernel.prologue:
-            self._load_joined(name, block)
+            self._load_joined(name, first, exists)
         else:
-            self._load_tile(name, block)
+            self._load_tile(name, first, exists)
 
-    @property
-    def _slowest(self) -> tuple[str, int]:
-        """The counter that ends last, of those of taps, and its end."""
-        return self._taps[self.counted[0]], self.conv.kernel[self.counted[0]]
-
-    def _exists(self) -> str:
-        """Whether the tap stands on an element of src, for each position."""
-        terms, taps = ["has_position"], self._taps
-        for axis in range(len(self.axes)):
-            if self.leaves(axis):
-                tap = f" + {scaled(taps[axis], self.conv.dilation[axis])}" if axis in taps else ""
-                terms.append(self.within(axis, self.axes[axis] + tap))
-        return " & ".join(terms)
-
-    def _mask(self, local: str) -> str:
+    def _mask(self, local: Index, exists: Mask) -> Mask:
         """Which elements of a tile of src exist, whose channels among those of the tile are `local`."""
-        tiles, conv = self.tiles, self.conv
-        if tiles.channels % tiles.depth or conv.groups % tiles.merged:
-            return f"has_element[:, None] & ({local} < {self.channels_end})[None, :]"
-        return "has_element[:, None]"
+        return exists.at(DOWN) & (local < self.channels_end).at(ACROSS)
 
-    def _load_tile(self, name: str, block: str) -> None:
-        text = self.text
-        text.line(f"at = start[:, None] + ({scaled('depth', self.channel_step)})[None, :]")
-        text.line(
-            f"mask = {self._mask(f'{block}depth')}", f"{name} = tl.load(src + at, mask=mask, other=0.0)"
-        )
-        self.finish(name, "at", self.channel_number(f"{block}depth"), "mask")
+    def _load_tile(self, name: str, first: Index, exists: Mask) -> None:
+        text, local = self.text, self.channel + self.depth
+        at = text.index("at", first.at(DOWN) + (self.depth * self.channel_step).at(ACROSS))
+        mask = text.mask("mask", self._mask(local, exists))
+        text.line(f"{name} = tl.load(src + {at}{mask.guard()})")
+        self.finish(name, at, local, mask)
 
-    def _load_joined(self, name: str, block: str) -> None:
+    def _load_joined(self, name: str, first: Index, exists: Mask) -> None:
         """Loads the tile in parts.
 
         Neighbouring threads load neighbouring positions, and each several channels of its own, which it then
         has side by side: they go to shared memory in one store, in the order that the matrix unit reads best.
         """
         text, joined = self.text, self.knobs.joined
-        text.line(f"at = start[:, None] + ({scaled('lead', self.channel_step)})[None, :]")
+        at = text.index("at", first.at(DOWN) + (self.lead * self.channel_step).at(ACROSS))
         for place in range(joined):
-            step, mask = f" + {place * self.channel_step}" * (place > 0), self._mask(f"{block}lead + {place}")
-            text.line(f"{name}_{place} = tl.load(src{step} + at, mask={mask}, other=0.0)")
+            pointer = Index("src") + place * self.channel_step
+            mask = self._mask(self.channel + self.lead + place, exists)
+            text.line(f"{name}_{place} = tl.load({pointer + at}{mask.guard()})")
         text.line(f"{name} = {_side_by_side([f'{name}_{place}' for place in range(joined)])}")
         shape, order = f"{self.tiles.positions}, {self.tiles.depth}", ""
         if self.knobs.swapped:
@@ -338,51 +261,51 @@ class FlatSum(Sum):
     """Steps of `depth` pairs of tap and channel, channels fastest; each has its own place in src."""
 
     def begin(self) -> None:
-        text, channels = self.text, self.tiles.channels
-        text.line(f"depth = {self.arange(self.tiles.depth)}", "pair = depth", f"channel = pair % {channels}")
-        inner = channels
-        for axis in reversed(range(len(self.axes))):
-            place = f"pair // {inner}"
-            text.line(f"tap_{self.axes[axis]} = {place}" + (f" % {self.conv.kernel[axis]}" if axis else ""))
-            inner *= self.conv.kernel[axis]
-        row = self.frame.weight_features(f"(feature * {self.conv.depth})")
-        text.line(f"weights = {row}")
+        text, conv = self.text, self.conv
+        depth = text.index("depth", self.arange(self.tiles.depth))
+        self.pair = depth
+        if self.tiles.steps > 1:
+            self.pair = replace(depth.named("pair"), high=self.tiles.steps * self.tiles.depth - 1)
+            text.line(f"pair = {depth}")
+        *places, channel = digits(depth, (*conv.kernel, self.tiles.channels))
+        names = [*(f"tap_{axis}" for axis in self.axes), "channel"]
+        extents = zip(names, (*conv.kernel, self.tiles.channels), strict=True)
+        self.counted = [(name, extent) for name, extent in extents if extent > 1]
+        self.taps = [self._counter(f"tap_{axis}", at) for axis, at in zip(self.axes, places, strict=True)]
+        self.channel = self._counter("channel", channel)
+        row = (self.feature * conv.depth).at(self.over_features)
+        self.weights = text.index("weights", row)
+
+    def _counter(self, name: str, at: Index) -> Index:
+        """Writes a counter at its beginning, unless it has but one value."""
+        extent = dict(self.counted).get(name)
+        if extent is None:
+            return as_index(0)
+        self.text.line(f"{name} = {at if at.is_vector else f'tl.zeros_like({self.pair})'}")
+        return Index(name, 0, extent - 1, is_vector=True)
 
     def advance(self) -> None:
-        rest, channels = divmod(self.tiles.depth, self.tiles.channels)
-        counters = [("channel", self.tiles.channels, channels, 1)]
-        for axis in reversed(range(len(self.axes))):
-            extent = self.conv.kernel[axis]
-            rest, step = divmod(rest, extent) if axis else (0, rest)
-            counters.append((f"tap_{self.axes[axis]}", extent, step, 1))
+        counters, rest = [], self.tiles.depth
+        for place, (name, extent) in enumerate(reversed(self.counted)):
+            rest, step = divmod(rest, extent) if place < len(self.counted) - 1 else (0, rest)
+            counters.append((name, extent, step, 1))
         self.count(counters)
         self.text.line(f"pair += {self.tiles.depth}")
 
     def step(self) -> None:
-        text, frame = self.text, self.frame
-        start = [scaled("channel", self.channel_step)]
-        mask = ["has_position[:, None]", f"(pair < {self.conv.depth})[None, :]"]
-        for axis, name in enumerate(self.axes):
-            start.append(scaled(f"tap_{name}", self.conv.dilation[axis] * self.steps[axis]))
-            if self.leaves(axis):
-                tap = f"({scaled(f'tap_{name}', self.conv.dilation[axis])})[None, :]"
-                mask.append(self.within(axis, f"{name}[:, None] + {tap}"))
-        text.line(f"at = first[:, None] + ({' + '.join(start)})[None, :]")
-        text.line(f"mask = {' & '.join(mask)}", "x = tl.load(src + at, mask=mask, other=0.0)")
-        self.finish("x", "at", self.channel_number("channel"), "mask")
-        pairs = frame.weight_depth("pair")
-        self.load_weight(f"weights + {pairs}", f"({pairs} < {self.conv.depth})")
-        self.multiply("x")
-
-
-def scaled(text: str, factor: int) -> str:
-    """A product, as short as it can be written."""
-    return text if factor == 1 else f"{text} * {factor}"
-
-
-def _grouped(text: str) -> str:
-    """As a factor."""
-    return f"({text})" if " " in text else text
+        text = self.text
+        pair = self.pair
+        start = [self.channel * self.channel_step]
+        mask = self.has_position.at(DOWN) & (pair < self.conv.depth).at(ACROSS)
+        for axis, (window, tap) in enumerate(zip(self.windows, self.taps, strict=True)):
+            start.append(tap * (self.conv.dilation[axis] * self.steps[axis]))
+            mask = mask & self.within(axis, window.at(DOWN) + (tap * self.conv.dilation[axis]).at(ACROSS))
+        element = text.index("at", self.src_first.at(DOWN) + total(start).at(ACROSS))
+        mask = text.mask("mask", mask)
+        text.line(f"x = tl.load(src + {element}{mask.guard()})")
+        self.finish("x", element, self.channel, mask)
+        pairs = pair.at(self.over_depth)
+        self.add_product(pairs, text.mask("has_pair", pairs < self.conv.depth))
 
 
 def _side_by_side(tiles: Sequence[str]) -> str:
@@ -390,3 +313,9 @@ def _side_by_side(tiles: Sequence[str]) -> str:
     if len(tiles) == 1:
         return tiles[0]
     return f"tl.join({_side_by_side(tiles[::2])}, {_side_by_side(tiles[1::2])})"
+
+
+def writer_of(knobs: Knobs, kernel: Kernel, title: str) -> ConvolutionWriter:
+    """The writer of a kernel with these knobs."""
+    is_flat = Tiles(kernel, knobs.positions, knobs.features, knobs.depth).is_flat
+    return (FlatSum if is_flat else BlockedSum)(knobs, kernel, title)

@@ -7,26 +7,32 @@ the compiler gives neighbouring threads neighbours along the first.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
-from fuseplan.backends.triton.templates.convolution_sum import (
-    AXES,
-    BlockedSum,
-    FlatSum,
-    Frame,
-    scaled,
-)
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, arange, as_index, digits, number, total
+from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.templates.convolution_tiles import Knobs, Tiles
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 
-COMPUTE = {"f64": "tl.float64", "f32": "tl.float32"}
+AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
 
 
-class ConvolutionWriter:
-    """Writes one kernel."""
+class ConvolutionWriter(ABC):
+    """Writes one kernel but for its sum.
+
+    Attributes, of a tile in the text:
+        windows: the first coordinate under the window of each position, along each spatial axis.
+        src_first: the offset of the element there.
+        position, image, place: number of each position, its image, its place in the image.
+        has_position, has_feature: which positions and features there are.
+        local, feature: the number of each feature among those of the tile's groups, and among all.
+        feature_block, group_block, position_block: the tile's numbers.
+    """
 
     def __init__(self, knobs: Knobs, kernel: Kernel, title: str) -> None:
         self.knobs, self.kernel, self.title = knobs, kernel, title
@@ -36,6 +42,7 @@ class ConvolutionWriter:
         self.text = Text()
         self.prologue = Elementwise(kernel, "prologue", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
+        self.weight = argument(Slot("operand", kernel.weight.key))
         self.axes = AXES[3 - len(self.conv.kernel) :]
 
     @property
@@ -46,91 +53,84 @@ class ConvolutionWriter:
 
     def source(self) -> Source:
         """The whole kernel."""
-        text, knobs = self.text, self.knobs
-        text.line("import triton", "import triton.language as tl", "", "")
-        text.line(*(f"# {line}" for line in [self.title, *self.kernel.text.splitlines()]))
-        text.line("@triton.jit")
-        with text.block(f"def fused({', '.join(argument(slot) for slot in self.slots)})"):
+        shell = Shell(self.kernel, self.title, self.text, self.slots)
+        with shell.body():
             self._tile()
             self._positions()
             self._features()
             self._sum()
             self._results()
-        options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
-        grid = (self.tiles.programs, 1, 1)
-        return Source(str(text), "fused", self.slots, language="triton", grid=grid, options=options)
+        options = (("num_warps", self.knobs.warps), ("num_stages", self.knobs.stages))
+        return shell.source(self.tiles.programs, options)
 
     def _tile(self) -> None:
         """The tile's number along each axis; neighbours in time read the same of src, other features."""
         text, tiles = self.text, self.tiles
         if tiles.is_wide:
             text.line("# offsets of tensors this large need 64 bits")
-        number = "tl.program_id(0)" + (".to(tl.int64)" if tiles.is_wide else "")
-        for name, blocks in (("feature_block", tiles.feature_blocks), ("group_block", tiles.group_blocks)):
-            if blocks > 1:
-                text.line(f"program = {number}", f"{name} = program % {blocks}")
-                number = f"program // {blocks}"
-        text.line(f"position_block = {number}")
+        program = text.index("program", number("tl.program_id(0)", tiles.programs).wide(tiles.is_wide))
+        rest = program // tiles.feature_blocks
+        self.feature_block = text.index("feature_block", program % tiles.feature_blocks)
+        self.group_block = text.index("group_block", rest % tiles.group_blocks)
+        self.position_block = text.index("position_block", rest // tiles.group_blocks)
 
     def _positions(self) -> None:
         """Image and place of each position, and where its window begins in src."""
         text, conv, block = self.text, self.conv, self.knobs.positions
-        image, strides = prod(conv.dst_spatial), self.kernel.src.element_strides
-        text.line(
-            f"position = position_block * {block} + tl.arange(0, {block})",
-            f"has_position = position < {conv.rows}",
-            f"image = position // {image}",
-            f"place = position % {image}",
-        )
-        inner, terms = image, [f"image * {strides[0]}"]
-        for number, axis in enumerate(self.axes):
-            outer, inner = inner, inner // conv.dst_spatial[number]
-            index = "place" if inner == 1 else f"place // {inner}"
-            index = index if outer == image else f"{index} % {conv.dst_spatial[number]}"
-            low, stride = conv.padding[number][0], conv.stride[number]
-            text.line(f"{axis} = {scaled(index, stride)}" + (f" - {low}" if low else ""))
-            terms.append(scaled(axis, strides[2 + number]))
-        if self.tiles.group_blocks > 1:
-            terms.append(f"group_block * {self.tiles.channels * strides[1]}")
-        text.line(f"first = {' + '.join(terms)}")
+        area, (image_step, channel_step, *steps) = prod(conv.dst_spatial), self.kernel.src.element_strides
+        self.position = text.index("position", self.position_block * block + arange(block))
+        self.has_position = text.mask("has_position", self.position < conv.rows)
+        image = self.position // area if conv.batch > 1 else as_index(0)
+        self.image = text.index("image", image)
+        self.place = text.index("place", self.position % area)
+        windows, terms = [], [self.image * image_step]
+        for axis, at in enumerate(digits(self.place, conv.dst_spatial)):
+            begin = at * conv.stride[axis] - conv.padding[axis][0]
+            windows.append(text.index(self.axes[axis], begin))
+            terms.append(windows[-1] * steps[axis])
+        terms.append(self.group_block * (self.tiles.channels * channel_step))
+        self.windows, self.src_first = windows, text.index("src_first", self._whole(total(terms)))
+
+    def _whole(self, offset: Index) -> Index:
+        """The offset as a vector over positions, even where it is the same for all."""
+        if offset.is_vector:
+            return offset
+        return Index(f"tl.zeros_like({self.position})", 0, 0, is_vector=True) + offset
 
     def _features(self) -> None:
         """The tile's features."""
         text, tiles, block = self.text, self.tiles, self.knobs.features
-        first = f"feature_block * {block} + " if tiles.feature_blocks > 1 else ""
-        text.line(f"local = {first}tl.arange(0, {block})")
-        text.line(f"has_feature = local < {tiles.features}")
-        if tiles.group_blocks == 1:
-            text.line("feature = local")
-            return
-        text.line(f"feature = group_block * {tiles.features} + local")
-        if self.conv.groups % tiles.merged:
-            text.line(f"has_feature = has_feature & (feature < {self.conv.features})")
+        local = "local" if tiles.group_blocks > 1 else "feature"
+        self.local = text.index(local, self.feature_block * block + arange(block))
+        self.feature = text.index("feature", self.group_block * tiles.features + self.local)
+        ends = self.feature < self.conv.features if self.conv.groups % tiles.merged else ALL
+        self.has_feature = text.mask("has_feature", (self.local < tiles.features) & ends)
 
     def _sum(self) -> None:
-        knobs, weight = self.knobs, argument(Slot("operand", self.kernel.weight.key))
-        shape = [knobs.positions, knobs.features]
-        compute = COMPUTE[self.kernel.compute_dtype]
-        self.text.line(f"total = tl.zeros({shape[::-1] if knobs.swapped else shape}, {compute})")
-        frame = Frame(self.text, self.tiles, self.prologue, weight, knobs)
-        (FlatSum if self.tiles.is_flat else BlockedSum)(frame).write()
-        if knobs.swapped:
+        shape = [self.knobs.positions, self.knobs.features]
+        compute = named(self.kernel.compute_dtype)
+        self.text.line(f"total = tl.zeros({shape[::-1] if self.knobs.swapped else shape}, {compute})")
+        self.write_sum()
+        if self.knobs.swapped:
             self.text.line("total = total.trans(1, 0)")
+
+    @abstractmethod
+    def write_sum(self) -> None:
+        """Adds all products to `total`."""
 
     def _results(self) -> None:
         """The epilogue, and the store."""
-        text, conv = self.text, self.conv
-        image = prod(conv.dst_spatial)
+        text, conv, area = self.text, self.conv, prod(self.conv.dst_spatial)
+        place, feature = self.place.at(DOWN), self.feature.at(ACROSS)
         if self.is_last:
-            inside = f"((place * {conv.features})[:, None] + feature[None, :])"
-            text.line(f"at = (position * {conv.features})[:, None] + feature[None, :]")
+            inside = place * conv.features + feature
+            at = (self.position * conv.features).at(DOWN) + feature
         else:
-            inside = f"(place[:, None] + (feature * {image})[None, :])"
-            text.line(
-                f"at = (image * {conv.features * image} + place)[:, None] + (feature * {image})[None, :]"
+            inside = place + (self.feature * area).at(ACROSS)
+            at = (self.image * (conv.features * area) + self.place).at(DOWN) + (self.feature * area).at(
+                ACROSS
             )
-        text.line("mask = has_position[:, None] & has_feature[None, :]")
-        x = self.epilogue.apply(
-            "total", Place("at", "feature[None, :]", inside, "mask", "has_feature[None, :]")
-        )
-        text.line(f"tl.store(dst + at, {x}.to(dst.dtype.element_ty), mask=mask)")
+        has_feature = self.has_feature.at(ACROSS)
+        mask = text.mask("mask", self.has_position.at(DOWN) & has_feature)
+        at = text.index("at", at)
+        self.epilogue.store("total", Place(str(at), str(feature), str(inside), str(mask), str(has_feature)))

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    DOWN,
+    WIDE,
+    Index,
+    Mask,
+    arange,
+    as_index,
+    number,
+    total,
+)
+from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
+from fuseplan.locks import cached_property
 
-WIDE = 2**31  # elements: from here on offsets need 64 bits
 HELD_WEIGHTS = 72  # of a thread are kept in registers; more are loaded where they are used
 
 
@@ -52,8 +65,9 @@ class DepthwiseWriter:
         self.src_size, self.dst_size = _three(kernel.src.spatial, 1), _three(kernel.dst.spatial, 1)
         self.src_steps = _three(kernel.src.element_strides[2:], 0)
         self.dst_steps = _three(kernel.dst.element_strides[2:], 0)
-        self.compute = f"tl.{'float64' if kernel.compute_dtype == 'f64' else 'float32'}"
+        self.compute = named(kernel.compute_dtype)
         self.text = Text()
+        self.masks: dict[Mask, Mask] = {}  # by what they say: their names
         self.prologue = Elementwise(kernel, "prologue", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
 
@@ -83,22 +97,12 @@ class DepthwiseWriter:
 
     def source(self) -> Source:
         """The whole kernel."""
-        text = self.text
-        text.line("import triton", "import triton.language as tl", "", "")
-        text.line(*(f"# {line}" for line in [self.title, *self.kernel.text.splitlines()]))
-        text.line("@triton.jit")
-        with text.block(f"def fused({', '.join(argument(slot) for slot in self.slots)})"):
+        shell = Shell(self.kernel, self.title, self.text, self.slots)
+        with shell.body():
             self._indices()
             self._offsets()
             self._rows()
-        return Source(
-            str(text),
-            "fused",
-            self.slots,
-            language="triton",
-            grid=(self.programs, 1, 1),
-            options=(("num_warps", self.knobs.warps), ("num_stages", 1)),
-        )
+        return shell.source(self.programs, (("num_warps", self.knobs.warps), ("num_stages", 1)))
 
     # ---- where the tile lies
 
@@ -106,72 +110,58 @@ class DepthwiseWriter:
         """Which elements of dst the program makes."""
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
         features, columns, rows, _ = self.blocks
-        per = contraction.features_per_group
-        text.line(
-            "program = tl.program_id(0)",
-            f"feature_block = program % {features}",
-            f"column_block = program // {features} % {columns}",
-            f"row_block = program // {features * columns} % {rows}",
-            f"plane = program // {features * columns * rows}",
-            f"image = plane // {self.dst_size[0]}",
-            f"depth = plane % {self.dst_size[0]}",
-            f"place = column_block * {knobs.columns} + tl.arange(0, {knobs.columns})",
-            f"row = row_block * {knobs.rows}",
-        )
-        if self.last:
-            count = contraction.features
-            text.line(f"feature = place % {count}", f"column = place // {count} * {knobs.span}")
-        else:
-            feature = f"feature_block * {knobs.features} + tl.arange(0, {knobs.features})"
-            text.line(f"feature = {feature}", f"column = place * {knobs.span}")
-        text.line(f"channel = feature // {per}" if per > 1 else "channel = feature")
-        if max(self.kernel.src.span, self.kernel.dst.span) >= WIDE:
+        is_wide = max(self.kernel.src.span, self.kernel.dst.span) >= WIDE
+        if is_wide:
             text.line("# offsets of a tensor this large need 64 bits")
-            wide = ("image", "depth", "row", "feature", "channel", "column")
-            text.line(*(f"{name} = {name}.to(tl.int64)" for name in wide))
+        program = text.index("program", number("tl.program_id(0)", self.programs).wide(is_wide))
+        plane = text.index("plane", program // (features * columns * rows))
+        self.image = text.index("image", plane // self.dst_size[0])
+        depth = text.index("depth", plane % self.dst_size[0])
+        row = text.index("row", program // (features * columns) % rows * knobs.rows)
+        place = text.index("place", program // features % columns * knobs.columns + arange(knobs.columns))
+        if self.last:
+            feature, column = place % contraction.features, place // contraction.features
+        else:
+            feature, column = program % features * knobs.features + arange(knobs.features), place
+        feature = text.index("feature", feature)
+        column = text.index("column", column * knobs.span)
+        channel = text.index("channel", feature // contraction.features_per_group)
+        self.at = depth, row, column.at(self._along_columns)
+        self.feature, self.channel = (each.at(self._along_features) for each in (feature, channel))
+        self.has_feature = text.mask("has_feature", self.feature < contraction.features)
 
     def _offsets(self) -> None:
         """Where they lie, and the elements of src that they are made of."""
-        text = self.text
+        text, image = self.text, self.image
         src, dst = self.kernel.src.element_strides, self.kernel.dst.element_strides
         steps = [step * stride for step, stride in zip(self.stride, self.src_steps, strict=True)]
-        text.line(
-            f"src_image = image * {src[0]}",
-            f"dst_image = image * {dst[0]}",
-            "# in 64 bits what lies beside an element is a constant away",
-            f"src_first = src_image + {self._offset('channel', src[1], steps)}",
-            f"dst_inside = {self._offset('feature', dst[1], self.dst_steps)}",
-            "dst_first = dst_image + dst_inside",
-        )
-        text.line(f"features = {self._across_features('feature')}")
-        if self._feature_ok:
-            text.line(f"feature_ok = features < {self.kernel.contraction.features}")
+        self.src_image = text.index("src_image", image * src[0])
+        text.line("# in 64 bits what lies beside an element is a constant away")
+        inside = self._offset(self.channel * src[1], steps)
+        self.src_first = text.index("src_first", self.src_image + inside)
+        self.dst_inside = text.index("dst_inside", self._offset(self.feature * dst[1], self.dst_steps))
+        self.dst_first = text.index("dst_first", image * dst[0] + self.dst_inside)
 
-    def _offset(self, channel: str, stride: int, steps: Sequence[int]) -> str:
+    def _offset(self, channel: Index, steps: Sequence[int]) -> Index:
         """Where the first element of each thread lies in its image."""
-        depth, row, column = steps
-        inner = f"{self._across_columns(f'(column * {column})')} + "
-        inner += self._across_features(f"({channel} * {stride})")
-        return f"(depth * {depth} + row * {row} + {inner}).to(tl.int64)"
-
-    def _across_features(self, vector: str) -> str:
-        """A vector over features as an axis of the tile, or over its elements."""
-        return vector if self.last else f"{vector}[:, None]"
-
-    def _across_columns(self, vector: str) -> str:
-        return vector if self.last else f"{vector}[None, :]"
+        axes = (at * step for at, step in zip(self.at, steps, strict=True))
+        return total([*axes, channel]).wide()
 
     @property
-    def _feature_ok(self) -> str:
-        """Which features of the tile exist; "" for all."""
-        return "" if self.last or not self.kernel.contraction.features % self.knobs.features else "feature_ok"
+    def _along_features(self) -> str:
+        """How a vector over features is an axis of the tile, or all of it."""
+        return "" if self.last else DOWN
+
+    @property
+    def _along_columns(self) -> str:
+        return "" if self.last else ACROSS
 
     # ---- the sum
 
     def _rows(self) -> None:
         """Every src row that the output rows need is loaded once, and added to all of them."""
         knobs, (depths, height, width) = self.knobs, self.kernel_size
-        known = self.epilogue.prepare("features", self._feature_ok)
+        known = self.epilogue.prepare(str(self.feature), str(self.has_feature))
         needs = self._needs()
         steps = list(product(range(depths), needs))
         coming = [self._load_row(*step) for step in steps[: knobs.ahead]]
@@ -204,52 +194,47 @@ class DepthwiseWriter:
         _, height, width = self.kernel_size
         tap = (slice_ * height + row) * width + column
         pointer = argument(Slot("operand", self.kernel.weight.key))
-        start = tap * self.kernel.contraction.features
-        guard = ", mask=feature_ok, other=0.0" if self._feature_ok else ""
-        return self.text.let("weight", f"tl.load({pointer} + {start} + features{guard}).to({self.compute})")
+        at = total([Index(pointer), as_index(tap * self.kernel.contraction.features), self.feature])
+        widened = f".to({self.compute})" if self.kernel.weight.dtype != self.kernel.compute_dtype else ""
+        return self.text.let("weight", f"tl.load({at}{self.has_feature.guard()}){widened}")
 
     def _load_row(self, slice_: int, offset: int) -> list[_Loaded]:
         """Begins to load what the tile's outputs need of a row of src, each element once."""
-        text, (depth, height, width) = self.text, self.src_steps
+        depth, height, width = self.src_steps
         plane, line = slice_ * self.dilation[0] - self.low[0], offset - self.low[1]
-        outside = [
-            *self._inside(0, f"depth * {self.stride[0]} + {plane}", plane),
-            *self._inside(1, f"row * {self.stride[1]} + {line}", line),
-        ]
+        outside = self._inside(0, plane) & self._inside(1, line) & self.has_feature
         found = []
         for at in self.reads:
             column = at - self.low[2]
-            inside = self._inside(2, f"column * {self.stride[2]} + {column}", column)
-            terms = outside + [self._across_columns(f"({each})") for each in inside]
-            ok = self._mask(terms)
-            element = text.let("where", f"src_first + {plane * depth + line * height + column * width}")
-            guard = f", mask={ok}, other=0.0" if ok else ""
-            found.append(_Loaded(at, text.let("x", f"tl.load(src + {element}{guard})"), element, ok))
+            mask = self._named("exists", outside & self._inside(2, column))
+            element = self.src_first + (plane * depth + line * height + column * width)
+            x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard()})")
+            found.append(_Loaded(at, x, element, mask))
         return found
 
-    def _inside(self, axis: int, at: str, offset: int) -> list[str]:
-        """That a coordinate of src exists: what of it the grid does not see to.
+    def _inside(self, axis: int, offset: int) -> Mask:
+        """Whether a coordinate of src exists, which is `offset` where the output's is zero."""
+        return self._named(f"has_src_{'dhw'[axis]}", self._within(axis, offset))
 
-        Args:
-            axis: of d, h, w.
-            at: the coordinate, in the text.
-            offset: what it is where the first output's is zero.
-        """
-        last = (self.dst_size[0] - 1, (self.blocks[2] - 1) * self.knobs.rows, self._last_column)[axis]
-        low = [f"({at} >= 0)"] if offset < 0 else []
-        leaves = last * self.stride[axis] + offset >= self.src_size[axis]
-        return low + [f"({at} < {self.src_size[axis]})"] * leaves
+    def _within(self, axis: int, offset: int) -> Mask:
+        at = self.at[axis] * self.stride[axis] + offset
+        return (at >= 0) & (at < self.src_size[axis])
 
-    @property
-    def _last_column(self) -> int:
-        """The first output position of the last thread along w."""
-        place = self.blocks[1] * self.knobs.columns - 1
-        return (place // self.kernel.contraction.features if self.last else place) * self.knobs.span
+    @cached_property
+    def _is_padded(self) -> bool:
+        """Whether some element that is read does not exist."""
+        depths = [slice_ * self.dilation[0] for slice_ in range(self.kernel_size[0])]
+        offsets = (depths, list(self._needs()), self.reads)
+        ends = (self._within(axis, at - self.low[axis]) for axis, found in enumerate(offsets) for at in found)
+        return bool(self.has_feature) or any(map(bool, ends))
 
-    def _mask(self, terms: list[str]) -> str:
-        """The name of a mask; "" where all elements exist."""
-        terms = terms + [self._feature_ok] * bool(self._feature_ok)
-        return self.text.let("ok", " & ".join(terms)) if terms else ""
+    def _named(self, stem: str, mask: Mask) -> Mask:
+        """The mask by a name; the same mask has the same name everywhere."""
+        if str(mask).isidentifier():
+            return mask
+        if mask and mask not in self.masks:
+            self.masks[mask] = mask.named(self.text.let(stem, str(mask)))
+        return self.masks.get(mask, mask)
 
     @property
     def reads(self) -> list[int]:
@@ -280,38 +265,55 @@ class DepthwiseWriter:
 
     def _prepared(self, loaded: _Loaded) -> str:
         """The prologue's result; padding is zero after it, whatever it makes of zero."""
-        x = self.text.let("x", f"{loaded.name}.to({self.compute})")
+        is_compute = self.kernel.src.dtype == self.kernel.compute_dtype
+        x = loaded.name if is_compute else self.text.let("x", f"{loaded.name}.to({self.compute})")
         if not self.kernel.prologue:
             return x
-        inside = self.text.let("inside", f"{loaded.element} - src_image")
-        channel = self._across_features("channel")
-        place = Place(loaded.element, channel, inside, loaded.mask, self._feature_ok)
-        made = self.prologue.apply(x, place)
-        return self.text.let("x", f"tl.where({loaded.mask}, {made}, 0.0)") if loaded.mask else made
+        inside = (
+            f"{loaded.element} - {self.src_image}" if self.src_image.constant != 0 else f"{loaded.element}"
+        )
+        mask = str(loaded.mask) or "True" * self._is_padded
+        place = Place(str(loaded.element), str(self.channel), f"({inside})", mask, str(self.has_feature))
+
+        def write(x: str, place: Place, held: Mapping[str, str]) -> tuple[str, ...]:
+            made = self.prologue.apply(x, place, held)
+            return (self.text.let("x", f"tl.where({place.mask}, {made}, 0.0)") if place.mask else made,)
+
+        return self.prologue.shared("prepared", x, place, write=write)[0]
 
     def _store(self, place: int, column: int, total: str, known: Known) -> None:
-        text, knobs, (_, height, width) = self.text, self.knobs, self.dst_steps
-        terms = [f"(row + {place} < {self.dst_size[1]})"] * (self.dst_size[1] % knobs.rows > 0)
-        if self._last_column + knobs.span > self.dst_size[2]:
-            terms.append(self._across_columns(f"(column + {column} < {self.dst_size[2]})"))
-        ok = self._mask(terms)
-        beside = place * height + column * width
-        inside = text.let("inside", f"dst_inside + {beside}")
-        element = text.let("element", f"dst_first + {beside}")
-        found = Place(element, "features", inside, ok, self._feature_ok)
-        result = self.epilogue.apply(total, found, known=known)
-        guard = f", mask={ok}" if ok else ""
-        text.line(f"tl.store(dst + {element}, {result}.to(tl.{_STORED[self.kernel.dst.dtype]}){guard})")
+        if self.at[1].low + place >= self.dst_size[1]:
+            return  # no tile has so many rows
+        beside = place * self.dst_steps[1] + column * self.dst_steps[2]
+        element, inside = self.dst_first + beside, self.dst_inside + beside
+        mask = str(self._stored(place, column)) or "True" * self.is_masked
+        found = Place(str(element), str(self.feature), str(inside), mask, str(self.has_feature))
+
+        def write(x: str, place: Place, held: Mapping[str, str]) -> tuple[str, ...]:
+            self.epilogue.store(x, place, held, known)
+            return ()
+
+        self.epilogue.shared("finish", total, found, write=write)
+
+    def _stored(self, place: int, column: int) -> Mask:
+        """Which of a thread's outputs exist at a row and a column of its own."""
+        _, row, columns = self.at
+        has_row = self._named("has_row", row + place < self.dst_size[1])
+        has_column = self._named("has_column", columns + column < self.dst_size[2])
+        return self._named("exists", has_row & self.has_feature & has_column)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether some of the tiles' outputs do not exist."""
+        ends = (self.dst_size[1] % self.knobs.rows, self.at[2].high + self.knobs.span > self.dst_size[2])
+        return bool(self.has_feature) or any(ends)
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A column of src: where it lies from the first, and the names of its elements, offsets and mask."""
+    """A column of src: where it lies from the first, the name of its elements, their offsets and mask."""
 
     column: int
     name: str
-    element: str
-    mask: str
-
-
-_STORED = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    element: Index
+    mask: Mask

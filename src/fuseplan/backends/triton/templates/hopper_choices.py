@@ -8,8 +8,9 @@ from itertools import product
 from math import prod
 
 from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import Geometry, ceil_div
+from fuseplan.backends.triton.templates.hopper_tiles import Geometry
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from itertools import product
 
 from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import ceil_div
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 
@@ -22,7 +22,7 @@ def names(schedule: Schedule) -> list[str]:
     weight = argument(Slot("operand", schedule.kernel.weight.key))
     more = ["src_more"] if schedule.knobs.reaching else []
     held = ["held"] if schedule.knobs.resident else []
-    return ["src", *more, weight, "a", "b", "empty", "full", *held]
+    return ["src", *more, weight, "src_ring", "weight_ring", "empty", "full", *held]
 
 
 class _Copying:
@@ -34,8 +34,7 @@ class _Copying:
 
     def write(self) -> None:
         text, schedule = self.text, self.schedule
-        text.line("@gluon.jit")
-        with text.block(f"def produce({', '.join(names(schedule))})"):
+        with text.function(f"produce({', '.join(names(schedule))})"):
             if self.knobs.resident:
                 self._hold_weight()
             text.line("stage = 0", "phase = 1")
@@ -44,45 +43,44 @@ class _Copying:
                 with ExitStack() as loops:
                     where, tap = self._loops(loops)
                     self._copy(where, tap)
-        text.line("", "")
 
     def _hold_weight(self) -> None:
         """Copies the weight of the program's features, once for all of its tiles."""
         text, knobs, schedule = self.text, self.knobs, self.schedule
         across, lines = schedule.across, schedule.lines
+        program = number("gl.program_id(0)", self.grid)
         text.line(
-            f"feature = gl.program_id(0) % {across} * {knobs.columns}" if across > 1 else "feature = 0",
+            f"feature = {program % across * knobs.columns}",
             f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
         )
         taps = self.contraction.taps // lines
         parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
         for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
             where = f"[feature, {line * taps + tap}, {channel}]"
-            text.line(f"tma.async_load({self.weight}, {where}, held, b.index({place}))")
+            text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
 
-    def _loops(self, loops: ExitStack) -> tuple[list[str], str]:
+    def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
         """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
-        where, tap = [], "0"
+        where, tap = [], as_index(0)
         for place, axis in enumerate(self.geometry.axes):
-            first = axis.letter if axis.step == 1 else f"{axis.letter} * {axis.step}"
-            first = f"{first} - {axis.low}" if axis.low else first
+            first = Index(axis.letter) * axis.step - axis.low
             if axis.taps > 1 and not (self.knobs.reaching and place == 0):
-                name = f"tap_{axis.letter}"
-                loops.enter_context(self.text.block(f"for {name} in range({axis.taps})"))
-                first += f" + {name}" + (f" * {axis.dilation}" if axis.dilation > 1 else "")
-                tap = name if tap == "0" else f"({tap}) * {axis.taps} + {name}"
+                own = Index(f"tap_{axis.letter}")
+                loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
+                first, tap = first + own * axis.dilation, tap * axis.taps + own
             where.append(first)
-        return self._channel_loop(loops, where), tap
+        return [*where, self._channel_loop(loops)], tap
 
-    def _channel_loop(self, loops: ExitStack, where: list[str]) -> list[str]:
+    def _channel_loop(self, loops: ExitStack) -> Index:
         depth, channels = self.knobs.depth, self.geometry.channels
         most = ceil_div(channels, depth) * depth
         loops.enter_context(self.text.block(f"for channel in range(0, {most}, {depth})"))
         if self.contraction.groups == 1:
-            return [*where, "channel"]
-        return [*where, f"feature // {self.contraction.features_per_group} * {channels} + channel"]
+            return Index("channel")
+        feature = Index("feature", 0, self.contraction.features - 1)
+        return feature // self.contraction.features_per_group * channels + Index("channel")
 
-    def _copy(self, where: list[str], tap: str) -> None:
+    def _copy(self, where: list[Index], tap: Index) -> None:
         text, knobs, schedule = self.text, self.knobs, self.schedule
         lines = schedule.lines
         weight_bytes = 0 if knobs.resident else lines * schedule.weight_bytes
@@ -92,20 +90,22 @@ class _Copying:
             f"mbarrier.expect(ready, {schedule.src_bytes + weight_bytes})",
         )
         self._copy_src(where)
-        image = f"n * {self.geometry.features} + " if self.contraction.weight_per_batch else ""
+        feature = Index("feature")
+        if self.contraction.weight_per_batch:
+            feature = Index("n") * self.geometry.features + feature
         for line in range(0 if knobs.resident else lines):
-            at = _plus(tap, line * (self.contraction.taps // lines))
-            block = f"stage * {lines} + {line}" if lines > 1 else "stage"
-            where = [f"{image}feature", at, "channel"]
-            into = f"ready, b.index({block})"
-            text.line(f"tma.async_load({self.weight}, [{', '.join(where)}], {into})")
+            at = tap + line * (self.contraction.taps // lines)
+            block = Index("stage") * lines + line
+            into = f"ready, weight_ring.index({block})"
+            text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
         schedule.advance(text)
 
-    def _copy_src(self, where: list[str]) -> None:
+    def _copy_src(self, where: list[Index]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""
         text, schedule = self.text, self.schedule
         if not self.knobs.reaching:
-            text.line(f"tma.async_load(src, [{', '.join(where)}], ready, a.index(stage))")
+            at = ", ".join(map(str, where))
+            text.line(f"tma.async_load(src, [{at}], ready, src_ring.index(stage))")
             return
         line, *rest = where
         size = self.knobs.box[0]
@@ -114,11 +114,7 @@ class _Copying:
             *(("src_more", size + more) for more in range(0, schedule.reach, schedule.more)),
         ]
         for name, begin in begins:
-            into = f"a.index({_plus(f'stage * {schedule.span}', begin)})"
+            into = f"src_ring.index({Index('stage') * schedule.span + begin})"
             view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
-            at = ", ".join([_plus(line, begin), *rest])
+            at = ", ".join(map(str, [line + begin, *rest]))
             text.line(f"tma.async_load({name}, [{at}], ready, {view})")
-
-
-def _plus(name: str, number: int) -> str:
-    return f"{name} + {number}" if number else name

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, Mask, as_index, digits, number
 from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import KernelOperand
 
-STORED = {"f16": "gl.float16", "bf16": "gl.bfloat16"}
 # Of a thread of one, two or three groups: those that sums and what is held beside them may take, for the
 # compiler to have enough for the rest.
 HELD_REGISTERS = {1: 88, 2: 184, 3: 116}
@@ -32,10 +33,10 @@ class Finishing:
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
         self.epilogue = Elementwise(self.kernel, "epilogue", text, namespace="gl")
         self.slots = self.epilogue.slots
-        along, across = "[None, :]", "[:, None]"
+        along, across = ACROSS, DOWN
         self._along, self._across = (across, along) if self.knobs.swapped else (along, across)
         # By the first feature of a part: the name of its features, and what depends on them alone.
-        self._early: dict[str, tuple[str, Known]] = {}
+        self._early: dict[str, tuple[Index, Known]] = {}
 
     # ---- before the sum
 
@@ -44,9 +45,8 @@ class Finishing:
         if self.schedule.copied:
             self.text.line("turn = 0")
         if self._is_early and self._stays:
-            across = self.schedule.across
-            at = f"gl.program_id(0) % {across} * {self.knobs.columns}" if across > 1 else "0"
-            self.text.line(f"feature = {at}")
+            program = number("gl.program_id(0)", self.schedule.tiles)
+            self.text.line(f"feature = {program % self.schedule.across * self.knobs.columns}")
             self._prepare()
 
     def prepare(self) -> None:
@@ -62,19 +62,24 @@ class Finishing:
 
     def _prepare(self) -> None:
         for part in self.schedule.parts:
-            first = self._first_feature(part)
+            first = str(self._first_feature(part))
             if first not in self._early:
                 column = self._column(part)
-                known = self.epilogue.prepare(f"{column}{self._along}", self._channel_mask(column))
+                known = self.epilogue.prepare(str(column.at(self._along)), str(self._has_channel(column)))
                 self._early[first] = column, known
 
-    def _first_feature(self, part: tuple[int, ...]) -> str:
-        return self.schedule.at(part).split(", ")[-1]
+    def _first_feature(self, part: tuple[int, ...]) -> Index:
+        return self.schedule.at(part)[-1]
 
-    def _column(self, part: tuple[int, ...]) -> str:
+    def _column(self, part: tuple[int, ...]) -> Index:
         """Writes the vector of a part's features."""
-        features = f"gl.arange(0, {self.schedule.part_columns}, layout=gl.SliceLayout({self._axis}, layout))"
-        return self.text.let("column", f"{self._first_feature(part)} + {features}")
+        features = self._vector(self.schedule.part_columns, self._axis)
+        return self.text.index(self.text.name("column"), self._first_feature(part) + features)
+
+    def _vector(self, count: int, lacking: int) -> Index:
+        """The numbers from 0 to `count`, along the axis of a part that is not `lacking`."""
+        layout = f"gl.SliceLayout({lacking}, layout)"
+        return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
     @property
     def _axis(self) -> int:
@@ -101,7 +106,7 @@ class Finishing:
         self.text.line(f"mbarrier.expect({full}, {prod(schedule.sum_shape) * HALF})")
         for place, part in enumerate(schedule.parts):
             into = f"{tile}.index({place})"
-            self.text.line(f"tma.async_load({name}, [{schedule.at(part)}], {full}, {into})")
+            self.text.line(f"tma.async_load({name}, [{_listed(schedule.at(part))}], {full}, {into})")
 
     # ---- after it
 
@@ -112,19 +117,56 @@ class Finishing:
             text.line(f"mbarrier.wait({brought(operand)[1]}, turn)")
         if schedule.copied:
             text.line("turn ^= 1")
-        stored = STORED[self.kernel.dst.dtype]
-        for place, (part, summed) in enumerate(zip(schedule.parts, self._split(), strict=True)):
-            column, known = self._early.get(self._first_feature(part)) or (self._column(part), None)
-            found = self._place(part, column)
-            result = self.epilogue.apply(summed, found, self._read(place), known=known)
-            text.line(
-                f"tma.store_wait(pendings={PART_TILES - 1})",
-                "gl.barrier()",
-                f"{self._as_sum('c.index(slot)')}.store({result}.to({stored}))",
-                "fence_async_shared()",
-                f"tma.async_store(dst, [{schedule.at(part)}], c.index(slot))",
-                "slot ^= 1",
-            )
+        parts, summed = schedule.parts, self._split()
+        first, known = self._columns(parts[0])
+        names = [*schedule.letters, "feature"]
+
+        def write() -> tuple[str, ...]:
+            own = [begin.named(name) for name, begin in zip(names, schedule.at(parts[0]), strict=True)]
+            self._finish_part("part", "place", [self._reaching(each) for each in own], first, known)
+            return ()
+
+        for place, (part, total) in enumerate(zip(parts, summed, strict=True)):
+            if len(parts) == 1:
+                self._finish_part(total, "0", schedule.at(part), first, known)
+            else:
+                column, own = self._columns(part) if place else (first, known)
+                given = {"part": total, "place": str(place), str(first): str(column)}
+                given |= {name: str(begin) for name, begin in zip(names, schedule.at(part), strict=True)}
+                if known and own:
+                    both = ((known.values[node], own.values[node]) for node in known.values)
+                    given |= {mine: other for mine, other in both if mine.isidentifier()}
+                text.call("finish", given, write)
+            text.line("slot ^= 1")
+
+    def _columns(self, part: tuple[int, ...]) -> tuple[Index, Known | None]:
+        """The vector of a part's features, and what is known of them."""
+        return self._early.get(str(self._first_feature(part))) or (self._column(part), None)
+
+    def _reaching(self, begin: Index) -> Index:
+        """Where any part may begin."""
+        return replace(begin, high=begin.high + prod(self.knobs.box) + self.knobs.columns)
+
+    def _finish_part(
+        self, total: str, place: str, at: list[Index], column: Index, known: Known | None
+    ) -> None:
+        """The stages of a part, and its copy to dst.
+
+        Args:
+            total: name of the sum.
+            place: text of the part's number.
+            at: where it begins in dst.
+            column: its features.
+            known: what is known of them.
+        """
+        result = self.epilogue.apply(total, self._place(at, column), self._read(place), known=known)
+        self.text.line(
+            f"tma.store_wait(pendings={PART_TILES - 1})",
+            "gl.barrier()",
+            f"{self._as_sum('dst_tiles.index(slot)')}.store({self.epilogue.stored(result)})",
+            "fence_async_shared()",
+            f"tma.async_store(dst, [{_listed(at)}], dst_tiles.index(slot))",
+        )
 
     def _as_sum(self, tile: str) -> str:
         """A part of dst in shared memory, as the products' rows and columns."""
@@ -148,7 +190,7 @@ class Finishing:
         self.text.line(f"{left}, {right} = {halved}")
         return left, right
 
-    def _read(self, place: int) -> dict[str, str]:
+    def _read(self, place: str) -> dict[str, str]:
         """Names of the copied operands' parts, in registers."""
         found = {}
         for operand in self.schedule.copied:
@@ -157,38 +199,40 @@ class Finishing:
             found[operand.key] = self.text.let(f"{operand.key}_read", read)
         return found
 
-    def _channel_mask(self, column: str) -> str:
-        features = self.geometry.features
-        return f"({column} < {features}){self._along}" if features % self.knobs.columns else ""
+    def _has_channel(self, column: Index) -> Mask:
+        return (column < self.geometry.features).at(self._along)
 
-    def _place(self, part: tuple[int, ...], column: str) -> Place:
-        """How the elements of a part are indexed."""
+    def _place(self, at: list[Index], column: Index) -> Place:
+        """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
-        channel, channel_mask = f"{column}{self._along}", self._channel_mask(column)
+        channel, has_channel = column.at(self._along), self._has_channel(column)
         if all(operand.per != "activation" for operand in self.epilogue.operands):
-            return Place("", channel, "", "", channel_mask)
-        text.line(
-            f"row = gl.arange(0, {prod(schedule.part)}, layout=gl.SliceLayout({1 - self._axis}, layout))"
-        )
-        inside, mask = self._positions(schedule.at(part).split(", "))
-        masks = " & ".join(filter(None, (f"({mask}){self._across}", channel_mask)))
-        return Place("", channel, f"({inside}){self._across} + {channel}", masks, channel_mask)
+            return Place("", str(channel), "", "", str(has_channel))
+        row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
+        inside, has_row = self._positions(row, at)
+        mask = text.mask("mask", has_row.at(self._across) & has_channel)
+        inside = text.index("inside", inside.at(self._across) + channel)
+        return Place("", str(channel), str(inside), str(mask), str(has_channel))
 
-    def _positions(self, first: list[str]) -> tuple[str, str]:
+    def _positions(self, row: Index, first: list[Index]) -> tuple[Index, Mask]:
         """Offset of each row of a part within its image, and which rows there are."""
         text, geometry = self.text, self.geometry
         if geometry.is_flat:
-            text.line(f"position = {first[0]} + row")
+            position = text.index("position", first[0] + row)
             pixels = prod(self.kernel.dst.spatial)
-            return f"position % {pixels} * {geometry.features}", f"position < {geometry.axes[0].rows}"
-        inside, masks, inner = [], [], prod(self.schedule.part)
-        for axis, start, size in zip(geometry.axes, first, self.schedule.part, strict=False):
-            inner //= size
-            text.line(f"{axis.letter}_row = {start} + row // {inner} % {size}")
-            masks.append(f"({axis.letter}_row < {axis.rows})")
+            return position % pixels * geometry.features, position < geometry.axes[0].rows
+        inside, mask = as_index(0), ALL
+        places = digits(row, self.schedule.part)
+        for axis, start, place in zip(geometry.axes, first, places, strict=False):
+            at = text.index(f"{axis.letter}_row", start + place)
+            mask = mask & (at < axis.rows)
             if axis.letter != "n":
-                inside.append(f"{axis.letter}_row * {axis.dst_stride}")
-        return " + ".join(inside), " & ".join(masks)
+                inside = inside + at * axis.dst_stride
+        return inside, mask
+
+
+def _listed(at: list[Index]) -> str:
+    return ", ".join(map(str, at))
 
 
 def brought(operand: KernelOperand) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from fuseplan.backends.triton.index import Index, number
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
@@ -105,12 +106,14 @@ class Schedule:
         return prod(self.part) if self.knobs.swapped else self.part_columns
 
     @property
-    def first(self) -> tuple[str, ...]:
+    def first(self) -> tuple[Index, ...]:
         """Where the group's part of a tile begins, along each axis of the rows and the features."""
-        found = [*self.letters, "feature"]
+        names = [*self.letters, "feature"]
+        counts, sizes = (*self.counts, self.across), (*self.knobs.box, self.knobs.columns)
+        found = [Index(name, 0, (n - 1) * size) for name, n, size in zip(names, counts, sizes, strict=True)]
         if self.shares_tile:
             axis = next(axis for axis, (all_, own) in enumerate(self._shares) if own < all_)
-            found[axis] += f" + group * {self._shares[axis][1]}"
+            found[axis] = found[axis] + number("group", self.knobs.groups) * self._shares[axis][1]
         return tuple(found)
 
     @property
@@ -126,11 +129,9 @@ class Schedule:
         steps = (range(0, all_, size) for all_, size in zip(own, part, strict=True))
         return tuple(product(*steps))
 
-    def at(self, part: tuple[int, ...]) -> str:
+    def at(self, part: tuple[int, ...]) -> list[Index]:
         """Where a part begins in dst."""
-        return ", ".join(
-            f"{first} + {more}" if more else first for first, more in zip(self.first, part, strict=True)
-        )
+        return [first + more for first, more in zip(self.first, part, strict=True)]
 
     @cached_property
     def copied(self) -> tuple[KernelOperand, ...]:
@@ -179,28 +180,27 @@ class Schedule:
 
     def place_tile(self, text: Text, *, needs_feature: bool = True) -> None:
         """The first row of a tile along each axis, and its first feature."""
-        knobs = self.knobs
-        if self.across == 1:
-            text.line("rest = tile")
-        elif knobs.band == 1:
-            text.line(f"rest = tile // {self.across}")
-        else:
+        knobs, across = self.knobs, self.across
+        tile = number("tile", self.tiles)
+        rest, block = tile // across, tile % across
+        if across > 1 and knobs.band > 1:
             # a band of row tiles takes every block of features before the next band: both stay in the L2
             text.line(
-                f"band = tile // {knobs.band * self.across}",
-                f"inside = tile % {knobs.band * self.across}",
+                f"band = {tile // (knobs.band * across)}",
+                f"inside = {tile % (knobs.band * across)}",
                 f"height = gl.minimum({prod(self.counts)} - band * {knobs.band}, {knobs.band})",
                 f"rest = band * {knobs.band} + inside % height",
             )
+            rest, block = number("rest", prod(self.counts)), number("(inside // height)", across)
         if needs_feature:
-            block = "inside // height" if knobs.band > 1 and self.across > 1 else f"tile % {self.across}"
-            text.line("feature = 0" if self.across == 1 else f"feature = {block} * {knobs.columns}")
+            text.line(f"feature = {block * knobs.columns}")
         # tiles of one image follow one another: what they read of src, they read twice
         axes = list(zip(self.letters, self.knobs.box, self.counts, strict=True))
         *inner, first = sorted(axes, key=lambda axis: (axis[0] == "n", -axes.index(axis)))
         for letter, size, count in inner:
-            text.line(f"{letter} = rest % {count} * {size}", f"rest = rest // {count}")
-        text.line(f"{first[0]} = rest * {first[1]}")
+            text.line(f"{letter} = {rest % count * size}")
+            rest = rest // count
+        text.line(f"{first[0]} = {rest * first[1]}")
 
     def advance(self, text: Text) -> None:
         """The next stage of the ring; a barrier's phase turns each time around."""

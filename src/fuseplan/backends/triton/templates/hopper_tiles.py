@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 
+from fuseplan.backends.triton.index import ceil_div
 from fuseplan.emit import TensorMap
 from fuseplan.kernel import Kernel, functions
 from fuseplan.locks import cached_property
@@ -16,11 +17,6 @@ ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresse
 HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.index import Index, number
+from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.templates import hopper_copying
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
 from fuseplan.backends.triton.templates.hopper_schedule import (
@@ -48,34 +50,26 @@ class HopperWriter:
     def source(self) -> Source:
         """The whole kernel."""
         text, knobs = self.text, self.knobs
-        text.line(*(f"# {line}" for line in [self.title, *self.kernel.text.splitlines()]), "")
-        text.line(*IMPORTS, "", "")
+        slots = self.schedule.slots(self.finishing.slots)
+        shell = Shell(self.kernel, self.title, text, slots, language="gluon", imports=IMPORTS)
         hopper_copying.write(text, self.schedule, self.grid)
         self._consume()
         self._entry()
         # two programs share a processor only if the compiler is told to keep to half of its registers
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
-        return Source(
-            str(text),
-            "fused",
-            self.schedule.slots(self.finishing.slots),
-            language="gluon",
-            grid=(self.grid, 1, 1),
-            options=(("num_warps", 4), *limit),
-        )
+        return shell.source(self.grid, (("num_warps", 4), *limit))
 
     # ---- the groups that multiply
 
     def _consume(self) -> None:
         text, knobs, schedule = self.text, self.knobs, self.schedule
-        names = ["a", "b", "c", "empty", "full"]
+        names = ["src_ring", "weight_ring", "dst_tiles", "empty", "full"]
         names += ["held"] if knobs.resident else []
         names += ["order"] if schedule.takes_turns else []
         names += [name for operand in schedule.copied for name in brought(operand)]
         names += [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
-        text.line("@gluon.jit")
-        with text.block(f"def consume({', '.join(names)}, group: gl.constexpr)"):
+        with text.function(f"consume({', '.join(names)}, group: gl.constexpr)"):
             text.line(
                 f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1])}",
                 f"layout: gl.constexpr = {accumulator(schedule.part_width)}",
@@ -93,7 +87,6 @@ class HopperWriter:
                 self._multiply()
                 self.finishing.finish()
             text.line("tma.store_wait(pendings=0)")
-        text.line("", "")
 
     def _turns(self) -> tuple[str, int]:
         """The group's first tile and its distance to the next, with stage and phase set for the first."""
@@ -102,12 +95,14 @@ class HopperWriter:
         if self.schedule.takes_turns:
             # Groups take tiles in turn: while one finishes its tile, the next multiplies. A group that waited
             # for a stage before the one in front of it has would take the barrier's last phase for its own.
+            done = number("group", knobs.groups) * blocks
             text.line(
                 "mine = 1 if group == 0 else 0",
-                f"stage = group * {blocks} % {knobs.stages}",
-                f"phase = group * {blocks} // {knobs.stages} % 2",
+                f"stage = {done % knobs.stages}",
+                f"phase = {done // knobs.stages % 2}",
             )
-            start, stride = f"gl.program_id(0) + group * {self.grid}", self.grid * knobs.groups
+            group = number("group", knobs.groups)
+            start, stride = f"{Index('gl.program_id(0)') + group * self.grid}", self.grid * knobs.groups
         else:
             text.line("stage = 0", "phase = 0")
         return start, stride
@@ -121,12 +116,9 @@ class HopperWriter:
         with text.block(f"for block in range({schedule.blocks})"):
             text.line("mbarrier.wait(full.index(stage), phase)")
             for line in range(schedule.lines):
-                first, second = self._factors(line)
-                text.line(
-                    f"first = {first}",
-                    f"second = {second}",
-                    "total = warpgroup_mma(first, second, total, is_async=True)",
-                )
+                factors = self._factors(line)
+                text.line(*(f"{name} = {tile}" for name, tile in factors.items()))
+                text.line(f"total = warpgroup_mma({', '.join(factors)}, total, is_async=True)")
             text.line(
                 f"total = warpgroup_mma_wait({schedule.lines}, deps=(total,))",
                 f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
@@ -147,31 +139,28 @@ class HopperWriter:
                 f"stage = stage % {knobs.stages}",
             )
 
-    def _factors(self, line: int) -> tuple[str, str]:
-        """The blocks of src and of the weight that one product takes, rows first."""
+    def _factors(self, line: int) -> dict[str, str]:
+        """The blocks of src and of the weight that one product takes, by name, rows first."""
         knobs, schedule = self.knobs, self.schedule
-        block = "block" if knobs.resident else "stage"
-        block = f"{block} * {schedule.lines} + {line}" if schedule.lines > 1 else block
-        src = self._src_lines(line) if knobs.reaching else f"a.index(stage).reshape({self._src_shape})"
-        weight = f"b.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
-        rows, columns = (weight, src) if knobs.swapped else (src, weight)
-        if schedule.shares_tile and not (knobs.reaching and rows is src):
+        block = Index("block" if knobs.resident else "stage") * schedule.lines + line
+        src_shape = f"[{prod(knobs.box)}, {knobs.depth}]"
+        src = self._src_lines(line) if knobs.reaching else f"src_ring.index(stage).reshape({src_shape})"
+        weight = f"weight_ring.index({block}).reshape([{knobs.columns}, {knobs.depth}])"
+        both = [("src_tile", src), ("weight_tile", weight)]
+        (rows, rows_tile), (columns, columns_tile) = both[::-1] if knobs.swapped else both
+        if schedule.shares_tile and not (knobs.reaching and rows == "src_tile"):
             share = schedule.sum_shape[0]
-            rows += f".slice(group * {share}, {share}, 0)"
-        return rows, f"{columns}.permute((1, 0))"
-
-    @property
-    def _src_shape(self) -> str:
-        return f"[{prod(self.knobs.box)}, {self.knobs.depth}]"
+            rows_tile += f".slice(group * {share}, {share}, 0)"
+        return {rows: rows_tile, columns: f"{columns_tile}.permute((1, 0))"}
 
     def _src_lines(self, line: int) -> str:
         """The lines of src that a tap along the first axis reads: they begin where its own does."""
         schedule, geometry = self.schedule, self.geometry
-        first = f"stage * {schedule.span} + {line * geometry.axes[0].dilation}"
+        first = Index("stage") * schedule.span + line * geometry.axes[0].dilation
         if schedule.shares_tile and not self.knobs.swapped:
-            first += f" + group * {schedule.own[0]}"
+            first = first + number("group", self.knobs.groups) * schedule.own[0]
         shape = f"[{prod(schedule.own)}, {self.knobs.depth}]"
-        return f"a.index({first})._reinterpret(dst.dtype, {shape}, lines)"
+        return f"src_ring.index({first})._reinterpret(dst.dtype, {shape}, lines)"
 
     # ---- the kernel
 
@@ -185,13 +174,13 @@ class HopperWriter:
         turns = ["order"] if schedule.takes_turns else []
         tail = [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
         mapped = ["src", *(["src_more"] if knobs.reaching else []), argument(self._weight)]
-        text.line("@gluon.jit")
-        with text.block(f"def fused({', '.join([*mapped, *tail])})"):
+        with text.function(f"fused({', '.join([*mapped, *tail])})"):
             self._allocate()
             text.line("gl.warp_specialize(", "    [")
             for group in range(knobs.groups):
                 come = [f"{name}_{group}" for op in schedule.copied for name in brought(op)]
-                names = ["a", "b", f"c_{group}", "empty", "full", *held, *turns, *come, *tail, str(group)]
+                names = ["src_ring", "weight_ring", f"dst_tiles_{group}", "empty", "full"]
+                names += [*held, *turns, *come, *tail, str(group)]
                 text.line(f"        (consume, ({', '.join(names)})),")
             text.line(f"        (produce, ({', '.join(hopper_copying.names(schedule))})),", "    ],")
             others = knobs.groups - 1
@@ -205,11 +194,11 @@ class HopperWriter:
         weight = argument(self._weight)
         if knobs.reaching:
             shape = [knobs.stages * schedule.span, *knobs.box[1:], knobs.depth]
-            text.line(f"a = {allocated('src.dtype', str(shape), self._swizzled(len(shape) - 1))}")
+            text.line(f"src_ring = {allocated('src.dtype', str(shape), self._swizzled(len(shape) - 1))}")
         else:
-            _ring(text, "a", "src", knobs.stages)
+            _ring(text, "src_ring", "src", knobs.stages)
         held = schedule.blocks if knobs.resident else knobs.stages
-        _ring(text, "b", weight, held * schedule.lines)
+        _ring(text, "weight_ring", weight, held * schedule.lines)
         self._barriers("empty", knobs.stages, knobs.groups if knobs.together else 1)
         self._barriers("full", knobs.stages, 1)
         if knobs.resident:
@@ -217,7 +206,7 @@ class HopperWriter:
         if schedule.takes_turns:
             self._barriers("order", knobs.groups, 1)
         for group in range(knobs.groups):
-            _ring(text, f"c_{group}", "dst", PART_TILES)
+            _ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
                 tile, full = (f"{name}_{group}" for name in brought(operand))
                 _ring(text, tile, "dst", len(schedule.parts))

@@ -12,8 +12,8 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import formulas_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates import normalization_cost as cost
-from fuseplan.backends.triton.templates.normalization_choice import Choice, Space
-from fuseplan.backends.triton.templates.normalization_tiles import Cut
+from fuseplan.backends.triton.templates.normalization_choice import Space
+from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
 from fuseplan.backends.triton.templates.pointwise import calls
 from fuseplan.emit import Source
@@ -26,7 +26,7 @@ MOST = 26  # candidates
 
 
 @dataclass(frozen=True)
-class GpuNormalization(Choice, GpuTemplate):
+class GpuNormalization(Knobs, GpuTemplate):
     """Sums and moments over a channel or a place, and elementwise operators before and behind them.
 
     Groups of programs share a tile's rows or positions. Each program reduces its part, shares its sums,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import formulas_of
+from fuseplan.backends.triton.index import ceil_div, power_of_two
 from fuseplan.backends.triton.resources import REGISTERS
 from fuseplan.backends.triton.templates.normalization_cost import kept_bytes
-from fuseplan.backends.triton.templates.normalization_tiles import Cut
+from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
 from fuseplan.backends.triton.templates.pointwise import calls
-from fuseplan.backends.triton.templates.pointwise_writer import ceil_div, power_of_two
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 
@@ -31,20 +31,6 @@ TURNS = (1, 2, 3, 4, 6, 8, 12, 16)  # tiles of a group
 SMALL_AREA = 256  # positions up to which a tile may have several channels
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The template's knobs."""
-
-    form: str
-    rows: int
-    columns: int
-    unrolled: int
-    programs: int
-    groups: int
-    warps: int
-    resident: int
-
-
 class Space:
     """All cuts of a kernel on a GPU that are worth a thought."""
 
@@ -55,13 +41,13 @@ class Space:
         is_long = any(not LONG.isdisjoint(calls(formula)) for formula in formulas_of(kernel))
         self.inside = INSIDE if is_long else 0
 
-    def choices(self) -> Iterator[Choice]:
+    def choices(self) -> Iterator[Knobs]:
         """All of them."""
         vector = 16 // self.kernel.dst.itemsize
         for (form, columns), (warps, resident), unrolled in product(self.shapes(), RESIDENT, UNROLLED):
             tile = warps * self.target.warp * vector
             rows, width = (1, tile) if form == "planes" else (max(1, tile // columns), columns)
-            yield from self.grids(Choice(form, rows, width, unrolled, 1, 1, warps, resident))
+            yield from self.grids(Knobs(form, rows, width, unrolled, 1, 1, warps, resident))
 
     def shapes(self) -> Iterator[tuple[str, int]]:
         """Forms, and columns of a tile of rows; 0 for planes."""
@@ -78,7 +64,7 @@ class Space:
             if area <= SMALL_AREA:
                 yield from (("rows", columns) for columns in (256, 512, 1024) if area <= columns)
 
-    def grids(self, choice: Choice) -> Iterator[Choice]:
+    def grids(self, choice: Knobs) -> Iterator[Knobs]:
         """The numbers of groups and of programs in each that fill the GPU."""
         cut = Cut(self.kernel, choice)
         places = self.target.processors * choice.resident
@@ -90,7 +76,7 @@ class Space:
             if not is_double and self.fits(made):
                 yield made
 
-    def fits(self, choice: Choice) -> bool:
+    def fits(self, choice: Knobs) -> bool:
         """Whether the registers of a processor hold the programs."""
         threads = self.target.warp * choice.warps
         if threads * choice.resident > MOST_THREADS:
@@ -98,7 +84,7 @@ class Space:
         room = min(MOST, REGISTERS // (32 * choice.warps * choice.resident))
         return self.registers(choice, threads) <= room
 
-    def registers(self, choice: Choice, threads: int) -> float:
+    def registers(self, choice: Knobs, threads: int) -> float:
         """What a thread needs, nearly: of 230 kernels that spill over 100 bytes it foresees nine in ten."""
         cut, each = Cut(self.kernel, choice), choice.rows * choice.columns / threads
         words, place = self.tensors * self.kernel.src.itemsize / 4, PLACE

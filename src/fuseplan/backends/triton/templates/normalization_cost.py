@@ -7,8 +7,8 @@ channels last and f32 channels first. Its picks took 1.03 times the fastest meas
 from __future__ import annotations
 
 from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
-from fuseplan.backends.triton.templates.pointwise_writer import ceil_div
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
 from fuseplan.template import NUMPY_COMPUTE

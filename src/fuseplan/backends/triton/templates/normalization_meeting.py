@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.backends.triton.templates.pointwise_writer import power_of_two
+from fuseplan.backends.triton.index import DOWN, Index, arange, as_index, number, power_of_two, total
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import COUNTER_BYTES
 
@@ -40,6 +40,7 @@ class Meeting:
         self.channels, self.most, self.compute = channels, most, compute
         self.repeats = repeats
         self.met = 0  # so far in the text
+        self.group, self.counter = number("group", groups), Index("workspace")
 
     @property
     def is_needed(self) -> bool:
@@ -64,8 +65,8 @@ class Meeting:
         if not self.is_needed:
             return
         step = SECTOR if self.groups * SECTOR <= COUNTERS else 1
+        self.counter = self.text.index("counter", Index("workspace") + self.group * step)
         self.text.line(
-            f"counter = workspace + group * {step}" if step > 1 else "counter = workspace + group",
             f"passed = (workspace + {COUNTERS}).to(tl.pointer_type({self.compute}))",
         )
         if self.repeats:
@@ -73,47 +74,44 @@ class Meeting:
 
     def exchange(self, found: Sequence[str]) -> list[str]:
         """Passes numbers on, and reads those of all: names of tensors whose first axis is the program."""
-        text, size = self.text, self.size
-        number, lane = self._number(), f" + tl.arange(0, {self.channels})" if self.channels else ""
+        text, size, each = self.text, self.size, max(1, self.channels)
+        met = self._number()
+        lane = arange(self.channels) if self.channels else as_index(0)
         text.line("# the programs of a group pass on what they found")
-        room = text.let("room", f"passed + (group * 2 + {number} % 2) * {self.most * size}")
+        room = Index(text.name("room"))
+        text.line(f"{room} = {Index('passed') + (self.group * 2 + met % 2) * (self.most * size)}")
+        member = number("member", self.programs)
         for place, name in enumerate(found):
-            text.line(f"tl.store({room} + {place * size} + member * {max(1, self.channels)}{lane}, {name})")
-        self._wait(number)
-        count = power_of_two(self.programs)
-        if not self.channels:
-            index = f"tl.arange(0, {count})"
-            mask = f"{index} < {self.programs}"
-        else:
-            index = f"tl.arange(0, {count})[:, None] * {self.channels}{lane}"
-            mask = f"tl.arange(0, {count})[:, None] < {self.programs}"
-        masked = f", mask={mask}, other=0.0" if count > self.programs else ""
-        return [
-            text.let("parts", f'tl.load({room} + {place * size} + {index}{masked}, cache_modifier=".cg")')
-            for place in range(len(found))
-        ]
+            at = total([room, as_index(place * size), member * each, lane])
+            text.line(f"tl.store({at}, {name})")
+        self._wait(met)
+        members = text.index(text.name("members"), arange(power_of_two(self.programs)))
+        has_member = text.mask(text.name("has_member"), members < self.programs)
+        axis = DOWN if self.channels else ""
+        index = (members * each).at(axis)
+        places = (total([room, as_index(place * size), index, lane]) for place in range(len(found)))
+        guard = f'{has_member.at(axis).guard()}, cache_modifier=".cg"'
+        return [text.let("parts", f"tl.load({place}{guard})") for place in places]
 
-    def _number(self) -> str:
+    def _number(self) -> Index:
         """Which meeting it is."""
         if not self.repeats:
             self.met += 1
-            return str(self.met)
+            return as_index(self.met)
         self.text.line("met += 1")
-        return "met"
+        return Index("met", 1)
 
-    def _wait(self, number: str) -> None:
-        text = self.text
-        text.line("tl.debug_barrier()", 'tl.atomic_add(counter, 1, sem="release", scope="gpu")')
-        with text.block(
-            f'while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < {number} * {self.programs}'
-        ):
+    def _wait(self, met: Index) -> None:
+        text, want = self.text, met * self.programs
+        text.line("tl.debug_barrier()", f'tl.atomic_add({self.counter}, 1, sem="release", scope="gpu")')
+        with text.block(f'while tl.atomic_add({self.counter}, 0, sem="acquire", scope="gpu") < {want}'):
             text.line("pass")
 
     def end(self) -> None:
         """Leaves the counter as it was found."""
         if not self.is_needed:
             return
-        text, number = self.text, "met" if self.repeats else str(self.met)
-        left = text.let("left", 'tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")')
-        with text.block(f"if {left} == {number} * {self.programs} + {self.programs - 1}"):
-            text.line('tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")')
+        text, met = self.text, Index("met", 1) if self.repeats else as_index(self.met)
+        left = text.let("left", f'tl.atomic_add({self.counter}, 1, sem="relaxed", scope="gpu")')
+        with text.block(f"if {left} == {met * self.programs + (self.programs - 1)}"):
+            text.line(f'tl.atomic_xchg({self.counter}, 0, sem="relaxed", scope="gpu")')

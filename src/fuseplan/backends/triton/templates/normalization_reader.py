@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from math import inf
 
 from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import Elementwise, Known, Stages, argument
+from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, Stages, argument
+from fuseplan.backends.triton.index import ATOM, SUM, Index, as_index, number
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs, Tile
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
@@ -17,13 +19,21 @@ from fuseplan.scalar import Scalar, leaves_of
 ONCE = ', eviction_policy="evict_first"'  # of what is not read or written again
 
 
-@dataclass
+@dataclass(frozen=True)
 class Held:
-    """A tile that was read: names of src, as it is stored, and of the operands per element by key."""
+    """A tile that was read.
 
-    tile: Tile
+    Attributes:
+        place: how it lies in dst.
+        x: name of src's elements, as they are stored; "" where they are not read.
+        exists: text of which of its rows or positions there are; "" for all.
+        operands: names of the operands per element, by key.
+    """
+
+    place: Place
     x: str
-    operands: dict[str, str] = field(default_factory=dict)
+    exists: str
+    operands: Mapping[str, str]
 
 
 class Reader:
@@ -35,93 +45,139 @@ class Reader:
         elements: the formulas.
         compute: Triton's name of the compute dtype.
         shape: text of a tile's shape.
-        member: text of which program of its group this is.
+        member: which program of its group this is.
     """
 
     def __init__(self, kernel: Kernel, knobs: Knobs, text: Text) -> None:
         self.kernel, self.knobs, self.text = kernel, knobs, text
         self.cut = Cut(kernel, knobs)
         self.elements = Elementwise(kernel, "epilogue", text)
-        self.compute = f"tl.{dialect.COMPUTE[kernel.src.dtype]}"
+        self.compute = self.elements.compute
         self.shape = f"({knobs.columns},)" if self.cut.is_planes else f"({knobs.rows}, {knobs.columns})"
-        self.member = "member" if knobs.programs > 1 else "0"
+        self.member = number("member", knobs.programs)
         self._stages = simplified(kernel.prologue)
         self._before = Known()
 
-    def begin(self) -> None:
+    def begin(self, tile: Index) -> None:
         """Begins a tile: what is per channel is on its way before anything else."""
         self.elements.given.clear()
-        self.cut.columns(self.text)
+        self.cut.begin(self.text, tile)
         self._preload()
         self._before = self.known(self._stages)
 
     def _preload(self) -> None:
         """Reads what is per channel or shared; per place too, where that is what the numbers are per."""
-        channel, mask = self.cut.channel
-        masked = f", mask={mask}, other=0.0" if mask else ""
+        cut = self.cut
         for operand in self.elements.operands:
-            pointer = argument(Slot("operand", operand.key))
+            pointer = Index(argument(Slot("operand", operand.key)))
             if operand.per == "shared":
-                where = ""
+                where = str(pointer)
             elif operand.per == "channel":
-                where = f" + {channel}{masked}"
-            elif operand.per == "activation" and self.cut.per_place:
-                where = f" + column{masked}"
+                where = f"{pointer + cut.channel}{cut.has_channel.guard()}"
+            elif operand.per == "activation" and cut.per_place:
+                where = f"{pointer + cut.column}{cut.has_column.guard()}"
             else:
                 continue
-            self.elements.given[operand.key] = self.text.let(operand.key, f"tl.load({pointer}{where})")
+            self.elements.given[operand.key] = self.text.let(operand.key, f"tl.load({where})")
 
     def known(self, stages: Stages) -> Known:
         """What stages need that depends on the channel alone."""
-        known = self.elements.prepare(*self.cut.channel, stages)
+        known = self.elements.prepare(str(self.cut.channel), str(self.cut.has_channel), stages)
         return self.elements.spread(known, "which", stages) if self.cut.segment > 1 else known
 
     @contextmanager
-    def blocks(self, is_backward: bool) -> Iterator[list[str]]:
-        """A loop over the program's blocks; the texts of its tiles' places."""
+    def blocks(self, is_backward: bool) -> Iterator[list[Index]]:
+        """A loop over the program's blocks; its tiles' places."""
         text, cut, programs = self.text, self.cut, self.knobs.programs
-        steps = str(cut.steps)
-        if cut.blocks % programs:
-            steps = text.let("steps", f"({cut.blocks + programs - 1} - {self.member}) // {programs}")
-        with text.block(f"for step in range(0, {steps})"):
-            step = f"({steps} - 1 - step)" if is_backward else "step"
-            block = text.let("block", f"{self.member} + {step} * {programs}" if programs > 1 else step)
+        steps = (cut.blocks + programs - 1 - self.member) // programs
+        steps = text.index(text.name("steps"), steps) if cut.blocks % programs else as_index(cut.steps)
+        with text.block(f"for step in range({steps})"):
+            step = f"{steps - 1} - step" if is_backward else "step"
+            place = self.member + Index(step, 0, cut.steps - 1, SUM if is_backward else ATOM) * programs
+            block = replace(place, high=cut.blocks - 1).widened(cut.is_wide)
+            if (
+                cut.blocks % programs and not cut.is_even
+            ):  # the range of a program's last step is not that of all its blocks
+                block = replace(block, high=inf)
+            block = text.index(text.name("block"), block)
             many = self.knobs.unrolled
-            yield [f"({block} * {many} + {each})" if many > 1 else block for each in range(many)]
+            yield [block * many + each for each in range(many)]
 
     def read_all(self) -> list[Held]:
         """Reads all tiles of the program, and what any pass needs of them."""
         cut, programs, held = self.cut, self.knobs.programs, []
         formulas = [formula for reduction in self.kernel.reductions for formula in reduction.expressions]
         formulas += [stage.expression for stage in self.kernel.epilogue]
+        member = self.member.wide(cut.is_wide)
         for step in range(cut.steps):
-            is_last = step == cut.steps - 1
-            is_cut = is_last and cut.extent < cut.steps * programs * cut.block
-            tile = cut.tile(self.text, f"({self.member} + {step * programs})", is_cut)
-            held.append(self._read(tile, formulas, ONCE))
+            held.append(self._read(cut.tile(self.text, member + step * programs), formulas, ONCE))
         return held
 
-    def read_next(self, places: Sequence[str], formulas: Sequence[Scalar], hint: str = "") -> list[Held]:
+    def read_next(self, places: Sequence[Index], formulas: Sequence[Scalar], hint: str = "") -> list[Held]:
         """Begins reading what formulas need of the tiles at some places, all before one is waited for."""
-        tiles = [self.cut.tile(self.text, place, not self.cut.is_even) for place in places]
+        tiles = [self.cut.tile(self.text, place) for place in places]
         return [self._read(tile, formulas, hint) for tile in tiles]
+
+    def each(
+        self, name: str, tiles: Sequence[Held], write: Callable[[Held], None], into: Sequence[str] = ()
+    ) -> None:
+        """Does the same with each tile: a function does, where there are several.
+
+        Args:
+            name: of the function.
+            tiles: the tiles.
+            write: writes the lines for a tile.
+            into: names that the lines count on.
+        """
+        if len(tiles) == 1:
+            write(tiles[0])
+            return
+        is_masked = any(tile.place.mask for tile in tiles), any(tile.exists for tile in tiles)
+        for tile in tiles:
+            place = replace(tile.place, mask=tile.place.mask or "True" * is_masked[0])
+            exists = {"exists": tile.exists or "True"} if is_masked[1] else {}
+            self._call(name, replace(tile, place=place), exists, write, into)
+
+    def _call(
+        self,
+        name: str,
+        tile: Held,
+        exists: Mapping[str, str],
+        write: Callable[[Held], None],
+        into: Sequence[str],
+    ) -> None:
+        place = tile.place
+        given = {"x": tile.x, "element": place.element, "inside": place.inside, "mask": place.mask, **exists}
+        operands = {key: f"{key}_read" for key in tile.operands}
+        given = {key: text for key, text in given.items() if text}
+        lying = {each: each for each in ("element", "inside", "mask") if each in given}
+        own = Held(replace(place, **lying), "x" if tile.x else "", "exists" if exists else "", operands)
+
+        def body() -> Sequence[str]:
+            write(own)
+            return into
+
+        values = {operands[key]: value for key, value in tile.operands.items()}
+        self.text.call(name, {**given, **values}, body, into)
 
     def _read(self, tile: Tile, formulas: Sequence[Scalar], hint: str) -> Held:
         """Begins reading what formulas need of a tile."""
         used = frozenset().union(*map(leaves_of, formulas))
         if "x" in used:
             used |= frozenset().union(*(leaves_of(formula) for _, formula in self._stages))
-        mask = f", mask={tile.place.mask}, other=0.0" if tile.place.mask else ""
-        x = self.text.let("x", f"tl.load(src + {tile.source}{mask}{hint})") if "x" in used else ""
+        place = tile.place
+        guard = f", mask={place.mask}, other=0.0" if place.mask else ""
+
+        def loaded(name: str, pointer: str, at: object) -> str:
+            return self.text.let(name, f"tl.load({pointer} + {at}{guard}{hint})")
+
+        x = loaded("x", "src", tile.source) if "x" in used else ""
         operands = {
-            operand.key: self.text.let(
-                operand.key,
-                f"tl.load({argument(Slot('operand', operand.key))} + {tile.place.element}{mask}{hint})",
-            )
+            operand.key: loaded(operand.key, argument(Slot("operand", operand.key)), place.element)
             for operand in self.elements.operands
             if operand.per == "element" and operand.key in used
         }
-        return Held(tile, x, operands)
+        return Held(place, x, str(tile.exists), operands)
 
     def element(self, held: Held) -> str:
         """What the prologue gives of a tile, in the compute dtype."""
@@ -129,7 +185,7 @@ class Reader:
             return ""
         is_compute = self.kernel.src.dtype == self.kernel.compute_dtype
         x = held.x if is_compute else self.text.let("x", f"{held.x}.to({self.compute})")
-        return self.elements.apply(x, held.tile.place, held.operands, self._before, self._stages)
+        return self.elements.apply(x, held.place, held.operands, self._before, self._stages)
 
 
 def simplified(stages: Sequence[Stage]) -> Stages:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
 from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, around, together
-from fuseplan.backends.triton.templates.pointwise_writer import power_of_two
 from fuseplan.reduction import Reduction
 
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
-Visit = Callable[[Take], None]  # gives tiles of the program
+Visit = Callable[[Take, Sequence[str]], None]  # gives tiles of the program; names that are counted on
 
 
 class Reducer:
@@ -36,24 +36,31 @@ class Reducer:
         elements = self.reader.elements
         known = self.reader.known([(reduction.kind, each) for each in formulas])
 
-        def give(each: Held, take: Take) -> None:
-            x = self.reader.element(each)
-            take(elements.values(formulas, x, each.tile.place, each.operands, known), each.tile.exists)
+        def given(tiles: Sequence[Held], take: Take, into: Sequence[str]) -> None:
+            def write(each: Held) -> None:
+                x = self.reader.element(each)
+                take(elements.values(formulas, x, each.place, each.operands, known), each.exists)
 
-        def visit(take: Take) -> None:
-            for each in held:
-                give(each, take)
+            self.reader.each(self.text.name("add"), tiles, write, into)
+
+        def visit(take: Take, into: Sequence[str]) -> None:
             if held:
+                given(held, take, into)
                 return
             with self.reader.blocks(is_backward) as places:
-                for each in self.reader.read_next(places, reduction.expressions):
-                    give(each, take)
+                given(self.reader.read_next(places, reduction.expressions), take, into)
+
+        def visit_first(take: Take, into: Sequence[str]) -> None:
+            given(held[:1], take, into)
+
+        def visit_same(take: Take, into: Sequence[str]) -> None:
+            given(self.reader.read_next([as_index(0)], reduction.expressions), take, into)
 
         if reduction.kind == "sums":
             made = self._sums(len(reduction.names), visit)
         else:
-            pivot = self._pivot(reduction, give) if self.compute == "tl.float64" else ""
-            first = self._apart(lambda take: give(held[0], take), pivot) if held else None
+            pivot = self._pivot(visit_same) if self.compute == "tl.float64" else ""
+            first = self._apart(visit_first, pivot) if held else None
             made = self._moments(self._apart(visit, pivot), first, pivot)
         elements.given |= dict(zip(reduction.names, made, strict=True))
 
@@ -67,20 +74,19 @@ class Reducer:
         """Sums of all that the program has of a channel."""
         sums = Sums(self.text, self.reader.shape, self.compute, count)
         sums.begin()
-        visit(sums.take)
+        visit(sums.take, sums.held)
         made = [self.text.let("total", f"tl.sum({name}, 0)") for name in sums.held]
         if self.cut.segment > 1:
             made = [self.text.let("total", f"tl.sum({name}, 1)") for name in self._segments(made)]
         return made
 
-    def _pivot(self, reduction: Reduction, give: Callable[[Held, Take], None]) -> str:
+    def _pivot(self, visit_same: Visit) -> str:
         """The mean of each channel's first block, which is the same number in every program.
 
         Sums in float64 are as wide as what they sum: of distances from this number they keep digits that the
         rounding of a large mean would cost. It is zero where the mean is not finite.
         """
-        (block,) = self.reader.read_next(["0"], reduction.expressions)
-        (total,) = self._totals(1, lambda take: give(block, take))
+        (total,) = self._totals(1, visit_same)
         count = min(self.cut.block, self.cut.extent) * self.cut.segment
         mean = self.text.let("pivot", f"{total} / {float(count)!r}")
         return self.text.let("pivot", f"tl.where({mean} - {mean} == 0.0, {mean}, 0.0)")
@@ -91,8 +97,11 @@ class Reducer:
             return visit
         each = self._by_column(pivot)
 
-        def shifted(take: Take) -> None:
-            visit(lambda made, exists: take([self.text.let("near", f"{made[0]} - {each}")], exists))
+        def shifted(take: Take, into: Sequence[str]) -> None:
+            def near(made: list[str], exists: str) -> None:
+                take([self.text.let("near", f"{made[0]} - {each}")], exists)
+
+            visit(near, into)
 
         return shifted
 
@@ -103,7 +112,7 @@ class Reducer:
     def _moments(self, visit: Visit, first: Visit | None, pivot: str) -> list[str]:
         """Mean and variance; tiles are less `pivot`. `first` gives the first one, where tiles are kept."""
         text = self.text
-        own = text.let("own", self._share(self.reader.member))
+        own = self._named("own", self._share(self.reader.member))
         found = self._of_kept(visit, first, own) if first else self._of_read(visit, own)
         every = f"{float(self.count)!r}"
         if self.meeting.is_needed:
@@ -118,30 +127,40 @@ class Reducer:
         Of n tiles, their squares are at most 1 + n times those from the mean: that much is lost to
         cancellation, at most. The first tile is whole where it is not the only one.
         """
-        text, segment = self.text, self.cut.segment
-        many = f" * {segment}.0" if segment > 1 else ""
+        text = self.text
         (total,) = self._totals(1, first)
-        guess = text.let(
-            "guess", f"{total} / ({own if self.cut.steps == 1 else f'{self.cut.block}.0'}{many})"
-        )
+        count = own if self.cut.steps == 1 else f"{self.cut.block}.0"
+        guess = text.let("guess", f"{total} / {self._numbers_of(count)}")
         each = self._by_column(guess)
 
-        def deviate(take: Take) -> None:
+        def deviate(take: Take, into: Sequence[str]) -> None:
             def apart(made: list[str], exists: str) -> None:
                 off = text.let("off", f"{made[0]} - {each}")
                 take([off, f"{off} * {off}"], exists)
 
-            visit(apart)
+            visit(apart, into)
 
         moved, squares = self._totals(2, deviate)
-        return around(text, guess, moved, squares, f"({own}{many})")
+        return around(text, guess, moved, squares, self._numbers_of(own))
+
+    def _numbers_of(self, columns: str) -> str:
+        """How many elements a channel has where each of its columns has so many: a number or a name."""
+        segment = self.cut.segment
+        if segment == 1:
+            return columns
+        is_name = columns.isidentifier()
+        return f"({columns} * {segment}.0)" if is_name else f"{float(columns) * segment!r}"
+
+    def _named(self, stem: str, value: str) -> str:
+        """A number as it is, anything else by a name."""
+        return value if value.replace(".", "").isdigit() else self.text.let(stem, value)
 
     def _of_read(self, visit: Visit, own: str) -> Moments:
         """In one pass over memory, each lane by itself."""
         is_cut, shape = not self.cut.is_even, self.reader.shape
         welford = Welford(self.text, shape, self.compute, is_cut)
         welford.begin(shape if self.cut.is_planes else f"({self.knobs.rows}, 1)")
-        visit(lambda made, exists: welford.take(made[0], exists))
+        visit(lambda made, exists: welford.take(made[0], exists), welford.names)
         found = together(self.text, welford.held, own)
         return self._joined(found, own) if self.cut.segment > 1 else found
 
@@ -149,40 +168,46 @@ class Reducer:
         """Vectors of columns as matrices of a row a channel; zero where there is no position."""
         text, cut = self.text, self.cut
         area = power_of_two(cut.segment)
-        size = cut.numbers * area
-        at = text.let("at", f"tl.arange(0, {size})")
-        index = text.let("index", f"({at} // {area}) * {cut.segment} + {at} % {area}")
-        inside = text.let("inside", f"({at} % {area} < {cut.segment}) & ({index} < {cut.width})")
-        text.line(f"{index} = tl.minimum({index}, {self.knobs.columns - 1})")
+        at = text.index(text.name("at"), arange(cut.numbers * area))
+        column = at // area * cut.segment + at % area
+        index = text.index(text.name("index"), column)
+        inside = text.mask(text.name("inside"), (at % area < cut.segment) & (index < cut.width))
+        if index.high >= self.knobs.columns:
+            text.line(f"{index} = tl.minimum({index}, {self.knobs.columns - 1})")
         shape = f"({cut.numbers}, {area})"
-        gathered = [f"tl.where({inside}, tl.gather({name}, {index}, 0), 0.0)" for name in lanes]
+        gathered = [f"tl.gather({name}, {index}, 0)" for name in lanes]
+        if inside:
+            gathered = [f"tl.where({inside}, {each}, 0.0)" for each in gathered]
         return [text.let("segments", f"tl.reshape({each}, {shape})") for each in gathered]
 
     def _joined(self, lanes: Moments, own: str) -> Moments:
         """The moments of columns as those of channels."""
-        text, segment = self.text, self.cut.segment
+        text = self.text
         ones = text.let("ones", f"tl.zeros_like({lanes.mean}) + {own}")
         count, mean, square = self._segments([ones, lanes.mean, lanes.square])
-        return together(text, Moments(count, mean, square), f"({own} * {segment}.0)", axis=1)
+        return together(text, Moments(count, mean, square), self._numbers_of(own), axis=1)
 
-    def _share(self, member: str) -> str:
+    def _share(self, member: Index) -> str:
         """Rows or positions of a program, as a number of the compute dtype."""
         cut, programs = self.cut, self.knobs.programs
         if programs == 1:
-            return f"tl.full((), {cut.extent}, {self.compute})"
+            return f"{cut.extent}.0"
         block = cut.block * max(1, self.knobs.unrolled)
-        share = f"(({cut.blocks + programs - 1} - {member}) // {programs}).to({self.compute}) * {block}.0"
+        blocks = (cut.blocks + programs - 1 - member) // programs
         missing = cut.blocks * block - cut.extent
-        if missing:
-            share += f" - tl.where({member} == {(cut.blocks - 1) % programs}, {missing}.0, 0.0)"
-        return share
+        less = f" - tl.where({member} == {(cut.blocks - 1) % programs}, {missing}.0, 0.0)" if missing else ""
+        if blocks.constant is not None:
+            return f"{blocks.constant * block}.0{less}"
+        return f"({blocks}).to({self.compute}) * {block}.0{less}"
 
     def _shares(self) -> str:
         """What every program of the group has seen, a channel."""
-        cut, count = self.cut, power_of_two(self.knobs.programs)
+        cut, programs = self.cut, self.knobs.programs
         text = self.text
-        member = text.let("members", f"tl.arange(0, {count})")
-        share = text.let("shares", f"tl.where({member} < {self.knobs.programs}, {self._share(member)}, 0.0)")
+        member = text.index(text.name("members"), arange(power_of_two(programs)))
+        share, exists = self._share(member), member < programs
+        share = f"tl.where({exists}, {share}, 0.0)" if exists else f"tl.zeros_like({member}) + {share}"
+        share = text.let("shares", share)
         if cut.segment > 1:
             share = text.let("shares", f"{share} * {cut.segment}.0")
         return f"{share}[:, None]" if cut.numbers else share

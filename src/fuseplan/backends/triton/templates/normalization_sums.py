@@ -33,6 +33,11 @@ class Welford:
         self.compute, self.is_cut = compute, is_cut
         self.held = Moments(text.name("count"), text.name("mean"), text.name("square"))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what is counted on."""
+        return self.held.count, self.held.mean, self.held.square
+
     def begin(self, cut_shape: str) -> None:
         """Nothing yet; counts are of `cut_shape` where elements may be missing."""
         text, held = self.text, self.held
@@ -47,7 +52,7 @@ class Welford:
         """One more element a lane, where it exists."""
         text, held = self.text, self.held
         if self.is_cut:
-            text.line(f"{held.count} += {exists}.to({self.compute})")
+            text.line(f"{held.count} += tl.where({exists}, 1.0, 0.0)")
             share = text.let("share", f"1.0 / tl.maximum({held.count}, 1.0)")
             value = text.let("value", f"tl.where({exists}, {value}, {held.mean})")
         else:

@@ -9,55 +9,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Protocol
 
 from fuseplan.backends.triton.elementwise import Place
-from fuseplan.backends.triton.templates.pointwise_writer import (
-    VECTOR,
+from fuseplan.backends.triton.index import (
+    ALL,
+    DOWN,
+    SUM,
     WIDE,
+    Index,
+    Mask,
+    arange,
     ceil_div,
     merged,
     offset,
     power_of_two,
 )
+from fuseplan.backends.triton.templates.pointwise_writer import VECTOR
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernel import Kernel
 
 
-class Knobs(Protocol):
-    """The template's fields."""
+@dataclass(frozen=True)
+class Knobs:
+    """The fields of `GpuNormalization`, which says what they mean."""
 
-    @property
-    def form(self) -> str:
-        """`rows` or `planes`."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile; 1 of planes."""
-
-    @property
-    def columns(self) -> int:
-        """Columns of a tile, or positions."""
-
-    @property
-    def unrolled(self) -> int:
-        """Tiles that a program reads at a time; 0: all, once, and they stay in its registers."""
-
-    @property
-    def programs(self) -> int:
-        """Programs of a group."""
-
-    @property
-    def groups(self) -> int:
-        """Groups of programs."""
-
-    @property
-    def warps(self) -> int:
-        """Of a program."""
-
-    @property
-    def resident(self) -> int:
-        """Programs that a processor has to hold at a time."""
+    form: str
+    rows: int
+    columns: int
+    unrolled: int
+    programs: int
+    groups: int
+    warps: int
+    resident: int
 
 
 @dataclass(frozen=True)
@@ -65,14 +48,14 @@ class Tile:
     """Where the elements of a tile are.
 
     Attributes:
-        source: text of their offsets in src.
+        source: their offsets in src.
         place: how they lie in dst.
-        exists: name of which of its rows or positions there are, broadcastable to the tile; "" for all.
+        exists: which of its rows or positions there are, broadcastable to the tile.
     """
 
-    source: str
+    source: Index
     place: Place
-    exists: str
+    exists: Mask
 
 
 class Cut:
@@ -87,7 +70,15 @@ class Cut:
         numbers: channels (or places) of a tile, a power of two; 0 of planes, which have one.
         tiles: tiles side by side; a group has one at a time.
         block: rows or positions of a tile.
+        channel, has_channel: in the text, the channels of the tile's numbers, and which exist; of a tile per
+            place, those of its columns.
+        column, has_column: the tile's columns, and which exist; not of planes.
     """
+
+    channel: Index
+    has_channel: Mask
+    column: Index
+    has_column: Mask
 
     def __init__(self, kernel: Kernel, knobs: Knobs) -> None:
         self.kernel, self.knobs = kernel, knobs
@@ -143,57 +134,47 @@ class Cut:
         """Whether rows, or planes, are whole vectors, and elements can be moved so."""
         return (self.area if self.is_planes else self.row) % (VECTOR // self.kernel.dst.itemsize) == 0
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether a tile has no more columns than it is for, wherever it lies."""
-        return self.is_planes or (self.width == self.knobs.columns and self.row % self.width == 0)
-
     # ---- text
 
-    def columns(self, text: Text) -> None:
+    def begin(self, text: Text, tile: Index) -> None:
         """Writes the names that all tiles of a column share: `channel`, `column` and what exists of them."""
-        wide = ".to(tl.int64)" if self.is_wide else ""
+        tile = tile.widened(self.is_wide)
         if self.is_planes:
-            text.line(f"channel = tile{wide}")
+            self.channel, self.has_channel = text.index("channel", tile), ALL
             return
-        count = self.knobs.columns
-        text.line(f"lane = tl.arange(0, {count})", f"column = (tile * {self.width}){wide} + lane")
-        masks = [f"(lane < {self.width})"] if self.width < count else []
-        masks += [f"(column < {self.row})"] if self.row % self.width else []
-        if masks:
-            text.line(f"has_column = {' & '.join(masks)}")
+        lane = text.index("lane", arange(self.knobs.columns))
+        self.column = text.index("column", tile * self.width + lane)
+        ends = self.column < self.row if self.row % self.width else ALL
+        self.has_column = text.mask("has_column", (lane < self.width) & ends)
         if self.segment > 1:
-            text.line(f"which = tl.minimum(lane // {self.segment}, {self.numbers - 1})")
-            text.line(f"each = tl.arange(0, {self.numbers})", f"channel = (tile * {self.each}){wide} + each")
-            text.line(f"has_channel = (each < {self.each}) & (channel < {self.channels})")
+            which = text.index("which", lane // self.segment)
+            if which.high >= self.numbers:
+                text.line(f"which = tl.minimum({which}, {self.numbers - 1})")
+            each = text.index("each", arange(self.numbers))
+            self.channel = text.index("channel", tile * self.each + each)
+            has_channel = (each < self.each) & (self.channel < self.channels)
+            self.has_channel = text.mask("has_channel", has_channel)
+            return
+        self.channel, self.has_channel = self.column, self.has_column
+        if self.per_place:
+            self.channel = self.column % self.channels if self.is_last else self.column // self.area
 
     @property
-    def channel(self) -> tuple[str, str]:
-        """The channels of the tile's numbers, and which exist; of a tile per place, those of its columns."""
-        if self.is_planes:
-            return "channel", ""
-        if self.segment > 1:
-            return "channel", "has_channel"
-        mask = "" if self.is_exact else "has_column"
-        if not self.per_place or self.area == 1:
-            return "column", mask
-        return f"(column {f'% {self.channels}' if self.is_last else f'// {self.area}'})", mask
-
-    @property
-    def result(self) -> str:
+    def result(self) -> Index:
         """Where the tile's numbers lie in a result: dense in logical order."""
-        if self.per_place and self.is_last and self.area > 1:
-            return f"(column % {self.channels}) * {self.area} + column // {self.channels}"
-        return self.channel[0] if not self.per_place else "column"
+        if not self.per_place:
+            return self.channel
+        if not self.is_last:
+            return self.column
+        return self.column % self.channels * self.area + self.column // self.channels
 
-    def tile(self, text: Text, block: str, is_cut: bool) -> Tile:
-        """Writes where the tile is whose place among the blocks is `block`; `is_cut`: parts may not exist."""
-        which = f"(tl.full((), 0, tl.int64) + {block})" if self.is_wide else block
-        start = f"{which} * {self.block}"
+    def tile(self, text: Text, block: Index) -> Tile:
+        """Writes where the tile is whose place among the blocks is `block`."""
+        start, spots = block * self.block, arange(self.block)
         if self.is_crossing:
-            return self._crossing(text, start, is_cut)
-        at = text.let("position" if self.is_planes else "row", f"{start} + tl.arange(0, {self.block})")
-        exists = text.let("exists", f"{at} < {self.extent}") if is_cut else ""
+            return self._crossing(text, text.index(text.name("first"), start), spots)
+        at = text.index(text.name("position" if self.is_planes else "row"), start + spots)
+        exists = text.mask(text.name("exists"), at < self.extent)
         return self._planes(text, at, exists) if self.is_planes else self._rows(text, at, exists)
 
     @property
@@ -206,64 +187,57 @@ class Cut:
         is_dense = self.kernel.src.layout is not None
         return self.is_planes and not self.is_aligned and self.block <= self.area and is_dense
 
-    def _crossing(self, text: Text, start: str, is_cut: bool) -> Tile:
+    def _crossing(self, text: Text, first: Index, spots: Index) -> Tile:
         """A tile that begins in one plane and may end in the next image's."""
-        first = text.let("first", start)
-        text.line(f"image = {first} // {self.area}")
-        spot = text.let("spot", f"({first} - image * {self.area}) + tl.arange(0, {self.block})")
-        across = self.channels * self.area
-        jump = f"tl.where({spot} < {self.area}, 0, {across - self.area})"
-        element = text.let("at", f"(image * {across} + channel * {self.area}) + {spot} + {jump}")
-        left = f"{self.extent} - {first}"
-        exists = text.let("exists", f"tl.arange(0, {self.block}) < {left}") if is_cut else ""
-        inside = f"channel * {self.area} + tl.where({spot} < {self.area}, {spot}, {spot} - {self.area})"
-        return Tile(element, Place(element, "channel", inside, exists, ""), exists)
+        area, across = self.area, self.channels * self.area
+        image = text.index("image", first // area)
+        plane = self.channel * area
+        spot = Index(f"{first.atom} - {image * area}", 0, area - 1, SUM) if image.constant != 0 else first
+        spot = text.index(text.name("spot"), spot + spots)
+        element, inside = image * across + plane + spot, plane + spot
+        if spot.high >= area:
+            jump = Index(f"tl.where({spot < area}, 0, {across - area})")
+            element, inside = element + jump, plane + Index(f"tl.where({spot < area}, {spot}, {spot - area})")
+        exists = text.mask(text.name("exists"), spots < self.extent - first)
+        element = text.index(text.name("at"), element)
+        return Tile(element, Place(str(element), str(self.channel), str(inside), str(exists), ""), exists)
 
-    def _planes(self, text: Text, position: str, exists: str) -> Tile:
-        dst, src = (self._positions(position, strides) for strides in self._strides())
-        element = text.let("at", dst)
-        source = element if src == dst else text.let("at", src)
-        inside = f"channel * {self.area} + {position} % {self.area}"
-        return Tile(source, Place(element, "channel", inside, exists, ""), exists)
+    def _planes(self, text: Text, position: Index, exists: Mask) -> Tile:
+        dst, src = (
+            self._positions(position, each.element_strides) for each in (self.kernel.dst, self.kernel.src)
+        )
+        element = text.index(text.name("at"), dst)
+        source = element if src == dst else text.index(text.name("at"), src)
+        inside = self.channel * self.area + position % self.area
+        return Tile(source, Place(str(element), str(self.channel), str(inside), str(exists), ""), exists)
 
-    def _strides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.kernel.dst.element_strides, self.kernel.src.element_strides
-
-    def _positions(self, position: str, strides: tuple[int, ...]) -> str:
+    def _positions(self, position: Index, strides: tuple[int, ...]) -> Index:
         """The offset of a position of the channel."""
         shape = self.kernel.dst.shape
-        axes = merged((shape[0], *shape[2:]), (strides[0], *strides[2:]))
-        return f"channel * {strides[1]} + {offset(position, axes)}"
+        axes = merged(zip((shape[0], *shape[2:]), (strides[0], *strides[2:]), strict=True))
+        return self.channel * strides[1] + offset(position, axes)
 
-    def _rows(self, text: Text, row: str, exists: str) -> Tile:
-        element = text.let("at", f"{row}[:, None] * {self.row} + column")
+    def _rows(self, text: Text, row: Index, exists: Mask) -> Tile:
+        element = text.index(text.name("at"), row.at(DOWN) * self.row + self.column)
         below = self._matrix(row)
-        source = text.let("at", below) if below else element
-        masks = [f"{exists}[:, None]"] if exists else []
-        masks += [] if self.is_exact else ["has_column"]
-        mask = text.let("mask", " & ".join(masks)) if masks else ""
-        inside = "column"
-        if not self.per_place and self.is_last and self.area > 1:
-            inside = f"({row} % {self.area})[:, None] * {self.channels} + column"
-        channel, channel_mask = self.channel
-        place = Place(element, channel, inside, mask, channel_mask)
-        return Tile(source, place, text.let("exists", f"{exists}[:, None]") if exists else "")
+        source = text.index(text.name("at"), below) if below else element
+        exists = exists.at(DOWN)
+        mask = text.mask(text.name("mask"), exists & self.has_column)
+        inside = self.column
+        if not self.per_place and self.is_last:
+            inside = (row % self.area).at(DOWN) * self.channels + self.column
+        place = Place(str(element), str(self.channel), str(inside), str(mask), str(self.has_channel))
+        return Tile(source, place, exists)
 
-    def _matrix(self, row: str) -> str:
-        """The offsets in src where it does not lie as dst does, else ""."""
+    def _matrix(self, row: Index) -> Index | None:
+        """The offsets in src where it does not lie as dst does."""
         shape, strides = self.kernel.dst.shape, self.kernel.src.element_strides
         order = sorted(
             range(len(shape)), key=lambda axis: (-self.kernel.dst.element_strides[axis], shape[axis])
         )
-        order = [axis for axis in order if shape[axis] > 1]
-        if self.per_place or not self.is_last:
-            inner = [axis for axis in order if axis]
-        else:
-            inner = [axis for axis in order if axis == 1]
-        outer = [axis for axis in order if axis not in inner]
-        down, across = (
-            merged([shape[i] for i in each], [strides[i] for i in each]) for each in (outer, inner)
-        )
-        if down in ([], [(self.extent, self.row)]) and across in ([], [(self.row, 1)]):
-            return ""
-        return f"({offset(row, down)})[:, None] + {offset('column', across)}"
+        inner = range(1, len(shape)) if self.per_place or not self.is_last else (1,)
+        down = merged((shape[axis], strides[axis]) for axis in order if axis not in inner)
+        across = merged((shape[axis], strides[axis]) for axis in order if axis in inner)
+        if down in ((), ((self.extent, self.row),)) and across in ((), ((self.row, 1),)):
+            return None
+        return offset(row, down).at(DOWN) + offset(self.column, across)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import Known, Place, argument
+from fuseplan.backends.triton.elementwise import Place, argument
+from fuseplan.backends.triton.index import Index, ceil_div, number
 from fuseplan.backends.triton.resources import PARTITIONS, REGISTERS
+from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import ONCE, Held, Reader
 from fuseplan.backends.triton.templates.normalization_reducer import Reducer
 from fuseplan.backends.triton.templates.normalization_tiles import Knobs
-from fuseplan.backends.triton.templates.pointwise_writer import STORED, ceil_div
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
@@ -48,21 +49,11 @@ class NormalizationWriter:
 
     def source(self) -> Source:
         """The whole kernel."""
-        text, knobs = self.text, self.knobs
-        text.line("import triton", "import triton.language as tl", "", "")
-        text.line(*(f"# {line}" for line in [self.title, *self.kernel.text.splitlines()]))
-        text.line("@triton.jit")
-        with text.block(f"def normalization({', '.join(argument(slot) for slot in self.slots)})"):
+        shell = Shell(self.kernel, self.title, self.text, self.slots, entry="normalization")
+        with shell.body():
             self._body()
-        return Source(
-            str(text),
-            "normalization",
-            self.slots,
-            workspace_bytes=self.meeting.workspace_bytes,
-            language="triton",
-            grid=(knobs.programs * knobs.groups, 1, 1),
-            options=tuple(self._options()),
-        )
+        programs, kept = self.knobs.programs * self.knobs.groups, self.meeting.workspace_bytes
+        return shell.source(programs, tuple(self._options()), workspace_bytes=kept)
 
     def _options(self) -> Iterator[tuple[str, int]]:
         """A program that meets others must run beside them: its registers are limited to its share."""
@@ -79,27 +70,26 @@ class NormalizationWriter:
             yield "maxnreg", most
 
     def _body(self) -> None:
-        text, programs = self.text, self.knobs.programs
-        text.line("program = tl.program_id(0)")
-        if self.meeting.is_needed:
-            text.line(f"member = program % {programs}", f"group = program // {programs}")
-        else:
-            text.line("group = program")
+        text, knobs = self.text, self.knobs
+        program = number("tl.program_id(0)", knobs.programs * knobs.groups)
+        if self.meeting.is_needed and knobs.groups > 1:
+            program = text.index("program", program)
+        text.index("member", program % knobs.programs)
+        group = text.index("group", program // knobs.programs)
         self.meeting.begin()
         if self.meeting.repeats:
-            with text.block(f"for tile in range(group, {self.cut.tiles}, {self.knobs.groups})"):
-                self._tile()
+            with text.block(f"for tile in range({group}, {self.cut.tiles}, {knobs.groups})"):
+                self._tile(number("tile", self.cut.tiles))
         else:
-            text.line("tile = group")
-            self._tile()
+            self._tile(group)
         self.meeting.end()
 
-    def _tile(self) -> None:
+    def _tile(self, tile: Index) -> None:
         """All passes over one tile."""
-        self.reader.begin()
+        self.reader.begin(tile)
         held = self.reader.read_all() if self.cut.is_kept else []
-        for number, reduction in enumerate(self.kernel.reductions):
-            self.reducer.reduce(reduction, held, is_backward=number % 2 == 1)
+        for place, reduction in enumerate(self.kernel.reductions):
+            self.reducer.reduce(reduction, held, is_backward=place % 2 == 1)
         self._write(held, is_backward=len(self.kernel.reductions) % 2 == 1)
         self._results()
 
@@ -107,23 +97,16 @@ class NormalizationWriter:
         """The last pass."""
         reader, known = self.reader, self.reader.known(self.stages)
         self.text.line("# dst")
-        for each in held:
-            self._write_tile(each, known)
+
+        def write(each: Held) -> None:
+            reader.elements.store(reader.element(each), each.place, each.operands, known, ONCE)
+
         if held:
+            reader.each("finish", held, write)
             return
         formulas = [stage.expression for stage in self.kernel.epilogue]
         with reader.blocks(is_backward) as places:
-            for each in reader.read_next(places, formulas, ONCE):
-                self._write_tile(each, known)
-
-    def _write_tile(self, held: Held, known: Known) -> None:
-        place = held.tile.place
-        x = self.reader.element(held)
-        result = self.reader.elements.apply(x, place, held.operands, known)
-        is_compute = self.kernel.dst.dtype == self.kernel.compute_dtype
-        stored = result if is_compute else f"{result}.to(tl.{STORED[self.kernel.dst.dtype]})"
-        mask = f", mask={place.mask}" if place.mask else ""
-        self.text.line(f"tl.store(dst + {place.element}, {stored}{mask}{ONCE})")
+            reader.each("finish", reader.read_next(places, formulas, ONCE), write)
 
     def _results(self) -> None:
         if not self.kernel.results:
@@ -135,22 +118,15 @@ class NormalizationWriter:
             self._write_results()
 
     def _write_results(self) -> None:
-        text, (channel, mask) = self.text, self.cut.channel
-        masked, others = (f", mask={mask}", ", other=0.0") if mask else ("", "")
+        text, cut, elements = self.text, self.cut, self.reader.elements
+        guard = cut.has_channel
+        place = Place("", str(cut.channel), str(cut.channel), str(guard), str(guard))
         for result in self.kernel.results:
             text.line(f"# {result.key}")
-            where = f"{argument(Slot('result', result.key))} + {self.cut.result}"
+            where = Index(argument(Slot("result", result.key))) + cut.result
             if result.updated:
-                self.reader.elements.given[result.key] = text.let("old", f"tl.load({where}{masked}{others})")
-            known = self.reader.elements.prepare(
-                channel, mask, [(result.key, dialect.simplified(result.expression))]
-            )
-            (made,) = self.reader.elements.values(
-                [dialect.simplified(result.expression)], "", self._vector(), None, known
-            )
-            text.line(f"tl.store({where}, {made}{masked})")
-
-    def _vector(self) -> Place:
-        """The numbers of a tile as if they were its elements."""
-        channel, mask = self.cut.channel
-        return Place("", channel, "column", mask, mask)
+                elements.given[result.key] = text.let("old", f"tl.load({where}{guard.guard()})")
+            formula = dialect.simplified(result.expression)
+            known = elements.prepare(place.channel, place.channel_mask, [(result.key, formula)])
+            (made,) = elements.values([formula], "", place, None, known)
+            text.line(f"tl.store({where}, {made}{guard.guard(other='')})")

@@ -8,8 +8,9 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.triton import dialect, model
+from fuseplan.backends.triton.index import power_of_two
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.pointwise_writer import PointwiseWriter, power_of_two
+from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, PointwiseWriter
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
@@ -27,7 +28,7 @@ _LARGE = 128  # positions of a channel from which a flat tile may be twice as la
 
 
 @dataclass(frozen=True)
-class GpuPointwise(GpuTemplate):
+class GpuPointwise(PointwiseKnobs, GpuTemplate):
     """Chains of elementwise operators, in any layout.
 
     reads:  src and every operand once; expressions of the channel alone are computed per tile, or once for
@@ -46,12 +47,6 @@ class GpuPointwise(GpuTemplate):
 
     name: ClassVar[str] = "pointwise"
     error_scale: ClassVar[str] = "the result of each function of the formulas"
-
-    form: str
-    outer: int
-    inner: int
-    programs: int
-    warps: int
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fuseplan.backends.triton.index import Axis, merged
 from fuseplan.kernel import Kernel
 from fuseplan.tensor import TensorSpec
-
-WIDE = 2**31  # elements: from here on offsets need 64 bits
-
-Axis = tuple[int, int]  # extent and stride, in elements
 
 
 @dataclass(frozen=True)
@@ -79,35 +75,6 @@ def image_axes(spec: TensorSpec) -> tuple[tuple[Axis, ...], int]:
         steps[axis] = step
         step *= spec.shape[axis]
     return merged([(spec.shape[axis], steps[axis]) for axis in range(2, spec.rank)]), steps[1]
-
-
-def merged(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The axes with those of extent 1 left out, and neighbours that one stride covers made into one."""
-    found: list[Axis] = []
-    for extent, stride in axes:
-        continues = found and found[-1][1] == extent * stride
-        outer = found.pop()[0] if continues else 1
-        if outer * extent > 1:
-            found.append((outer * extent, stride))
-    return tuple(found)
-
-
-def offset_text(index: str, axes: Sequence[Axis]) -> str:
-    """The offset of the element that `index` counts, as text: `index // 49 * 2048 + index % 49`."""
-    terms: list[str] = []
-    inner = 1
-    for place, (extent, stride) in enumerate(reversed(axes)):
-        is_outermost = place == len(axes) - 1
-        digit = index if inner == 1 else f"{index} // {inner}"
-        digit = digit if is_outermost else f"{digit} % {extent}"
-        terms.append(times(digit, stride))
-        inner *= extent
-    return " + ".join(reversed(terms)) or f"{index} * 0"
-
-
-def times(index: str, stride: int) -> str:
-    """`index * stride` as text."""
-    return index if stride == 1 else f"{index} * {stride}"
 
 
 def steps_of(knobs: Knobs, depth: int) -> int:

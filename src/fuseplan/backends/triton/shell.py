@@ -1,0 +1,108 @@
+"""The parts of a kernel's text around its body: imports, a header that says what is computed, the entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.text import Text
+from fuseplan.emit import Slot, Source
+from fuseplan.kernel import Kernel
+from fuseplan.tensor import TensorSpec
+
+IMPORTS = ("import triton", "import triton.language as tl")
+
+
+@dataclass
+class Shell:
+    """Everything of a source but the lines of the body.
+
+    Attributes:
+        kernel: what is computed.
+        title: the template's text.
+        text: takes the body; functions of its own stand in front of the entry.
+        slots: the arguments.
+        entry: the name of the kernel.
+        language: `triton` or `gluon`.
+        imports: the first lines.
+    """
+
+    kernel: Kernel
+    title: str
+    text: Text
+    slots: Sequence[Slot]
+    entry: str = "fused"
+    language: str = "triton"
+    imports: Sequence[str] = IMPORTS
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Lines of the entry."""
+        with self.text.function(f"{self.entry}({', '.join(map(argument, self.slots))})"):
+            yield
+
+    def source(self, programs: int, options: Sequence[tuple[str, int]], **more: int) -> Source:
+        """The whole; `more`: `workspace_bytes`, or another extent of the grid as `parts`."""
+        decorator = {"triton": "@triton.jit", "gluon": "@gluon.jit"}[self.language]
+        lines = [*(f"# {line}" for line in header(self.kernel, self.title)), "", *self.imports]
+        for function in self.text.functions:
+            lines += ["", "", decorator, *function]
+        return Source(
+            "\n".join(lines) + "\n",
+            self.entry,
+            tuple(self.slots),
+            workspace_bytes=more.get("workspace_bytes", 0),
+            language=self.language,
+            grid=(programs, more.get("parts", 1), 1),
+            options=tuple(options),
+        )
+
+
+def header(kernel: Kernel, title: str) -> Iterator[str]:
+    """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
+    middle = [contraction(kernel)] if kernel.convolution else []
+    before, behind = ([stage.op_text for stage in stages] for stages in (kernel.prologue, kernel.epilogue))
+    src = _rows_first(kernel.src) if middle and _is_matmul(kernel) else kernel.src
+    yield " -> ".join([str(src), *before, *middle, *behind])
+    yield title
+    told = kernel.text.splitlines()
+    yield from (line for line in told if not kernel.convolution or line != kernel.convolution.text)
+
+
+def contraction(kernel: Kernel) -> str:
+    """The contraction as a plan writes it."""
+    conv = kernel.contraction
+    if _is_matmul(kernel):
+        words = {"batched=True": conv.weight_per_batch, "transposed=True": not conv.weight_transposed}
+        name = "matmul"
+    else:
+        name, words = f"conv{len(conv.kernel)}d", {f"kernel={_sizes(conv.kernel)}": True}
+        words[f"stride={_sizes(conv.stride)}"] = any(step != 1 for step in conv.stride)
+        words[f"padding={_sizes(conv.padding)}"] = any(map(any, conv.padding))
+        words[f"dilation={_sizes(conv.dilation)}"] = any(step != 1 for step in conv.dilation)
+        words[f"groups={conv.groups}"] = conv.groups > 1
+    words[f"precision={conv.precision}"] = conv.precision != "full"
+    return f"{name}({', '.join([str(conv.features), *(word for word, said in words.items() if said)])})"
+
+
+def _is_matmul(kernel: Kernel) -> bool:
+    """Whether the weight has no axes for taps."""
+    return len(kernel.weight_axes) - kernel.contraction.weight_per_batch == 2
+
+
+def _rows_first(spec: TensorSpec) -> TensorSpec:
+    """The tensor with its channels as the last axis, as a plan's matrix product has them."""
+    if spec.rank == 2:
+        return spec
+    axes = (0, *range(2, spec.rank), 1)
+    shape, strides = ([each[axis] for axis in axes] for each in (spec.shape, spec.element_strides))
+    return TensorSpec(shape, spec.dtype, strides=strides, names="abhsc"[5 - spec.rank :])
+
+
+def _sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
+    """One number where all axes have it on both sides, else all of them."""
+    pairs = [size for size in sizes if isinstance(size, tuple)]
+    flat = [low for low, _ in pairs] if pairs and all(low == high for low, high in pairs) else list(sizes)
+    return str(flat[0] if len(set(flat)) == 1 and isinstance(flat[0], int) else tuple(flat))

@@ -1,0 +1,181 @@
+"""The text of kernels for GPUs, of every template, for all suites' and odd shapes: nothing in it is idle."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from functools import cache
+from importlib import resources
+
+import pytest
+
+from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.emit import Source
+from fuseplan.errors import Unsupported
+from fuseplan.kernel import Kernel
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.plan import FusionPlan
+from fuseplan.reasons import first_refusal
+from fuseplan.target import parse_target
+from kernel_noise import noise
+
+ODD = (
+    "f32[2x5x9x11] -> conv2d(7, kernel=3, padding=1) -> bias -> relu",
+    "f16[1x64x9x9, nhwc] -> conv2d(33, kernel=3, padding=1) -> bias -> relu",
+    "f16[1x64x9x9] -> conv2d(33, kernel=3, padding=1) -> bias -> add -> relu",
+    "f32[1x3x20x20, nhwc] -> conv2d(40, kernel=7, stride=2, padding=3) -> bias",
+    "f16[1x9x13x15] -> conv2d(70, kernel=(5, 2), stride=(2, 3), padding=((0, 3), (1, 0)))",
+    "bf16[2x12x9x8, nhwc] -> conv2d(18, kernel=3, padding=1, groups=3) -> relu",
+    "f16[1x60x8x8] -> conv2d(45, kernel=3, padding=1, groups=15)",
+    "f32[2x3x50] -> conv1d(7, kernel=9, stride=3, padding=4) -> bias",
+    "f64[1x5x6x7x8] -> conv3d(9, kernel=3, padding=1)",
+    "f16[2x34x5x9x6, ndhwc] -> conv3d(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding=(0, 1, 2), groups=2)",
+    "bf16[2x20x7x9, nhwc] -> batch_norm(per_activation) -> conv2d(20, kernel=3, padding=1, groups=4) -> gelu",
+    "f32[2x3x9x11] -> bias -> add -> conv2d(20, kernel=3, padding=1) -> relu",
+    "f32[2x3x4x5, strides=1300:2:250:40] -> relu -> conv2d(8, kernel=2, padding=1)",
+    "f32[5x40] -> matmul(17) -> relu",
+    "f16[2x6x40, bcs of bsc] -> matmul(17, transposed=True)",
+    "bf16[1x200] -> matmul(3) -> bias",
+    "bf16[8x4096] -> matmul(4096) -> bias",
+    "f32[16x2048] -> matmul(1000) -> bias",
+    "f32[8x512x768] -> matmul(768) -> bias",
+    "f16[3x20x17] -> matmul(19, batched=True) -> bias -> relu",
+    "f16[2x20x7x7, nhwc] -> conv2d(19, kernel=1) -> batch_norm -> add -> relu",
+    "f32[2x20x2x3x4] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
+    "bf16[2x20x7x7, nhwc] -> add -> silu -> conv2d(19, kernel=1) -> bias",
+    "f16[4x64x50, nwc] -> conv1d(128, kernel=3, padding=1) -> batch_norm(per_activation) -> relu",
+    "f16[3x16x64] -> matmul(64, batched=True) -> bias",
+    "f16[2x19x9x7, nhwc] -> conv2d(19, kernel=3, padding=1, groups=19) -> bias -> relu",
+    "f16[2x8x9x7] -> relu -> conv2d(16, kernel=(3, 2), stride=2, padding=(0, 1), groups=8) -> batch_norm",
+    "f32[2x8x5x6x7, ndhwc] -> bias -> conv3d(8, kernel=3, padding=1, groups=8) -> batch_norm(per_activation)",
+    "f32[7x5] -> bias -> add -> gelu",
+    "f16[1x1x1x1] -> bias -> relu",
+    "f32[100003x1] -> relu",
+    "f16[2x5x3x4, strides=120:1:40:10] -> batch_norm -> relu",
+    "f16[2x1500x9, nwc] -> batch_norm -> silu",
+    "f32[2x64x56x57] -> batch_norm -> add -> relu",
+    "f32[4x6x5x7] -> batch_norm_training(running=True) -> relu",
+    "f16[4x24x5x7, nhwc] -> bias -> batch_norm_training -> add -> leaky_relu",
+    "f64[4x6x5] -> batch_norm_training -> relu",
+    "f32[4x6x5x7] -> batch_norm_training(mode=per_activation, running=True) -> batch_norm -> relu",
+    "f32[3x17x5x7, strides=4000:1:800:100] -> relu -> batch_norm_training -> relu",
+    "f16[5x20x5x6] -> batch_norm_backward(leaky_relu(0.1), statistics=recomputed)",
+)
+
+
+def suites() -> list[str]:
+    """The plans of all suites."""
+    folder = resources.files("fuseplan") / "data" / "suites"
+    texts = (tomllib.loads(file.read_text()) for file in folder.iterdir() if file.name.endswith(".toml"))
+    return sorted({case["plan"] for text in texts for case in text["case"]})
+
+
+@cache
+def lowered(plan: str) -> Kernel:
+    return lower(match(FusionPlan.parse(plan)))
+
+
+def sources(plan: str, target_name: str, turn: int) -> list[tuple[str, Source]]:
+    """A source of each template that computes the plan: of one of its candidates, another one each turn."""
+    target, found = parse_target(f"triton:{target_name}"), []
+    try:
+        kernel = lowered(plan)
+    except Unsupported:  # a plan of a suite that is several kernels
+        return []
+    for template in TEMPLATES:
+        if first_refusal(template.limits(kernel, target, "default")) is None:
+            candidates = list(template.candidates(kernel, target, "default"))
+            chosen = candidates[turn % len(candidates)]
+            found.append((chosen.text, chosen.emit(kernel, target)))
+    return found
+
+
+CASES = [(plan, "sm_90", turn) for plan in ODD for turn in (0, 1)]
+CASES += [(plan, "gfx942", 2) for plan in ODD] + [(plan, "sm_90", turn) for turn, plan in enumerate(suites())]
+
+
+@cache
+def written() -> list[tuple[str, str, Source]]:
+    """Every source: its plan, its template's text, and the text."""
+    return [(plan, *found) for plan, target, turn in CASES for found in sources(plan, target, turn)]
+
+
+def test_every_template_is_among_them() -> None:
+    found = Counter(template.partition("(")[0] for _, template, _ in written())
+    assert set(found) == {each.name for each in TEMPLATES}
+    assert min(found.values()) >= 20
+
+
+def test_no_arithmetic_and_no_mask_says_nothing() -> None:
+    faults = [
+        f"{fault}\n    {plan}\n    {template}"
+        for plan, template, source in written()
+        for fault in noise(source)
+    ]
+    assert not faults, "\n".join(faults[:20])
+
+
+def test_each_operator_is_written_once() -> None:
+    for plan, template, source in written():
+        kernel = lowered(plan)
+        wanted = Counter(stage.op_text for stage in (*kernel.prologue, *kernel.epilogue))
+        for stage in kernel.prologue if kernel.reductions else ():
+            del wanted[stage.op_text]  # each pass over src has it
+        lines = Counter(line.strip() for line in source.text.splitlines())
+        for operator, times in wanted.items():
+            assert lines[f"# {operator}"] <= times, f"{operator} in\n{plan}\n{template}\n{source.text}"
+
+
+def test_the_header_is_the_plan() -> None:
+    for plan, template, source in written():
+        first, second, *_ = source.text.splitlines()
+        assert second == f"# {template}"
+        assert lowered(first.removeprefix("# ")).text == lowered(plan).text
+
+
+def test_names_are_the_plans() -> None:
+    for _, template, source in written():
+        names = {node.id for node in ast.walk(ast.parse(source.text)) if isinstance(node, ast.Name)}
+        assert not names & {"a", "b", "c", "first", "second"}, template
+        assert {"src", "dst"} <= names
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x = tl.program_id(0) % 1", "arithmetic"),
+        ("x = tl.arange(0, 4) // 4", "arithmetic"),
+        ("x = src + 0", "arithmetic"),
+        ("x = src * 1", "arithmetic"),
+        ("x = 1 % 2", "arithmetic"),
+        ("x = src + -1", "arithmetic"),
+        ("x = tl.arange(0, 4) < 4", "a comparison"),
+        ("x = tl.program_id(0) * 4 + tl.arange(0, 4)\n    y = x[:, None] < 12", "a comparison"),
+        ("x = (src < 4) & (src < 4)", "a term"),
+        ("x = src < 4\n    y = x & (src < 4)", "a term"),
+        ("x = src < 4\n    y = src < 4", "a mask"),
+        ("x = src", "a name"),
+    ],
+)
+def test_faults_are_found(text: str, fault: str) -> None:
+    source = Source(f"def f(src):\n    {text}\n", "f", (), grid=(3, 1, 1), language="triton")
+    assert [each.partition(":")[0] for each in noise(source)][:1] == [
+        each for each in [next(iter(noise(source))).partition(":")[0]] if each.startswith(fault)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = tl.arange(0, 4) % 3",
+        "x = tl.program_id(0) * 4 < 8",
+        "x = src < 4\n    src = dst\n    y = src < 4",
+        "x = src\n    src = x + 2",
+        "for step in range(3):\n        src = src + step",
+        "x = (src < 4) & (src >= 0)",
+    ],
+)
+def test_what_means_something_is_no_fault(text: str) -> None:
+    assert not list(noise(Source(f"def f(src):\n    {text}\n", "f", (), grid=(3, 1, 1), language="triton")))
