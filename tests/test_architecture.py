@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 
+from fuseplan.cache import NO_KERNELS, fingerprint_of
 from fuseplan.limits import limits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,6 +166,31 @@ def test_no_import_goes_round() -> None:
 
     for name in NAMES:
         visit(name, ())
+
+
+def test_kernels_follow_from_nothing_that_the_cache_leaves_out() -> None:
+    """All that choosing, emitting and building a kernel imports is in the cache's keys."""
+    met: set[str] = set()
+    ahead = [name for name in NAMES if component(name) in ("backends", "build", "select", "lower", "export")]
+    while ahead:
+        name = ahead.pop()
+        if name not in met:
+            met.add(name)
+            ahead += imported(NAMES[name]) & NAMES.keys()
+    assert "fuseplan.scalar" in met
+    assert not {component(name) for name in met} & set(NO_KERNELS)
+    assert all((PACKAGE / name).is_dir() for name in NO_KERNELS)
+
+
+def test_a_chart_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
+    for name in (*NO_KERNELS, "backends"):
+        (tmp_path / name).mkdir()
+    first = fingerprint_of(tmp_path, NO_KERNELS)
+    (tmp_path / "tools" / "chart.py").write_text("1")
+    assert fingerprint_of(tmp_path, NO_KERNELS) == first
+    (tmp_path / "backends" / "tools").mkdir()
+    (tmp_path / "backends" / "tools" / "chart.py").write_text("1")
+    assert fingerprint_of(tmp_path, NO_KERNELS) != first
 
 
 def test_budgets_are_kept() -> None:
