@@ -212,6 +212,8 @@ class Elementwise:
         held: Mapping[str, str] | None = None,
         *,
         write: Callable[[str, Place, Mapping[str, str]], Sequence[str]],
+        more: Mapping[str, str] | None = None,
+        into: Sequence[str] = (),
     ) -> list[str]:
         """Calls a function that has the stages once for many tiles of the same channels; its results.
 
@@ -222,12 +224,15 @@ class Elementwise:
             place: see `x`.
             held: see `x`.
             write: writes the body, given all of these by their names there; the names of the results.
+            more: other values that differ from tile to tile, by their names there.
+            into: names that take the results; new ones without it.
         """
         lying = {each: text for each, text in vars(place).items() if text and "channel" not in each}
         taken = {key: f"{key}_read" for key in held or {}}
-        given = {"x": x, **lying, **{taken[key]: value for key, value in (held or {}).items()}}
+        given = {"x": x} if x else {}
+        given |= {**lying, **(more or {}), **{taken[key]: value for key, value in (held or {}).items()}}
         spot = replace(place, **{each: each for each in lying})
-        return self.text.call(name, given, lambda: write("x", spot, taken))
+        return self.text.call(name, given, lambda: write("x" if x else "", spot, taken), into)
 
     def values(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from fuseplan.backends.triton.index import WIDE
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
 
 LEAST = 16  # a matrix unit's tile has at least so many features, positions, and products in a sum
-WIDE = 2**31  # elements: from here on offsets need 64 bits
 NARROW = 16  # with fewer channels a group, taps and channels are summed over as one axis
 
 

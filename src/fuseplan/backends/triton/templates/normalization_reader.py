@@ -132,33 +132,16 @@ class Reader:
         if len(tiles) == 1:
             write(tiles[0])
             return
-        is_masked = any(tile.place.mask for tile in tiles), any(tile.exists for tile in tiles)
-        for tile in tiles:
-            place = replace(tile.place, mask=tile.place.mask or "True" * is_masked[0])
-            exists = {"exists": tile.exists or "True"} if is_masked[1] else {}
-            self._call(name, replace(tile, place=place), exists, write, into)
+        is_masked, is_cut = any(tile.place.mask for tile in tiles), any(tile.exists for tile in tiles)
 
-    def _call(
-        self,
-        name: str,
-        tile: Held,
-        exists: Mapping[str, str],
-        write: Callable[[Held], None],
-        into: Sequence[str],
-    ) -> None:
-        place = tile.place
-        given = {"x": tile.x, "element": place.element, "inside": place.inside, "mask": place.mask, **exists}
-        operands = {key: f"{key}_read" for key in tile.operands}
-        given = {key: text for key, text in given.items() if text}
-        lying = {each: each for each in ("element", "inside", "mask") if each in given}
-        own = Held(replace(place, **lying), "x" if tile.x else "", "exists" if exists else "", operands)
-
-        def body() -> Sequence[str]:
-            write(own)
+        def body(x: str, place: Place, operands: Mapping[str, str]) -> Sequence[str]:
+            write(Held(place, x, "exists" if is_cut else "", operands))
             return into
 
-        values = {operands[key]: value for key, value in tile.operands.items()}
-        self.text.call(name, {**given, **values}, body, into)
+        for tile in tiles:
+            place = replace(tile.place, mask=tile.place.mask or "True" * is_masked)
+            exists = {"exists": tile.exists or "True"} if is_cut else {}
+            self.elements.shared(name, tile.x, place, tile.operands, write=body, more=exists, into=into)
 
     def _read(self, tile: Tile, formulas: Sequence[Scalar], hint: str) -> Held:
         """Begins reading what formulas need of a tile."""

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.templates.convolution_tiles import Knobs as ConvolutionKnobs
+from fuseplan.backends.triton.templates.product_shape import Knobs as ProductKnobs
 from fuseplan.backends.triton.templates.three_products import write_factors
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernel import Kernel
 
-
-class Arithmetic(Protocol):
-    """What a choice says of its products."""
-
-    @property
-    def arithmetic(self) -> str:
-        """How they are computed."""
-
-    @property
-    def swapped(self) -> bool:
-        """Whether features stand first."""
-
-    @property
-    def depth(self) -> int:
-        """Products of a step."""
+Knobs = ProductKnobs | ConvolutionKnobs
 
 
 def multiply(
-    text: Text, knobs: Arithmetic, kernel: Kernel, x: str, weights: Sequence[str], *, small: str = ""
+    text: Text, knobs: Knobs, kernel: Kernel, x: str, weights: Sequence[str], *, small: str = ""
 ) -> None:
     """Adds the product of a tile of src and a tile of the weight to `total`.
 
@@ -55,12 +42,12 @@ def multiply(
         text.line(f"total = tl.dot({product}, total{precision}, out_dtype={compute})")
 
 
-def _ordered(knobs: Arithmetic, x: str, w: str) -> tuple[str, str]:
+def _ordered(knobs: Knobs, x: str, w: str) -> tuple[str, str]:
     """The factors as the product has them."""
     return (w, x) if knobs.swapped else (x, w)
 
 
-def _multiply_in_three(text: Text, knobs: Arithmetic, x: str, weights: Sequence[str], small: str) -> None:
+def _multiply_in_three(text: Text, knobs: Knobs, x: str, weights: Sequence[str], small: str) -> None:
     """x * w in three products of 11 bits each; the fourth, of what both leave, is below f32's bits.
 
     The weight comes in its factors, or, where it comes alone, is split as src is.
