@@ -63,6 +63,14 @@ def places(index: Index, extents: Sequence[int]) -> list[Index]:
     return [index, *found] if extents else []
 
 
+def offset_of(at: Iterable[Index], steps: Iterable[int]) -> Index:
+    """Elements to a place, from the position along each axis and the elements of a step along it."""
+    offset: Index = 0
+    for index, step in reversed(list(zip(at, steps, strict=True))):
+        offset = index * step + offset
+    return offset
+
+
 @contextmanager
 def nested(b: Builder, extents: Iterable[int], name: str) -> Iterator[list[Value]]:
     """A loop inside another for each extent: the counters, the outermost first."""

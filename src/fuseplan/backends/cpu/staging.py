@@ -18,7 +18,7 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import offset_of, pieces, places
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
@@ -159,17 +159,16 @@ class Stager:
     def _source_line(self, row: Value) -> tuple[Value | None, Value]:
         """Whether the line is in src at all (None: always), and where its first element lies there."""
         b, plan, strides = self.b, self.plan, self.kernel.src.element_strides
-        rest, offset, inside = row, b.const(0, I64), None
-        axes = list(range(len(plan.extents) - 1))
-        for axis in reversed(axes):
-            extent, low, have = plan.extents[axis], plan.low[axis], self.conv.src_spatial[axis]
-            position = rest % extent - low
-            rest = rest // extent
-            if low or extent - low > have:
-                fits = b.compare("ult", position, have)
-                inside = fits if inside is None else b.both([inside, fits])
-            offset = offset + position * strides[2 + axis]
-        return inside, offset + rest * strides[0]
+        lines = list(zip(plan.extents[:-1], plan.low, self.conv.src_spatial, strict=False))
+        image, *at = places(row, (self.conv.batch, *(extent for extent, _, _ in lines)))
+        at = [position - low for position, (_, low, _) in zip(at, lines, strict=True)]
+        tests = [
+            b.compare("ult", b.const(position, I64), have)
+            for position, (extent, low, have) in zip(at, lines, strict=True)
+            if low or extent - low > have
+        ]
+        offset = offset_of([image, *at], (strides[0], *strides[2:-1]))
+        return b.both(tests) if tests else None, b.const(offset, I64)
 
     def _copy_line(self, line: Value, source: Value) -> None:
         channels, low = self.channels, self.plan.low[-1]

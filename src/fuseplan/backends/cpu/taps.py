@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64
-from fuseplan.backends.cpu.loops import nested
+from fuseplan.backends.cpu.loops import nested, offset_of, places
 from fuseplan.backends.cpu.windows import Axis
 
 
@@ -37,22 +37,19 @@ class FarTaps:
             its position in src along each axis; the offset of all of these; the count of outer things that
             the number has besides.
         """
-        found: list[Index] = []
-        offset: Index = 0
-        for axis, stride in reversed(self._axes):
-            position = number % axis.out * axis.stride - axis.low
-            offset, number = position * stride + offset, number // axis.out
-            found.insert(0, position)
-        return tuple(found), offset, number
+        count, *outs = places(number, [1, *(axis.out for axis, _ in self._axes)])
+        moved = zip(outs, self._axes, strict=True)
+        found = tuple(out * axis.stride - axis.low for out, (axis, _) in moved)
+        return found, offset_of(found, (stride for _, stride in self._axes)), count
 
     @contextmanager
     def each(self, under: Sequence[Index]) -> Iterator[tuple[Index, Index, list[Value]]]:
         """Loops over the taps: the number of a tap, its offset in src, and whether it is there."""
         tap: Index = 0
-        offset: Index = 0
         with nested(self.b, [axis.kernel for axis, _ in self._axes], "tap") as at:
-            for (axis, stride), index in zip(self._axes, at, strict=True):
-                tap, offset = index + tap * axis.kernel, index * (axis.dilation * stride) + offset
+            for (axis, _), index in zip(self._axes, at, strict=True):
+                tap = index + tap * axis.kernel
+            offset = offset_of(at, (axis.dilation * stride for axis, stride in self._axes))
             moved = zip(self._axes, at, under, strict=True)
             tests = [
                 inside(self.b, axis, index * axis.dilation + position) for (axis, _), index, position in moved

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from operator import mul
 
 from fuseplan.backends.cpu.ir import Builder, Index
+from fuseplan.backends.cpu.loops import offset_of, places
 from fuseplan.backends.cpu.staging import Staged
 
 MOST_ADDRESSES = 8  # positions of a tile that may begin anywhere
@@ -86,14 +88,10 @@ class Tiling:
         if self.kind == "run":
             first = position * conv.channels
             return first if image is None else image * self.staged.image + first
-        offset: Index = 0
-        rest = position
-        for axis in reversed(range(len(strides))):
-            outermost = axis == 0 and image is not None
-            place = rest if outermost else rest % conv.dst_spatial[axis]
-            rest = rest // conv.dst_spatial[axis]
-            offset = place * (conv.stride[axis] * strides[axis]) + offset
-        return (rest if image is None else image) * self.staged.image + offset
+        steps = (self.staged.image, *map(mul, conv.stride, strides))
+        if image is None:
+            return offset_of(places(position, (conv.batch, *conv.dst_spatial)), steps)
+        return offset_of([image, *places(position, conv.dst_spatial)], steps)
 
 
 def tiling(staged: Staged, rows: int, positions: int) -> Tiling:
