@@ -10,6 +10,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
+from fuseplan.layouts import ROWS
 from fuseplan.tensor import TensorSpec
 
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -98,7 +99,7 @@ def _rows_first(spec: TensorSpec) -> TensorSpec:
         return spec
     axes = (0, *range(2, spec.rank), 1)
     shape, strides = ([each[axis] for axis in axes] for each in (spec.shape, spec.element_strides))
-    return TensorSpec(shape, spec.dtype, strides=strides, names="abhsc"[5 - spec.rank :])
+    return TensorSpec(shape, spec.dtype, strides=strides, names=ROWS[spec.rank])
 
 
 def _sizes(sizes: Sequence[int | tuple[int, int]]) -> str:
