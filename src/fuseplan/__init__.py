@@ -43,6 +43,7 @@ from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
@@ -87,6 +88,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Identity",
+    "LayerNorm",
     "LeakyRelu",
     "Linear",
     "LoadedPlan",
@@ -96,6 +98,7 @@ __all__ = [
     "Power",
     "Prelu",
     "Relu",
+    "RmsNorm",
     "Scale",
     "Sigmoid",
     "Silu",

@@ -19,6 +19,7 @@ Per = str | Callable[[Any, TensorSpec], str | Shape]  # a word of PER, or a func
 PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
     "channel": lambda src: (src.channel_axis,),
     "activation": lambda src: tuple(sorted(src.canonical_order[1:])),
+    "position": lambda src: tuple(src.canonical_order[2:]),
     "element": lambda src: tuple(range(src.rank)),
     "shared": lambda src: (),
 }

@@ -44,8 +44,8 @@ _PRODUCT = """\
 Write `linear(N)` for a weight [out, in], as torch.nn.Linear stores it; `-> bias` adds a bias
 Write `matmul(N)` for a weight [in, out], as Keras stores it"""
 _STATISTICS = (
-    "`batch_norm` and `batch_norm_training` compute statistics per channel or per activation over the batch; "
-    "no operator computes statistics per row"
+    "`batch_norm` and `batch_norm_training` compute statistics per channel or per activation over the batch, "
+    "`layer_norm` and `rms_norm` of each row, the last axis"
 )
 _ROWS = (
     "Operators here compute single elements, or sum over channels with a weight: run it before or after "
@@ -58,9 +58,6 @@ _WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before 
 # Operators that no plan has, by what there is instead.
 LACKING: Answers = {
     **_each("dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
-    **_each(
-        "layernorm layernormalization rmsnorm rmsnormalization simplifiedlayernormalization", _STATISTICS
-    ),
     **_each("groupnorm groupnormalization instancenorm instancenorm1d instancenorm2d", _STATISTICS),
     **_each("instancenorm3d instancenormalization localresponsenorm lrn normalize l2norm", _STATISTICS),
     **_each("softmax logsoftmax softmin hardmax sparsemax gumbelsoftmax softmax2d", _ROWS),

@@ -13,6 +13,7 @@ from fuseplan.folding import WIDTH, fold
 from fuseplan.kernel import Kernel
 from fuseplan.match import unfuse
 from fuseplan.notebook import preformatted
+from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.stages import Records, decide
 from fuseplan.target import Target, parse_target
@@ -127,7 +128,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
             "choice": records.choice.to_json(),
             "kernel": kernel.text,
             "kernels": 1,
-            "passes": _passes(kernel, traffic),
+            "passes": _passes(kernel, traffic, records.plan),
             "operators": len(records.plan),
             "output": str(records.plan.output),
             "workspace_bytes": source.workspace(target.threads),
@@ -152,7 +153,7 @@ def explain_records(records: Records, resources: Mapping[str, int] | None = None
     )
 
 
-def _passes(kernel: Kernel, traffic: Traffic) -> dict[str, Any] | None:
+def _passes(kernel: Kernel, traffic: Traffic, plan: FusionPlan) -> dict[str, Any] | None:
     """How often a kernel with statistics reads each tensor of the size of src; None of one without.
 
     A template that keeps what it has read on the chip reads each once.
@@ -165,7 +166,7 @@ def _passes(kernel: Kernel, traffic: Traffic) -> dict[str, Any] | None:
     is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes
     return {
         "count": kernel.passes,
-        "per": kernel.reduced_per,
+        "per": next(step.op.per for step in plan if isinstance(step.op, Normalization)),
         "elements": kernel.reduced_count,
         "kept": is_kept,
         "reads": dict.fromkeys(tensors, 1) if is_kept else counts,
@@ -253,7 +254,7 @@ def _fused_lines(told: Mapping[str, Any], shown: int) -> Iterator[str]:
 
 def _passes_lines(passes: Mapping[str, Any]) -> Iterator[str]:
     """Why there are several, and what they read."""
-    whose = "a channel" if passes["per"] == "channel" else "a place of all images"
+    whose = {"channel": "a channel", "activation": "a place of all images", "row": "a row"}[passes["per"]]
     yield (
         f"passes      {passes['count']} over the data: the statistics of {whose}, {passes['elements']} "
         "elements, come before what uses them;"

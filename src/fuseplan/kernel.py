@@ -129,8 +129,8 @@ class Convolution:
 class KernelOperand:
     """A tensor the kernel reads besides `src`.
 
-    `per` is `channel`, `activation`, `element` or `shared` of the stage that reads it, or `weight`; `role`
-    says where: `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+    `per` is `channel`, `activation`, `position`, `element` or `shared` of the stage that reads it, or
+    `weight`; `role` says where: `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
 
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so.
     """

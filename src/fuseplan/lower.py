@@ -10,6 +10,7 @@ from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
+from fuseplan.rules.normalization import row_stride
 from fuseplan.scalar import Scalar
 from fuseplan.step import PlanOperand, PlanResult, Step
 from fuseplan.tensor import TensorSpec
@@ -56,12 +57,48 @@ def _normalization(
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
     formulas = op.result_formulas(centre.leaves, centre.src)
+    kernel = _kernel(steps, before, (centre, *after))
+    if op.per == "row":
+        return replace(_in_rows(kernel, steps), reductions=op.reductions(centre.leaves, centre.src))
     return replace(
-        _kernel(steps, before, (centre, *after)),
+        kernel,
         reductions=op.reductions(centre.leaves, centre.src),
         results=tuple(_result(each, formulas[each.result.name]) for each in centre.results),
         reduced_per=op.per,
     )
+
+
+def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
+    """The kernel of one image whose channels are rows, and whose positions are a row's elements."""
+    given = [each for step in steps for each in step.operands]
+    return replace(
+        kernel,
+        src=rows_of(steps[0].src),
+        dst=rows_of(steps[-1].dst),
+        operands=tuple(_row_operand(each, kernel.dst.size) for each in given),
+    )
+
+
+def _row_operand(given: PlanOperand, size: int) -> KernelOperand:
+    """What is per channel of the plan is per position of a row, and shared in rows of one element."""
+    made = given.operand
+    if made.per in ("element", "shared"):
+        return KernelOperand(given.key, made.per, made.shape, made.dtype, "epilogue")
+    per = "position" if made.shape != (1,) else "shared"
+    return KernelOperand(given.key, per, made.shape, made.dtype, "epilogue")
+
+
+def rows_of(spec: TensorSpec) -> TensorSpec:
+    """The same elements as one image: (1, rows, elements of a row).
+
+    Raises:
+        ValueError: the rows are not evenly spaced; the rule checks that they are.
+    """
+    stride = row_stride(spec)
+    if stride is None:
+        raise ValueError(f"the rows of {spec} are not evenly spaced")
+    rows, inner = spec.size // spec.channels, spec.element_strides[spec.channel_axis]
+    return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
 def _result(given: PlanResult, formula: Scalar) -> KernelResult:

@@ -37,7 +37,7 @@ def named(src: TensorSpec, ops: Sequence[Op], write: Write) -> TensorSpec:
             raise PlanError(
                 f"{op.name}: its channels may be axis 1, of extent {src.shape[1]}, or the last axis, "
                 f"of extent {last}",
-                got=f"{src}, and {ops[first].name} after it, which sums over the last axis",
+                got=f"{src}, and {ops[first].name} after it, which reads the last axis",
                 remedy=f"For the last axis:\n  {write(rows, ops)}\nFor axis 1, run it before the plan",
                 text=write(src, ops),
                 operator=index,
@@ -79,7 +79,7 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
         return
     for index, op in enumerate(ops):
         if op.reads == "rows" and src.has_channel_names:
-            problem = "sums over the last axis, and the plan names axis 1 the channels"
+            problem = "reads the last axis, and the plan names axis 1 the channels"
             remedy = _readings(src, ops, index, write)
         elif op.reads == "channels" and not src.has_channel_names:
             problem = f"reads the channels at axis 1, and here they are axis {src.channel_axis}"
@@ -95,12 +95,12 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
 def _readings(src: TensorSpec, ops: Sequence[Op], index: int, write: Write) -> str:
     """The plans that a product over the last axis may have meant."""
     if any(op.reads == "channels" for op in ops[:index]):
-        features = ops[index].attributes()["features"]
-        return f"To sum over axis 1: conv{len(src.spatial)}d({features}, kernel=1)"
+        features = ops[index].attributes().get("features")
+        return f"To sum over axis 1: conv{len(src.spatial)}d({features}, kernel=1)" if features else ""
     last = TensorSpec(src.shape, src.dtype, ROWS[src.rank])
     return (
-        f"To sum over axis 1, of extent {src.shape[1]}:\n  {write(as_rows(src), ops)}\n"
-        f"To sum over the last axis of {'x'.join(map(str, src.shape))}, of extent {src.shape[-1]}, "
+        f"For axis 1, of extent {src.shape[1]}:\n  {write(as_rows(src), ops)}\n"
+        f"For the last axis of {'x'.join(map(str, src.shape))}, of extent {src.shape[-1]}, "
         f"as PyTorch does:\n  {write(last, ops)}"
     )
 

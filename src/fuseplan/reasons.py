@@ -62,6 +62,16 @@ class Reason(Enum):
         "one kernel holds one operator with statistics",
         "Split the plan in front of the second of them",
     )
+    UNEVEN_ROWS = (
+        "uneven-rows",
+        "statistics of rows are computed of tensors whose rows are evenly spaced",
+        "Copy it into a dense tensor, and give the plan a src without strides",
+    )
+    IMAGES_OF_ROWS = (
+        "images-of-rows",
+        "an operand of one image's elements is read beside statistics of rows in matrices alone",
+        "Apply that operator in a plan of its own",
+    )
     CONTRACTION_AND_NORMALIZATION = (
         "contraction-and-normalization",
         "one kernel holds a contraction or an operator with statistics, not both",

@@ -52,6 +52,7 @@ IMAGES = (
 TAIL = " -> bias -> add -> relu"
 
 
+@pytest.mark.part(2)
 @WIDTHS
 @WEIGHTS
 @pytest.mark.parametrize(("src", "features"), MATRICES + IMAGES)

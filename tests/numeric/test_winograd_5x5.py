@@ -41,6 +41,7 @@ def plan_of(
     )
 
 
+@pytest.mark.part(2)
 @LAYOUTS
 @WIDTHS
 @pytest.mark.parametrize(("shape", "features", "padding"), SHAPES)

@@ -34,7 +34,7 @@ def test_a_class_body_declares_an_operator() -> None:
 
     op = HalfOfShifted(late=True)
     assert (op.name, op.kind) == ("half_of_shifted", "elementwise")
-    assert op.operands(IMAGE) == (Operand("shift", (3,), "f32", "channel"),)
+    assert op.operands(IMAGE) == (Operand("shift", (3,), "f32", "channel", (1,)),)
     assert op.parameters() == (Parameter("divisor", 2.0),)
     assert op.attributes() == {"late": True}
     assert text(op.formula()) == "x / divisor + shift"
@@ -103,11 +103,11 @@ def test_operators_are_values() -> None:
 
 
 def test_operands_say_their_shape_and_dtype() -> None:
-    assert Bias().operands(IMAGE) == (Operand("bias", (3,), "f32", "channel"),)
-    assert Add().operands(IMAGE) == (Operand("other", (2, 3, 4, 5), "f16", "element"),)
+    assert Bias().operands(IMAGE) == (Operand("bias", (3,), "f32", "channel", (1,)),)
+    assert Add().operands(IMAGE) == (Operand("other", (2, 3, 4, 5), "f16", "element", (0, 1, 2, 3)),)
     assert Prelu(shared=True).operands(IMAGE) == (Operand("slope", (1,), "f32", "shared"),)
     per_activation = BatchNorm("per_activation").operands(TensorSpec((2, 3, 4, 5), "f64"))
-    assert per_activation[0] == Operand("mean", (3, 4, 5), "f64", "activation")
+    assert per_activation[0] == Operand("mean", (3, 4, 5), "f64", "activation", (1, 2, 3))
     assert [each.name for each in per_activation] == ["mean", "variance", "scale", "shift"]
     inverse = BatchNorm(inverse=True)
     assert [each.name for each in inverse.operands(IMAGE)] == ["mean", "inverse_variance", "scale", "shift"]

@@ -18,7 +18,7 @@ class Dependence:
     def varies(self, node: Scalar) -> bool:
         """Whether the value differs between positions of one channel."""
         if node.fn == "leaf":
-            return node.args[0] == "x" or self._per(node) in ("element", "activation")
+            return node.args[0] == "x" or self._per(node) in ("element", "activation", "position")
         return any(map(self.varies, children(node)))
 
     def channelled(self, node: Scalar) -> bool:

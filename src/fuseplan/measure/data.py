@@ -133,6 +133,11 @@ def has_statistics(plan: FusionPlan) -> bool:
     return any(isinstance(step.op, Normalization) for step in plan)
 
 
+def is_training(plan: FusionPlan) -> bool:
+    """Whether an operator of the plan computes numbers of a batch, forward or backward."""
+    return any(isinstance(step.op, Normalization) and step.op.per != "row" for step in plan)
+
+
 def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:
     """The plan's output for what `random_arrays` gave, in float64 and logical order."""
     return evaluated(plan, tensors)[0]

@@ -14,7 +14,7 @@ from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.normalization import Normalization, reduced_axes
+from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import fold
@@ -75,7 +75,7 @@ def _normalized(
 def reduced(reduction: Reduction, leaves: Tensors, step: Step) -> dict[str, Tensor]:
     """The numbers of a reduction of a step by name, of the kind that the leaves are: NumPy's or torch's."""
     assert isinstance(step.op, Normalization)
-    axes, space = reduced_axes(step.op.per, step.src.rank), space_of(leaves["x"])
+    axes, space = step.op.axes(step.src), space_of(leaves["x"])
     parts = [
         space.broadcast(fold(part, leaves, space.meanings), step.src.shape) for part in reduction.expressions
     ]

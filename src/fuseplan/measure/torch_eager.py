@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.measure.data import has_statistics
+from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, running
 from fuseplan.measure.torch_stages import module_of, stage_of
 from fuseplan.measure.torch_training import training_call
@@ -34,7 +34,7 @@ def eager(plan: FusionPlan, tensors: Mapping[str, Any]) -> Callable[[], Any]:
     """
     keys = running(plan)
     held = {key: _held(plan, as_torch(value), key in keys) for key, value in tensors.items()}
-    if has_statistics(plan):
+    if is_training(plan):
         return training_call(plan, held, "torch")
     stages = [stage_of(layer) for layer in layers(plan)]
     held = {key: value.to(held["src"].dtype) for key, value in held.items()}

@@ -62,6 +62,8 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         "scale": _scale,
         "add": _add,
         "batch_norm": _batch_norm,
+        "layer_norm": _row_norm,
+        "rms_norm": _row_norm,
         "gelu": _gelu,
         "activation_backward": _activation_backward,
     }
@@ -193,6 +195,12 @@ def _batch_norm(functional: Any, layer: Layer) -> Stage:
         return functional.batch_norm(x, *statistics, stored[weight], stored[bias], False, 0.0, epsilon)
 
     return stage
+
+
+def _row_norm(functional: Any, layer: Layer) -> Stage:
+    function, shape = getattr(functional, layer.name), (layer.step.src.channels,)
+    keys, epsilon = [*layer.keys.values()], layer.parameters["epsilon"]
+    return lambda x, stored, given: function(x, shape, *(stored[key] for key in keys), eps=epsilon)
 
 
 def _gelu(functional: Any, layer: Layer) -> Stage:

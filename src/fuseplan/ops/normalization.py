@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result 
 
 
 def reduced_axes(per: str, rank: int) -> tuple[int, ...]:
-    """The axes over which is summed: all but the channels' (`channel`), or the batch's (`activation`)."""
+    """The axes n, c, spatial over which is summed: all but c (`channel`), or n (`activation`)."""
     return (0, *range(2, rank)) if per == "channel" else (0,)
 
 
@@ -46,7 +47,11 @@ class Normalization(Op):
     @property
     @abstractmethod
     def per(self) -> str:
-        """What one number of a reduction is for: a `channel` or an `activation`."""
+        """What one number of a reduction is for: a `channel`, an `activation` or a `row`."""
+
+    def axes(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes of src over which is summed."""
+        return (src.channel_axis,) if self.per == "row" else reduced_axes(self.per, src.rank)
 
     @abstractmethod
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
@@ -66,7 +71,7 @@ class Normalization(Op):
 
     def count(self, src: TensorSpec) -> int:
         """Elements that one number of a reduction is made of."""
-        return src.size // (src.channels if self.per == "channel" else src.size // src.batch)
+        return prod(src.shape[axis] for axis in self.axes(src))
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides."""
@@ -97,7 +102,7 @@ class Normalization(Op):
         leaves |= self.spread(src, operands, names)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
-                made_of = reduce(each, leaves, spec.shape, reduced_axes(self.per, spec.rank))
+                made_of = reduce(each, leaves, spec.shape, self.axes(spec))
                 leaves |= {name: (1 + slip) * number for name, number in made_of.items()}
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()

@@ -206,6 +206,9 @@ class Formulas:
         if operand.per == "activation":
             inside = place.element % self._image if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside), place.count, b.vector)
+        if operand.per == "position":
+            inside = place.element if place.inside is None else place.inside
+            return b.load_first(b.at(pointer, inside % operand.size), place.count, b.vector)
         if operand.per == "shared":
             return b.broadcast(pointer)
         if place.along_channels:

@@ -308,6 +308,8 @@ class Elementwise:
             return self.text.let(name, self._load(pointer, place.channel, place.channel_mask))
         if operand.per == "activation":
             return self.text.let(name, self._load(pointer, place.inside, place.mask))
+        if operand.per == "position":
+            return self.text.let(name, self._load(pointer, f"({place.inside}) % {operand.size}", place.mask))
         loaded = self._load(pointer, place.element, place.mask)
         return self.text.let(name, loaded + widened)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.measure.data import has_statistics
+from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import Layer, layers, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
@@ -74,7 +74,7 @@ class GpuTorch(GpuPeer):
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
         (tensors,) = copies
         set_precision(plan)
-        if has_statistics(plan):
+        if is_training(plan):
             call = training_call(plan, tensors, self.name, self.made if self.is_compiled else None)
             return Prepared(call, call)
         held, keys = self.held(plan, tensors), running(plan)

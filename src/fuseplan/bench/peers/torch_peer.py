@@ -9,7 +9,7 @@ import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
-from fuseplan.measure.data import has_statistics
+from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, plain_layers, running
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
 from fuseplan.measure.torch_training import training_call
@@ -40,7 +40,7 @@ class Torch(Peer):
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Makes a module with the weights as its buffers, and puts each copy's tensors into its layout."""
         only_f32(plan, self.name)
-        if has_statistics(plan):
+        if is_training(plan):
             return self._training(plan, copies)
         torch = self._torch
         keys = running(plan)

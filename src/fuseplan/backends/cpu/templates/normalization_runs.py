@@ -86,7 +86,8 @@ class RunWriter(Writer):
 
     def _place(self, unit: Unit, tile: _Tile, i: Index, count: int) -> Place:
         step = self.shape.run.image
-        inside = tile.image + i * step if any(op.per == "activation" for op in self.kernel.operands) else None
+        is_asked = any(op.per in ("activation", "position") for op in self.kernel.operands)
+        inside = tile.image + i * step if is_asked else None
         return Place(tile.dst + i, unit.first, False, count, inside)
 
     def _read(self, tile: _Tile, i: Index, count: int) -> Value:

@@ -1,0 +1,114 @@
+"""Normalization of rows: by the statistics of the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.fields import true_or_false
+from fuseplan.op import Op, operand, operator, parameter
+from fuseplan.ops.normalization import Keys, Normalization
+from fuseplan.reduction import Reduction
+from fuseplan.scalar import Scalar, leaf, sqrt
+from fuseplan.tensor import TensorSpec
+
+
+class RowNormalization(Normalization):
+    """An operator whose statistics are of each row: of all elements along the last axis."""
+
+    @property
+    def reads(self) -> str:
+        """The last axis."""
+        return "rows"
+
+    @property
+    def per(self) -> str:
+        """One number of a row."""
+        return "row"
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """It gives nothing but its output."""
+        return {}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, and without operands."""
+        yield "f32[3x5]", cls()
+        yield "f32[2x3x7]", cls()
+        yield "f32[2x5x3x7]", cls()
+        yield "f32[1x3x3x2x5]", cls(affine=False)  # type: ignore[call-arg]
+
+
+def _is_affine(op: LayerNorm | RmsNorm) -> bool:
+    return op.affine
+
+
+@operator
+class LayerNorm(RowNormalization):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+
+    Normalizes each row by its own statistics: mean and variance of all elements of the last axis, as
+    torch.nn.functional.layer_norm does with normalized_shape=(c,). The variance is the mean of the squared
+    deviations. Without `affine` there are no scale and shift.
+
+    scale, shift: (c,), torch's weight and bias.
+    """
+
+    onnx = "LayerNormalization"
+    torch = "layer_norm"
+
+    scale = operand("channel", when=_is_affine)
+    shift = operand("channel", when=_is_affine)
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "affine", self.affine)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+        """Mean and variance of a row."""
+        return (Reduction("moments", (keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factor of a row is computed once."""
+        mean, variance, epsilon = (leaf(keys[name]) for name in ("row_mean", "row_variance", "epsilon"))
+        normalized = (leaf("x") - mean) * (1 / sqrt(variance + epsilon))
+        if not self.affine:
+            return normalized
+        return normalized * leaf(keys["scale"]) + leaf(keys["shift"])
+
+
+@operator
+class RmsNorm(RowNormalization):
+    """x / sqrt(mean(x**2) + epsilon) * scale
+
+    Divides each row by the root of the mean of its squares, over the last axis, as
+    torch.nn.functional.rms_norm does with normalized_shape=(c,) and eps=epsilon. Without `affine` there is no
+    scale.
+
+    scale: (c,), torch's weight.
+    """
+
+    onnx = "RMSNormalization"
+    torch = "rms_norm"
+
+    scale = operand("channel", when=_is_affine)
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "affine", self.affine)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+        """The sum of a row's squares."""
+        return (Reduction("sums", (keys["square_sum"],), (leaf("x") * leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factor of a row is computed once."""
+        factor = 1 / sqrt(leaf(keys["square_sum"]) / self.count(src) + leaf(keys["epsilon"]))
+        normalized = leaf("x") * factor
+        return normalized * leaf(keys["scale"]) if self.affine else normalized
+
+
+ROW_NORMALIZATIONS = (LayerNorm, RmsNorm)

@@ -1,0 +1,115 @@
+"""Normalizations of rows: torch's numbers, every candidate on a CPU, Triton's interpreter, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from closeness import assert_close
+from forced import forced, narrowed
+from fuseplan.backends.cpu.templates.normalization import Normalization
+from fuseplan.backends.triton.templates.normalization import GpuNormalization
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import PlanError, Unsupported
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays
+from fuseplan.plan import FusionPlan
+from interpreted import assert_interpreted
+
+SHAPES = (
+    "1x300",
+    "700x7",
+    "3x5x17",
+    "2x3x5x33",
+    "3x5x1",
+    "1x1",
+    "2x2x2x3x64",
+    "3x5x7, strides=80:16:2 of bsc",
+)
+CHAINS = (
+    "layer_norm",
+    "layer_norm(affine=False) -> relu",
+    "rms_norm -> bias -> add",
+    "add -> gelu -> layer_norm -> scale",
+)
+
+
+@pytest.mark.part(4)
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_any_shape_and_dtype(dtype: str, chain: str, shape: str, width: int) -> None:
+    plan = FusionPlan.parse(f"{dtype}[{shape}] -> {chain}")
+    assert_close(forced(plan, Normalization, narrowed(width)), random_arrays(plan, 5), slack=64)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_candidate(chain: str) -> None:
+    plan, target = FusionPlan.parse(f"f32[37x70] -> {chain}"), narrowed(32)
+    found = list(Normalization.candidates(lower(match(plan)), target, "default"))
+    assert len(found) > 1
+    for candidate in found:
+        assert_close(forced(plan, Normalization, target, candidate), random_arrays(plan, 5), slack=64)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("shape", ["37x70", "5x1000", "3x4x7"])
+def test_triton_computes_the_plan(dtype: str, chain: str, shape: str) -> None:
+    assert_interpreted(f"{dtype}[{shape}] -> {chain}", GpuNormalization, slack=64)
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 32), (5, 32), (2, 3, 4, 32)])
+@pytest.mark.parametrize(
+    ("word", "layer"),
+    [
+        ("layer_norm", torch.nn.LayerNorm(32)),
+        ("layer_norm(affine=False)", torch.nn.LayerNorm(32, elementwise_affine=False)),
+        ("rms_norm", torch.nn.RMSNorm(32, eps=1e-5)),
+    ],
+)
+def test_torchs_layer(word: str, layer: Any, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(shape, generator=generator) * 3 + 1
+    names = {"weight": "scale", "bias": "shift"}
+    given = {
+        names[name]: torch.randn(value.shape, generator=generator) for name, value in layer.named_parameters()
+    }
+    layer.load_state_dict({name: given[names[name]] for name, _ in layer.named_parameters()})
+    with torch.no_grad():
+        want = layer(x)
+    made = compile_plan(f"f32[{'x'.join(map(str, shape))}] -> {word}")(x, **given)
+    torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_of_large_mean_keeps_its_digits() -> None:
+    x = np.random.default_rng(2).standard_normal((3, 400)).astype(np.float32) + np.float32(1e4)
+    wide = x.astype(np.float64)
+    want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    made = compile_plan("f32[3x400] -> layer_norm(affine=False)")(x)
+    np.testing.assert_allclose(made, want, atol=2e-3)
+
+
+def test_rows_that_are_not_evenly_spaced_are_refused() -> None:
+    with pytest.raises(Unsupported) as caught:
+        compile_plan("f32[3x5x7, bcs of bsc] -> layer_norm")
+    assert caught.value.refusals[0].code == "uneven-rows"
+    assert compile_plan("f32[3x5x7, bsc] -> layer_norm")
+
+
+def test_operands_of_an_image_beside_rows() -> None:
+    with pytest.raises(Unsupported) as caught:
+        compile_plan("f32[3x5x7] -> layer_norm -> batch_norm(per_activation)")
+    assert (caught.value.refusals[0].code, caught.value.refusals[0].operator) == ("images-of-rows", 1)
+    plan = FusionPlan.parse("f32[3x7] -> layer_norm -> batch_norm(per_activation)")
+    assert_close(compile_plan(plan), random_arrays(plan, 5), slack=64)
+
+
+def test_channels_at_axis_1_are_not_rows() -> None:
+    with pytest.raises(PlanError, match="layer_norm: it reads the last axis"):
+        FusionPlan.parse("f32[2x5x7, ncw] -> layer_norm")
