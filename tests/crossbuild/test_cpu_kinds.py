@@ -54,6 +54,7 @@ def takes(template: type[Template], plan: str, kind: str) -> bool:
     return first_refusal(template.limits(kernel_of(plan), target_of(kind), "default")) is None
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("plan", "kind", "template"),
     [case for case in CASES if takes(case[2], case[0], case[1])],

@@ -59,6 +59,7 @@ def test_any_shape(shape: str, conv: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), GpuConvolution)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[7:9] + SHAPES[15:])
@@ -66,6 +67,7 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> relu", dtype), GpuConvolution)
 
 
+@pytest.mark.part(2)
 @BOTH
 @pytest.mark.parametrize(
     "before", ["relu", "batch_norm -> relu", "add", "batch_norm(per_activation) -> prelu"]

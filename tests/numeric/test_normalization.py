@@ -120,6 +120,7 @@ def test_strided_src(strides: str, chain: str, width: int) -> None:
     assert_trained(forced(plan, Normalization, narrowed(width)), training_arrays(plan))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     "chain", [FORWARD, BACKWARD, "batch_norm_backward(relu, mode=per_activation) -> bias"]
 )
