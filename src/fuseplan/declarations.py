@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +139,10 @@ def extents(src: TensorSpec, axes: tuple[int, ...]) -> Shape:
 def broadcast(value: Array, rank: int, axes: tuple[int, ...]) -> Array:
     """An array with some of the axes, in float64; its extent is 1 along the others: (c,) as (1, c, 1, 1)."""
     wide = np.asarray(value, np.float64)
-    shape = [1] * rank
-    for axis, extent in zip(axes, wide.shape, strict=False):
-        shape[axis] = extent
-    return wide.reshape(shape)
+    return wide.reshape(aligned(wide.shape, axes, rank))
+
+
+def aligned(shape: Sequence[int], axes: Sequence[int], rank: int) -> list[int]:
+    """The shape with which a tensor that has some of the axes lines up with one that has all of them."""
+    extent = dict(zip(axes, shape, strict=False))
+    return [extent.get(axis, 1) for axis in range(rank)]

@@ -17,7 +17,6 @@ from fuseplan.excerpt import shown
 
 # The short layouts of each rank; the first is the default, which is not printed.
 LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
-CHANNELS_LAST = ("nc", "nwc", "nhwc", "ndhwc")
 # The names of the axes for operators that read rows: each row is one run of the last axis.
 ROWS = {2: "nc", 3: "bsc", 4: "bhsc", 5: "abhsc"}
 WORD = re.compile(r"([a-z]+)(?:\s+of\s+([a-z]+))?")

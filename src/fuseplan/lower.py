@@ -57,12 +57,13 @@ def _normalization(
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
     formulas = op.result_formulas(centre.leaves, centre.src)
-    kernel = _kernel(steps, before, (centre, *after))
+    kernel = replace(
+        _kernel(steps, before, (centre, *after)), reductions=op.reductions(centre.leaves, centre.src)
+    )
     if op.per == "row":
-        return replace(_in_rows(kernel, steps), reductions=op.reductions(centre.leaves, centre.src))
+        return _in_rows(kernel, steps)
     return replace(
         kernel,
-        reductions=op.reductions(centre.leaves, centre.src),
         results=tuple(_result(each, formulas[each.result.name]) for each in centre.results),
         reduced_per=op.per,
     )
@@ -75,11 +76,11 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
         kernel,
         src=rows_of(steps[0].src),
         dst=rows_of(steps[-1].dst),
-        operands=tuple(_row_operand(each, kernel.dst.size) for each in given),
+        operands=tuple(map(_row_operand, given)),
     )
 
 
-def _row_operand(given: PlanOperand, size: int) -> KernelOperand:
+def _row_operand(given: PlanOperand) -> KernelOperand:
     """What is per channel of the plan is per position of a row, and shared in rows of one element."""
     made = given.operand
     if made.per in ("element", "shared"):

@@ -106,7 +106,9 @@ def _readings(src: TensorSpec, ops: Sequence[Op], index: int, write: Write) -> s
 
 
 def as_rows(src: TensorSpec) -> TensorSpec:
-    """The same elements with the channels as the last axis."""
+    """The same elements with the channels as the last axis; a matrix has them there."""
+    if src.rank == 2:
+        return src
     order = [0, *range(2, src.rank), 1]
     shape, steps = ([each[axis] for axis in order] for each in (src.shape, src.element_strides))
     return TensorSpec(shape, src.dtype, strides=steps, names=ROWS[src.rank])

@@ -52,14 +52,26 @@ class FusionPlan(PlanTable):
         self._src = naming.named(self._src, listed, named_text)
         naming.check(self._src, listed, named_text)
         for op in ops:
-            self.add(op)
+            self._append(op)
 
     def add(self, op: Op) -> Step:
         """Appends an operator and returns its place in the plan.
 
         Raises:
-            PlanError: the plan is frozen, `op` is no operator, or it does not fit the one in front.
+            PlanError: the plan is frozen, `op` is no operator, or it does not fit the one in front; the plan
+                stays as it was.
         """
+        was = self._src, self._steps, self._taken
+        try:
+            if isinstance(op, Op) and op.reads is not None and not self._is_frozen:
+                self._name([*self.ops, op])
+            return self._append(op)
+        except PlanError:
+            self._src, self._steps, self._taken = was
+            raise
+
+    def _append(self, op: Op) -> Step:
+        """Appends an operator; the axes of the input have their names."""
         if self._is_frozen:
             raise PlanError(
                 "the plan is frozen: it was compiled, or used as a key",
@@ -69,7 +81,6 @@ class FusionPlan(PlanTable):
         if not isinstance(op, Op):
             raise PlanError("this is not an operator", got=shown(op), text=str(self), remedy=_remedy(op))
         check_count(len(self) + 1)
-        self._name([*self.ops, op])
         src, index = self.output, len(self)
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
@@ -98,7 +109,7 @@ class FusionPlan(PlanTable):
             return
         self._src, self._steps, self._taken = found, [], {"x"}
         for op in ops[:-1]:
-            self.add(op)
+            self._append(op)
 
     @property
     def src(self) -> TensorSpec:

@@ -300,6 +300,14 @@ def test_however_a_plan_is_made_the_axes_have_the_same_names(plan: Any) -> None:
     assert {step.src.names for step in made} == {"bsc"}
 
 
+def test_a_refused_product_leaves_the_plan_as_it_was() -> None:
+    plan = FusionPlan("f16[2x3x4]", Relu())
+    with pytest.raises(PlanError, match="want f32"):
+        plan.add(Matmul(3, precision="tf32"))
+    assert plan == FusionPlan("f16[2x3x4]", Relu())
+    assert plan.add(Relu()).src.names == "ncw"
+
+
 def added(plan: FusionPlan, *ops: Op) -> FusionPlan:
     for op in ops:
         plan.add(op)

@@ -149,7 +149,7 @@ def probe(
     """The plan of a combination."""
     rank = len(layout)
     src = TensorSpec((BATCH, geometry.sizes[0], *SPATIAL[rank]), dtype, layout)
-    src = as_rows(src) if "M" in combination and rank > 2 else src
+    src = as_rows(src) if "M" in combination else src
     return FusionPlan(src, *_operators(combination, rank - 2, geometry, mode, ACTIVATIONS[act]))
 
 

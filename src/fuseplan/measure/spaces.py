@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fuseplan import arrays
+from fuseplan.declarations import aligned
 from fuseplan.dtypes import STORED
 from fuseplan.scalar import NUMPY
 from fuseplan.step import Step
@@ -154,7 +155,6 @@ def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
     for key in axes:
         value = space.exact(tensors[key])
-        extent = dict(zip(axes[key], value.shape, strict=False))
-        leaves[key] = value.reshape([extent.get(axis, 1) for axis in range(x.ndim)])
+        leaves[key] = value.reshape(aligned(value.shape, axes[key], x.ndim))
     const = space.meanings["const"]
     return leaves | {each.key: const(each.parameter.value) for each in step.parameters}

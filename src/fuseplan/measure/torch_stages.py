@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fuseplan.declarations import aligned
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, refuse
 from fuseplan.ops.matmul import Product
 
@@ -164,7 +165,7 @@ def _matmul(functional: Any, layer: Layer) -> Stage:
 def _spread(vector: Any, layer: Layer) -> Any:
     """A number per channel as a tensor of the rank of the operator's src."""
     src = layer.step.src
-    return vector.reshape([-1 if axis == src.channel_axis else 1 for axis in range(src.rank)])
+    return vector.reshape(aligned(vector.shape, (src.channel_axis,), src.rank))
 
 
 def _bias(_: Any, layer: Layer) -> Stage:

@@ -10,8 +10,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
-from fuseplan.layouts import ROWS
-from fuseplan.tensor import TensorSpec
+from fuseplan.naming import as_rows
 
 IMPORTS = ("import triton", "import triton.language as tl")
 
@@ -65,7 +64,7 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
     middle = [contraction(kernel)] if kernel.convolution else []
     before, behind = ([stage.op_text for stage in stages] for stages in (kernel.prologue, kernel.epilogue))
-    src = _rows_first(kernel.src) if middle and _is_matmul(kernel) else kernel.src
+    src = as_rows(kernel.src) if middle and _is_matmul(kernel) else kernel.src
     yield " -> ".join([str(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()
@@ -91,15 +90,6 @@ def contraction(kernel: Kernel) -> str:
 def _is_matmul(kernel: Kernel) -> bool:
     """Whether the weight has no axes for taps."""
     return len(kernel.weight_axes) - kernel.contraction.weight_per_batch == 2
-
-
-def _rows_first(spec: TensorSpec) -> TensorSpec:
-    """The tensor with its channels as the last axis, as a plan's matrix product has them."""
-    if spec.rank == 2:
-        return spec
-    axes = (0, *range(2, spec.rank), 1)
-    shape, strides = ([each[axis] for axis in axes] for each in (spec.shape, spec.element_strides))
-    return TensorSpec(shape, spec.dtype, strides=strides, names=ROWS[spec.rank])
 
 
 def _sizes(sizes: Sequence[int | tuple[int, int]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays
+from fuseplan.declarations import aligned
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, running
 from fuseplan.ops.matmul import Product
 from fuseplan.plan import FusionPlan
@@ -142,9 +143,7 @@ class _Writer:
     def _channels(self, kind: str, layer: Layer, name: str) -> None:
         key = layer.keys[name]
         dst = layer.step.dst
-        spread = self._arrays[key].reshape(
-            [-1 if axis == dst.channel_axis else 1 for axis in range(dst.rank)]
-        )
+        spread = self._arrays[key].reshape(aligned((dst.channels,), (dst.channel_axis,), dst.rank))
         self._node(kind, [self._last, self._store(key, spread)])
 
     def _add(self, layer: Layer) -> None:
