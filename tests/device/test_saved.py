@@ -26,11 +26,13 @@ PLANS = (
 )
 BLOCKED = """
 import sys
-class Blocked:
-    def find_spec(self, name, *_):
-        if name.split(".")[0] in ("llvmlite", "triton"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Blocked())
+class Without:
+    # a finder without the compilers: torch asks whether there is one, and must be told no
+    def __init__(self, finder):
+        self._finder = finder
+    def find_spec(self, name, *rest):
+        return None if name in ("llvmlite", "triton") else self._finder.find_spec(name, *rest)
+sys.meta_path[:] = map(Without, sys.meta_path)
 import torch
 import fuseplan
 layer, held = fuseplan.load(sys.argv[1]), torch.load(sys.argv[2])
@@ -77,8 +79,15 @@ def test_the_driver_launches_an_exported_kernel_as_its_description_says(tmp_path
         memory[f"operand:{key}"] = tensors[key] if "tensor" in each else _packed(each, tensors[key])
     if told["workspace_bytes"]:
         memory["workspace"] = torch.zeros(told["workspace_bytes"], dtype=torch.uint8, device="cuda")
-    _launch(tmp_path, told, [ctypes.c_uint64(memory[each["slot"]].data_ptr()) for each in told["arguments"]])
+    _launch(tmp_path, told, [_argument(each, memory) for each in told["arguments"]])
     torch.testing.assert_close(out, want, rtol=0, atol=0)
+
+
+def _argument(told: dict[str, Any], memory: dict[str, torch.Tensor]) -> ctypes._SimpleCData[Any]:
+    """By value, as its type says, or the address of its tensor."""
+    if told["slot"] in memory:
+        return ctypes.c_uint64(memory[told["slot"]].data_ptr())
+    return {"fp32": ctypes.c_float, "fp64": ctypes.c_double}[told["type"]](told["value"])
 
 
 def _packed(told: dict[str, Any], tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +95,7 @@ def _packed(told: dict[str, Any], tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(packing.of(tensor.float().cpu().numpy()).copy()).cuda()
 
 
-def _launch(folder: Path, told: dict[str, Any], arguments: list[ctypes.c_uint64]) -> None:
+def _launch(folder: Path, told: dict[str, Any], arguments: list[ctypes._SimpleCData[Any]]) -> None:
     driver, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
     binary = (folder / told["binary"]).read_bytes()
     assert driver.cuModuleLoadData(ctypes.byref(module), binary) == 0
