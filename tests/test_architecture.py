@@ -59,6 +59,7 @@ LAYERS = (
     ("export", "saved", "stages"),
     ("tuning",),
     ("compile", "explain", "extend", "loaded"),
+    ("graph",),
     ("bench", "compat", "miopen", "cli", "tools"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

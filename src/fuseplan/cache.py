@@ -34,7 +34,8 @@ FORMAT = 1
 HEADER = struct.Struct("<8sI32s32sQ")  # magic, format, key, SHA-256 of the payload, its length
 LOCKS = 64  # lock files a folder: keys share them, so that they do not pile up
 POLL_SECONDS = 0.005
-NO_KERNELS = ("bench", "cli", "compat", "measure", "miopen", "tools", "tuning")  # no kernel follows from them
+# No kernel follows from these.
+NO_KERNELS = ("bench", "cli", "compat", "graph", "measure", "miopen", "tools", "tuning")
 LOOKS = 16  # one write in so many looks at the folder's size
 
 

@@ -68,6 +68,7 @@ TOOL_SECONDS = Limit(
 
 # Plans and their texts.
 TEXT_CHARACTERS = Limit(100_000, "characters", "a plan's text", "a PlanError")
+GRAPH_CHARACTERS = Limit(64 * MIB, "characters", "a graph's text", "a PlanError")
 JSON_CHARACTERS = Limit(1_000_000, "characters", "a plan's JSON", "a PlanError")
 OPERATOR_CHARACTERS = Limit(10_000, "characters", "the text of one operator or formula", "a PlanError")
 OPERATORS = Limit(1_000, "operators", "a plan", "a PlanError")

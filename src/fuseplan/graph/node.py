@@ -1,0 +1,60 @@
+"""What a graph is made of: nodes with named inputs and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fuseplan.graph.op import GraphOp, Tensor
+from fuseplan.graph.type import Type
+
+
+class Origin(NamedTuple):
+    """The operator of the framework that a node stands for: its name there, and its kind (`Conv`)."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator with the names of its inputs and results.
+
+    Attributes:
+        op: the operator.
+        inputs: names of values; empty where an optional input of another library's operator is left out.
+        outputs: names of the results; empty where a result is not wanted.
+        origin: the framework's operator; nodes are compared without it.
+    """
+
+    op: GraphOp
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    origin: Origin = field(default=Origin("", ""), compare=False)
+
+
+@dataclass
+class Parts:
+    """The parts of a graph, unchecked.
+
+    Attributes:
+        inputs: the types of the inputs, by name.
+        nodes: each after the nodes that make its inputs.
+        outputs: names of values.
+        constants: arrays by name: weights, and what the reader computed.
+        folded: the framework's operators that the reader computed, because they depend on constants alone, or
+            took away, because they change nothing.
+    """
+
+    inputs: dict[str, Type] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    folded: list[Origin] = field(default_factory=list)
+
+
+def told(node: Node) -> str:
+    """A node in messages: its name in the framework, or its operator and first result."""
+    if node.origin.name:
+        return f"{node.origin.name} ({node.origin.kind})"
+    return f"{node.op.word} -> {next(filter(None, node.outputs), 'nothing')}"

@@ -1,0 +1,144 @@
+"""The type of a graph's value: its shape, its dtype, and the names of its axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuseplan.dtypes import DTYPES
+from fuseplan.errors import PlanError
+from fuseplan.excerpt import shown
+from fuseplan.layouts import LAYOUTS
+from fuseplan.tensor import TensorSpec
+
+# NumPy's names of dtypes, and the words for them; the first four are dtypes of plans.
+WORDS = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "complex128": "c128", "complex64": "c64", "object": "str",
+}  # fmt: skip
+_NUMPY = {word: name for name, word in WORDS.items()}
+_TEXT = re.compile(r"(\w+|\?)(?:\[\s*(\?|[0-9x]*)\s*(?:,\s*([a-z]+)\s*)?\])?")
+
+
+@dataclass(frozen=True)
+class Type:
+    """The type of a value.
+
+    Attributes:
+        shape: extents in logical order, any rank, 0 allowed; None where they are known at run time alone.
+        dtype: `f32` and other words of plans; `i64`, `u8`, `bool`, `str` and others that frameworks have; `?`
+            for a value that is no tensor.
+        names: a letter for each axis, from the operator that made the value; empty where none told them.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: str
+    names: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Number of axes, of a known shape."""
+        return len(self.shape or ())
+
+    @property
+    def size(self) -> int:
+        """Number of elements, of a known shape."""
+        return math.prod(self.shape or ())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, of a known shape; of a text's elements, none."""
+        return self.size * itemsize(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        """A tensor of known shape that formulas take: a dtype of plans."""
+        return self.shape is not None and self.dtype in DTYPES
+
+    @property
+    def is_spec(self) -> bool:
+        """Whether `spec` gives a tensor of plans: rank 2 to 5, no extent 0, a dtype of plans."""
+        return self.is_float and self.rank in LAYOUTS and min(self.shape or (0,)) > 0
+
+    def spec(self) -> TensorSpec:
+        """The tensor that an operator of plans is given.
+
+        Raises:
+            PlanError: a plan has no such tensor.
+        """
+        if self.shape is None:
+            raise PlanError("the shape of this value is known at run time alone", got=str(self))
+        return TensorSpec(self.shape, self.dtype, self.names or None)
+
+    def __str__(self) -> str:
+        if self.dtype == "?":
+            return "?"
+        extents = "?" if self.shape is None else "x".join(map(str, self.shape))
+        return f"{self.dtype}[{extents}{self.names and ', ' + self.names}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Type:
+        """The type that a text writes: `f32[1x64x56x56, nchw]`, `i64[]`, `f32[?]`, `?`.
+
+        Raises:
+            PlanError: it writes none.
+        """
+        found = _TEXT.fullmatch(text.strip())
+        if found is None or (found[2] is None) != (found[1] == "?"):
+            raise PlanError("this is not a value's type", got=shown(text), want="such as f32[1x64x56x56]")
+        if found[1] == "?":
+            return cls(None, "?")
+        if not re.fullmatch(r"\?|(\d+(x\d+)*)?", found[2]):
+            raise PlanError("an x separates extents", got=shown(text), want="such as f32[1x64]")
+        shape = None if found[2] == "?" else tuple(int(each) for each in found[2].split("x") if each)
+        return cls(shape, found[1], found[3] or "")
+
+
+def type_of(array: Any) -> Type:
+    """The type of an array."""
+    return Type(tuple(array.shape), word_of(array.dtype))
+
+
+def word_of(dtype: Any) -> str:
+    """The word for a dtype of NumPy or ml_dtypes."""
+    name = np.dtype(dtype).name
+    return "str" if np.dtype(dtype).kind in "US" else WORDS.get(name, name)
+
+
+def numpy_dtype(word: str) -> np.dtype[Any]:
+    """NumPy's dtype of a word.
+
+    Raises:
+        PlanError: NumPy has none.
+    """
+    try:
+        return np.dtype(_NUMPY.get(word, word))
+    except TypeError:
+        raise PlanError(f"NumPy has no dtype {shown(word)}") from None
+
+
+def itemsize(word: str) -> int:
+    """Bytes of an element; 0 for texts and for values that are no tensors."""
+    return (
+        DTYPES[word].itemsize if word in DTYPES else 0 if word in ("str", "?") else numpy_dtype(word).itemsize
+    )
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that tensors have together, by NumPy's rule.
+
+    Raises:
+        PlanError: there is none.
+    """
+    try:
+        return np.broadcast_shapes(*map(tuple, shapes))
+    except ValueError:
+        told = " and ".join("x".join(map(str, shape)) or "a number" for shape in shapes)
+        raise PlanError("the shapes do not go together", got=told) from None
