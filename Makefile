@@ -37,14 +37,14 @@ bench: $(VENV)/ready-peers ## measure a suite against the other libraries (SUITE
 	@$(BIN)/fuseplan bench $(SUITE)
 
 docs: $(VENV)/ready-run ## write the reference and a stub from the code, the pages of figures from recorded results
-	@$(BIN)/python -m fuseplan.tools.report.reference docs
-	@$(BIN)/python -m fuseplan.tools.report.miopen_stub src/fuseplan/miopen/__init__.pyi
-	@$(BIN)/python -m fuseplan.tools.report.measured benchmarks/results docs/measured.md
-	@$(BIN)/python -m fuseplan.tools.report.versions benchmarks/results docs/versions.md
-	@$(BIN)/python -m fuseplan.tools.report.published benchmarks/results docs/published.md
-	@$(BIN)/python -m fuseplan.tools.report.supported docs
-	@$(BIN)/python -m fuseplan.tools.report.miopen docs
-	@$(BIN)/python -m fuseplan.tools.report.speed benchmarks/results docs/speed.md
+	@$(BIN)/python -m docs.pages.reference docs
+	@$(BIN)/python -m docs.pages.miopen_stub src/fuseplan/miopen/__init__.pyi
+	@$(BIN)/python -m benchmarks.report.measured benchmarks/results docs/measured.md
+	@$(BIN)/python -m benchmarks.report.versions benchmarks/results docs/versions.md
+	@$(BIN)/python -m benchmarks.report.published benchmarks/results docs/published.md
+	@$(BIN)/python -m docs.pages.supported docs
+	@$(BIN)/python -m docs.pages.miopen docs
+	@$(BIN)/python -m benchmarks.report.speed benchmarks/results docs/speed.md
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

@@ -20,6 +20,7 @@ from typing import Any
 
 import triton
 
+from benchmarks.suite import load, names
 from cells import taken
 from conformance import sized
 from device import test_numeric
@@ -27,7 +28,6 @@ from fuseplan.backends.triton import compiler, repairs, sass
 from fuseplan.backends.triton.assembler import Assembler, _asked, own_assembler
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.bench.suite import load, names
 from fuseplan.errors import FuseplanError
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fuseplan.tools.report.miopen import ANSWERS, page, told
+from docs.pages.miopen import ANSWERS, page, told
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

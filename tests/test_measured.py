@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks import recorded, suite
+from benchmarks.report import speed, versions
+from benchmarks.report.measured import COMPILE, SINGLE, page
 from charts import words
-from fuseplan.bench import results, suite
+from fuseplan.bench import results
 from fuseplan.bench.results import Row
 from fuseplan.plan import FusionPlan
-from fuseplan.tools.report import speed, versions
-from fuseplan.tools.report.measured import COMPILE, SINGLE, page
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,7 +39,7 @@ def test_recorded_rows_are_stamped(place: Path) -> None:
         records = [json.loads(line) for line in place.read_text().splitlines()]
     else:
         assert place.stem in suite.names()
-        rows = list(results.read(place))
+        rows = list(recorded.read(place))
         records = [row.to_json() for row in rows]
         assert all(str(FusionPlan.parse(row.plan)) == row.plan for row in rows)
     for record in records:

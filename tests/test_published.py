@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks import special, suite
+from benchmarks.report.published import CHARTS, chart_name, charts, page, points
+from benchmarks.shapes import COMBINATIONS, published, sources
 from charts import words
-from fuseplan.bench import results, suite
+from fuseplan.bench import results
 from fuseplan.bench.results import Row
-from fuseplan.measure.published import COMBINATIONS, published, sources
-from fuseplan.tools import benchmarks
-from fuseplan.tools.report.published import CHARTS, chart_name, charts, page, points
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -104,9 +104,9 @@ def test_results_are_kept_where_a_chart_cannot_be_drawn(
 ) -> None:
     results.append(ROWS, "published_cuda", tmp_path)
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(benchmarks, "CHARTS", tmp_path / "file" / "charts")
+    monkeypatch.setattr(special, "CHARTS", tmp_path / "file" / "charts")
     shown: list[str] = []
-    benchmarks.draw_published(tmp_path, shown.append)
-    benchmarks.draw_published(None, shown.append)
+    special.draw_published(tmp_path, shown.append)
+    special.draw_published(None, shown.append)
     (said,) = shown
     assert said.startswith("no chart: cannot write the chart")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import fuseplan
+from docs.pages.docstrings import markdown, parse, prose
+from docs.pages.miopen_stub import stub
+from docs.pages.reference import indexed, pages, write
 from fuseplan.bench.markdown import table
 from fuseplan.miopen import NAMES
 from fuseplan.ops import OPERATORS
 from fuseplan.reasons import Reason
-from fuseplan.tools.report.docstrings import markdown, parse, prose
-from fuseplan.tools.report.miopen_stub import stub
-from fuseplan.tools.report.reference import indexed, pages, write
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from cells import ROOT, TABLE, template_of
+from docs.pages.supported import TARGETS, asked, written
 from fuseplan.cli.combinations import AXES, BASES, COMBINATIONS, Cell, probe
 from fuseplan.errors import Unsupported
 from fuseplan.lower import lower
@@ -13,7 +14,6 @@ from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.target import parse_target
-from fuseplan.tools.report.supported import TARGETS, asked, written
 
 MIOPENS = {"CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward"}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from benchmarks.report.versions import page, records
 from fuseplan.backends.triton import versions as triton
 from fuseplan.cli.commands import fuseplan
-from fuseplan.tools.report.versions import page, records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

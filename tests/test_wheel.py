@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fuseplan"
-LINES_OF_THE_WHEEL = 45_000  # of Python: lower this as they go; 29,000 is the aim
+LINES_OF_THE_WHEEL = 44_000  # of Python: lower this as they go; 29,000 is the aim
 PLAN = "f32[1x8x6x6] -> conv2d(8, kernel=3) -> relu"
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
@@ -44,19 +44,17 @@ def call(wheel: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_wheel_has_all_of_the_package_but_the_tools(wheel: Path) -> None:
+def test_a_wheel_has_all_of_the_package_and_no_tools(wheel: Path) -> None:
     built = {place.relative_to(wheel) for place in (wheel / "fuseplan").rglob("*") if place.is_file()}
     written = {place for place in PACKAGE.rglob("*") if place.is_file() and "__pycache__" not in place.parts}
-    tools = {place for place in written if PACKAGE / "tools" in place.parents}
-    assert {place.relative_to(PACKAGE.parent) for place in written - tools} == built
-    assert {"demo.py", "benchmarks.py", "report/reference.py"} <= {
-        place.relative_to(PACKAGE / "tools").as_posix() for place in tools
-    }
+    assert {place.relative_to(PACKAGE.parent) for place in written} == built
+    assert not (wheel / "benchmarks").exists()
+    assert not (wheel / "docs").exists()
     lines = sum((wheel / place).read_text().count("\n") for place in built if place.suffix == ".py")
     assert lines <= LINES_OF_THE_WHEEL
 
 
-def test_nothing_in_a_wheel_imports_a_tool(wheel: Path) -> None:
+def test_every_module_of_a_wheel_can_be_imported_from_it(wheel: Path) -> None:
     names = [".".join(place.relative_to(wheel).with_suffix("").parts) for place in wheel.rglob("*.py")]
     program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     done = subprocess.run(
@@ -72,6 +70,8 @@ def test_nothing_in_a_wheel_imports_a_tool(wheel: Path) -> None:
         ("demo", "--threads", "1"),
         ("crossbuild", "gpu_matmul", "--json"),
         ("bench", "footprint"),
+        ("bench", "quick"),
+        ("tune", "quick"),
         ("bench", PLAN, "--compile-times"),
     ],
 )

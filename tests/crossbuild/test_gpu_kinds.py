@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.gate import faults
@@ -21,7 +22,6 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
-from fuseplan.tools.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
 from toy_templates import ToyProduct
 
 KINDS = ("triton:sm_90", "triton:gfx942")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.crossbuild import Build, builds, judged
 from cells import taken
 from crossbuild.test_gpu_kinds import ALLOWED, KINDS, PLANS, ROOT, name_of
 from fuseplan.backends.triton import sass, versions
@@ -29,7 +30,6 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.plan import FusionPlan
 from fuseplan.target import parse_target
-from fuseplan.tools.crossbuild import Build, builds, judged
 from interpreted import assert_interpreted, under
 
 FOLDER = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it

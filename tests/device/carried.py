@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import fuseplan
+from benchmarks import suite
 from device.plans import texts
-from fuseplan.bench import suite
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.loaded import LoadedPlan

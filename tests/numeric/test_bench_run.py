@@ -8,24 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuseplan.bench import command, results, runner, suite, worker
-from fuseplan.bench.peers import BY_NAME
+from benchmarks import accuracy, demo, recorded, special, suite
+from benchmarks.command import bench
+from benchmarks.footprint import footprint
+from fuseplan.bench import command, runner, worker
+from fuseplan.bench.options import Options
+from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.processes import Process
-from fuseplan.bench.setting import Setting
 from fuseplan.measure import peaks
+from fuseplan.measure.cases import Case
 from fuseplan.measure.clock import Protocol
 from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
 from fuseplan.measure.edges import NEAR
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_training import before_relu
 from fuseplan.plan import FusionPlan
-from fuseplan.tools import accuracy, benchmarks, demo
-from fuseplan.tools.footprint import footprint
 from fuseplan.tuning.unfused import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"
-QUICK = Protocol(rounds=2, block_seconds=0.001)
+QUICK = Options(rounds=2, block_ms=1.0)
+BY_NAME = known(False).by_name
 UNEVEN = "f32[1x3x5x5] -> conv2d(4, kernel=2, padding=((0, 1), (1, 2))) -> bias -> silu"
 PLANS = (
     SMALL,
@@ -112,8 +115,8 @@ def test_what_a_call_changes_is_not_measured() -> None:
 
 
 def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = (suite.Case("train", TRAINING[0], "g", "none"),)
-    setting = Setting(1, ["torch"], QUICK)
+    cases = (Case("train", TRAINING[0], "g", "none"),)
+    setting = replace(QUICK, chosen=("torch",))
     ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
     assert row.refused is None
     assert row.error is not None
@@ -230,16 +233,16 @@ def test_a_peer_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
 
 
 def small_suite() -> suite.Suite:
-    cases = (suite.Case("small", SMALL, "3x3 stride 1", "none"), suite.Case("norm", PLANS[2], "norm", "none"))
+    cases = (Case("small", SMALL, "3x3 stride 1", "none"), Case("norm", PLANS[2], "norm", "none"))
     return suite.Suite("small", "Small", cases, (suite.Aim("3x3 stride 1", "all", 1.0),))
 
 
 def test_a_run_gives_stamped_rows_for_ours_and_the_peers() -> None:
     shown: list[str] = []
-    setting = Setting(1, ["fuseplan", "fuseplan:unfused", "torch"], QUICK)
+    setting = replace(QUICK, chosen=("fuseplan", "fuseplan:unfused", "torch"))
     rows = [row for done in runner.run(small_suite(), setting, shown.append) for row in done]
     assert [(row.case, row.peer) for row in rows] == [
-        (case, peer) for case in ("small", "norm") for peer in setting.peers
+        (case, peer) for case in ("small", "norm") for peer in setting.names
     ]
     assert len(shown) == 2 * runner.steps(setting)
     for row in rows:
@@ -263,7 +266,7 @@ def test_a_wrong_result_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
         return reference(plan, arrays) + 1, {}
 
     monkeypatch.setattr(runner, "evaluated", wrong)
-    setting = Setting(1, ["fuseplan"], QUICK)
+    setting = replace(QUICK, chosen=("fuseplan",))
     rows = [row for done in runner.run(small_suite(), setting) for row in done]
     for row in rows:
         assert row.refused is not None
@@ -274,14 +277,13 @@ def test_a_wrong_result_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
 def test_bench_prints_tables_and_appends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "load", lambda name: small_suite())
-    options = command.Options(libraries="", rounds=2, block_ms=1, folder=tmp_path, is_twice=True)
-    rows = command.bench("small", options)
+    monkeypatch.setattr(suite, "load", lambda name: small_suite())
+    options = Options(peers="", rounds=2, block_ms=1, results=tmp_path, is_twice=True)
+    rows = bench("small", options, command.plain())
     assert len((tmp_path / "small.jsonl").read_text().splitlines()) == len(rows) == 4
     assert "small" in capsys.readouterr().out
-    command.bench(
-        "small", command.Options(libraries="", rounds=2, block_ms=1, folder=None, as_json=True, only="norm")
-    )
+    quiet = Options(peers="", rounds=2, block_ms=1, as_json=True, only="norm")
+    bench("small", quiet, command.plain(as_json=True))
     told = json.loads(capsys.readouterr().out)
     assert [row["case"] for row in told] == ["norm"]
 
@@ -289,20 +291,20 @@ def test_bench_prints_tables_and_appends(
 def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = suite.load("published_cpu").cases[0]
     small = suite.Suite("published_cpu", "P", (replace(case, plan=SMALL.replace(", nhwc", "")),), ())
-    monkeypatch.setattr(command, "load", lambda name: {small.name: small}[name])
-    monkeypatch.setattr(benchmarks, "CHARTS", tmp_path / "charts")
-    options = command.Options(libraries="unfused", rounds=2, block_ms=1, folder=tmp_path)
-    rows = benchmarks.bench_published("published", options, command.plain())
+    monkeypatch.setattr(special, "load", lambda name: {small.name: small}[name])
+    monkeypatch.setattr(special, "CHARTS", tmp_path / "charts")
+    options = Options(peers="unfused", rounds=2, block_ms=1, results=tmp_path)
+    rows = special.bench_published("published", options, command.plain())
     names = ["fuseplan", "unfused:nchw", "unfused:nhwc", "unfused:onnxruntime"]
     assert [row.peer for row in rows] == names
-    assert list(results.read(tmp_path / "published_cpu.jsonl")) == rows
+    assert list(recorded.read(tmp_path / "published_cpu.jsonl")) == rows
     (drawn,) = (tmp_path / "charts").iterdir()
     assert drawn.name.endswith("-1-thread-cba.svg")
 
 
 def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks, "load", lambda name: small_suite())
-    told = benchmarks.bench_compile("small", command.Options(folder=tmp_path), command.plain())
+    monkeypatch.setattr(special, "load", lambda name: small_suite())
+    told = special.bench_compile("small", Options(results=tmp_path), command.plain())
     assert 0 < told["cached"] < told["cold"]
     assert json.loads((tmp_path / "compile-small.jsonl").read_text())["cold"] == told["cold"]
     found = footprint(runs=1)
@@ -343,7 +345,7 @@ def test_the_demo_measures_prints_and_draws(
 ) -> None:
     shapes = (demo.Shape("a", "convolution", SMALL, 1.5), demo.Shape("b", "norm", PLANS[2], 2.0))
     monkeypatch.setattr(demo, "SHAPES", shapes)
-    monkeypatch.setattr(demo, "PROTOCOL", QUICK)
+    monkeypatch.setattr(demo, "PROTOCOL", Protocol(rounds=2, block_seconds=0.001))
     found = demo.main(1, tmp_path / "new" / "chart.svg")
     printed = capsys.readouterr().out
     assert SMALL in printed

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import recorded, special, standings, suite
 from fuseplan import limits
-from fuseplan.bench import results, suite, table
-from fuseplan.bench.command import Options, plain
-from fuseplan.bench.peers import peers_of
+from fuseplan.bench import results, table
+from fuseplan.bench.command import plain
+from fuseplan.bench.options import Options
+from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError, PlanError
+from fuseplan.measure.cases import Case
 from fuseplan.plan import FusionPlan
-from fuseplan.tools import benchmarks
 
 LAST = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
 FIRST = "f32[1x64x56x56] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
@@ -77,7 +79,7 @@ def test_the_suite_of_the_guide_is_one_as_it_stands(tmp_path: Path) -> None:
     found = suite.load(str(place))
     assert (found.title, [case.plan for case in found.cases]) == ("mine", [LAST])
     place.write_text(f'[[case]]\nname = "a"\nplan = "{LAST}"\n')
-    assert suite.load(str(place)).cases == (suite.Case("a", LAST, "all", ""),)
+    assert suite.load(str(place)).cases == (Case("a", LAST, "all", ""),)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_rows_go_to_the_file_and_back(tmp_path: Path) -> None:
     rows = [row("fuseplan", 1e-3, knobs={"tile": 6}), row("ncnn", None, refused="takes one image")]
     place = results.append(rows[:1], "s", tmp_path / "new")
     results.append(rows[1:], "s", tmp_path / "new")
-    assert list(results.read(place)) == rows
+    assert list(recorded.read(place)) == rows
     assert "median" not in json.loads(place.read_text().splitlines()[1])
 
 
@@ -147,7 +149,7 @@ def test_a_damaged_line_is_told_by_number(tmp_path: Path) -> None:
     with place.open("a") as file:
         file.write('{"run": 1')
     with pytest.raises(ArgumentError, match=r"s\.jsonl:2"):
-        list(results.read(place))
+        list(recorded.read(place))
 
 
 def test_results_that_cannot_be_written(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_latest_keeps_the_last_run_of_each_case_machine_and_thread_count() -> No
     old, new = row("fuseplan", 2.0, run="2026-01-01"), row("fuseplan", 1.0, run="2026-02-01")
     one, other = replace(old, threads=1), replace(old, machine={"cpu": "y"})
     case = replace(old, case="b")
-    assert results.latest([old, one, new, other, case]) == [one, new, other, case]
+    assert recorded.latest([old, one, new, other, case]) == [one, new, other, case]
 
 
 def test_the_best_peer_is_the_fastest_that_did_the_same_job() -> None:
@@ -183,7 +185,7 @@ def test_our_other_forms_and_refusals_are_no_peers() -> None:
 
 def test_standings_hold_the_mean_and_the_least() -> None:
     aims = (suite.Aim("3x3", "all", 1.4, 1.0), suite.Aim("3x3", "ncnn", 1.1))
-    cases = tuple(suite.Case(name, LAST, "3x3", "m") for name in "ab")
+    cases = tuple(Case(name, LAST, "3x3", "m") for name in "ab")
     made = suite.Suite("s", "t", cases, aims)
     rows = [
         row("fuseplan", 1.0),
@@ -191,7 +193,7 @@ def test_standings_hold_the_mean_and_the_least() -> None:
         row("fuseplan", 1.0, case="b"),
         row("torch", 0.9, case="b"),
     ]
-    (standing,) = table.standings(made, table.lines(rows))
+    (standing,) = standings.standings(made, table.lines(rows))
     assert standing.geomean == pytest.approx(3.6**0.5)
     assert standing.least == 0.9
     assert not standing.is_reached
@@ -200,21 +202,23 @@ def test_standings_hold_the_mean_and_the_least() -> None:
 
 
 def test_the_table_shows_losses_and_refusals() -> None:
-    made = suite.Suite("s", "t", (suite.Case("a", LAST, "3x3", "m"),), (suite.Aim("3x3", "all", 1.4, 1.0),))
+    made = suite.Suite("s", "t", (Case("a", LAST, "3x3", "m"),), (suite.Aim("3x3", "all", 1.4, 1.0),))
     rows = [
         row("fuseplan", 2e-3, template="direct", error=1e-6, floor=1e-3, spread=0.01),
         row("torch", 1e-3),
         row("ncnn", None, refused="takes one image"),
     ]
-    told = table.markdown(made, rows)
+    told = standings.markdown(made, rows)
     assert "| a | direct | 2.000 | 1.000 | 0.50 (torch) | 2.00 | 1.0e-06 | 1% |" in told
     assert "| 3x3 | all | 1 | 0.50 | 1.40 | 0.50 | 1.00 | no |" in told
     assert "- ncnn did not run a: takes one image" in told
 
 
 def test_peers_by_library() -> None:
-    assert peers_of("torch, ncnn") == ["torch", "torch:nhwc", "ncnn"]
-    assert peers_of("") == []
+    peers_of = known(False).named
+    assert peers_of("torch, ncnn") == ["fuseplan", "torch", "torch:nhwc", "ncnn"]
+    assert peers_of("torch:nhwc", is_twice=True) == ["fuseplan", "fuseplan:again", "torch:nhwc"]
+    assert peers_of("") == ["fuseplan"]
     with pytest.raises(ArgumentError, match="Did you mean `onnxruntime`"):
         peers_of("onnxruntim")
 
@@ -240,11 +244,11 @@ def test_cases_are_chosen_by_name_and_group() -> None:
 
 def test_overhead_is_of_the_cases_asked_for() -> None:
     with pytest.raises(ArgumentError, match="no case of the suite overhead has 'nothing'"):
-        benchmarks.bench_overhead("overhead", Options(only="nothing"), plain())
+        special.bench_overhead("overhead", Options(only="nothing"), plain())
 
 
 def test_commits_are_told_in_the_order_of_runs() -> None:
     made = [row("a", 1.0, run=f"2026-01-0{day}", commit=told) for day, told in ((2, "b"), (1, "a"), (3, "b"))]
-    assert results.commits(made) == "commits a, b"
-    assert results.commits(made[:1]) == "commit b"
-    assert results.commits([row("a", 1.0, commit="")]) == "commit unknown"
+    assert recorded.commits(made) == "commits a, b"
+    assert recorded.commits(made[:1]) == "commit b"
+    assert recorded.commits([row("a", 1.0, commit="")]) == "commit unknown"

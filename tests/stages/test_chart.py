@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
 from fuseplan.errors import ArgumentError
-from fuseplan.tools.report.chart import OURS, THEIRS, Bar, Panel, Series, speedups
 
 PANELS = (
     Panel("first", (Bar("a shape", (1.25, 2.5)), Bar("another", (0.75, None)))),

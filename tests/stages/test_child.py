@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import fuseplan
+from benchmarks import compile_time, footprint
 from fuseplan.backends.triton.pool import Worker
-from fuseplan.bench import tuning
 from fuseplan.bench.processes import Process
 from fuseplan.child import PACKAGE_ROOT, python, python_environment
-from fuseplan.tools import compile_time, footprint
+from fuseplan.tuning import cases as tuning
 
 PACKAGE = Path(fuseplan.__file__).parent
 PLANTED = ("pickle", "json", "struct", "numpy", "tempfile", "triton")

@@ -231,15 +231,15 @@ def test_a_cache_folder_that_cannot_be_used_is_told(folder: Path, monkeypatch: p
 
 def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    monkeypatch.setattr("fuseplan.bench.command.bench", lambda name, options, _: met.append((name, options)))
+    monkeypatch.setattr("benchmarks.command.bench", lambda name, options, _: met.append((name, options)))
     result = call("bench", "quick", "--threads", "1,2", "--peers", "torch", "--only", "3x3", "--no-results")
     assert result.exit_code == 0, result.output
     ((name, options),) = met
     assert name == "quick"
     assert options.threads == (1, 2)
-    assert options.libraries == "torch"
+    assert options.peers == "torch"
     assert options.only == "3x3"
-    assert options.folder is None
+    assert options.results is None
     call("bench", "mine.toml")
     assert met[-1][0] == "mine.toml", "a suite may be any file"
 
@@ -296,7 +296,7 @@ def test_warnings_are_told_without_source(folder: Path) -> None:
 
 
 def test_a_chart_that_cannot_be_drawn_is_told_before_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuseplan.tools.demo.measure", None)  # which is not asked
+    monkeypatch.setattr("benchmarks.demo.measure", None)  # which is not asked
     result = call("demo", "--chart", "demo.jpg")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "a chart is written as .svg or .png, not '.jpg'" in result.stderr
@@ -305,7 +305,7 @@ def test_a_chart_that_cannot_be_drawn_is_told_before_the_demo(monkeypatch: pytes
 def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     met: list[Any] = []
     monkeypatch.setattr(
-        "fuseplan.tools.commands.run_demo",
+        "benchmarks.commands.run_demo",
         lambda threads, chart, **more: met.append((threads, chart, more["as_json"])),
     )
     assert call("demo", "--threads", "2", "--chart", str(tmp_path / "a.svg"), "--json").exit_code == 0

@@ -14,9 +14,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import fuseplan as package
-from fuseplan.bench import command as bench
-from fuseplan.bench.peers import LIBRARIES
-from fuseplan.bench.peers.gpu import BY_NAME as ON_GPU
+from benchmarks import command as bench
+from fuseplan.bench.peers import known
 from fuseplan.cli import commands
 from fuseplan.cli.commands import fuseplan
 from fuseplan.cli.screen import Screen, tabled
@@ -164,7 +163,7 @@ def test_shells_complete_words(words: list[str], begin: str, want: list[str]) ->
 
 def test_the_help_names_every_peer() -> None:
     told = " ".join(call("bench", "--help").stdout.split())
-    assert [name for name in (*LIBRARIES, *ON_GPU) if name not in told] == []
+    assert [name for name in (*known(False).libraries, *known(True).by_name) if name not in told] == []
 
 
 # Widths
@@ -279,8 +278,8 @@ def test_without_torch_the_advice_for_a_kind_of_gpu_is_no_circle() -> None:
 def test_without_matplotlib_the_demo_runs_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from benchmarks import demo
     from fuseplan.measure.clock import Protocol
-    from fuseplan.tools import demo
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(demo, "SHAPES", (demo.Shape("a", "convolution", PLAN, 1.5),))
@@ -355,7 +354,8 @@ def test_bench_keeps_results_in_a_checkout_or_where_it_is_told(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     met: list[Any] = []
-    monkeypatch.setattr(bench, "bench", lambda name, options, _: met.append(options.folder))
+    monkeypatch.setattr(bench, "bench", lambda name, options, _: met.append(options.results))
+    monkeypatch.setattr("fuseplan.bench.command.bench", lambda suite, options, _: met.append(options.results))
     call("bench", "quick")
     call("bench", "quick", "--results", "mine")
     call("bench", PLAN, "--results", "mine")

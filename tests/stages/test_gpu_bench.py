@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from fuseplan.bench import command, gpu, results, suite
-from fuseplan.bench.command import Display, Options, bench
-from fuseplan.bench.peers.gpu import BY_NAME
-from fuseplan.bench.peers.gpu_torch import GpuPeer, GpuTorch
+from benchmarks import recorded, special, suite
+from benchmarks.command import bench
+from fuseplan.bench import command, gpu, results
+from fuseplan.bench.command import Display, plain
+from fuseplan.bench.options import Options
+from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Prepared
-from fuseplan.bench.setting import Setting
+from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.errors import ArgumentError
+from fuseplan.measure.cases import Case
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.machine import GpuMachine, machine
@@ -25,7 +28,6 @@ from fuseplan.measure.peaks import GpuPeaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import summarize
 from fuseplan.plan import FusionPlan
-from fuseplan.tools import benchmarks
 
 PEAKS = GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e14, "f32": 1e13, "tf32": 5e13})
 MACHINE = GpuMachine("a GPU", "sm_90", 132, 80 << 30, 50 << 20, "1.2", machine())
@@ -53,7 +55,7 @@ class Clock:
         raise RuntimeError("no graphs here")
 
 
-class Wrong(GpuTorch):
+class Wrong(Torch):
     name = "wrong"
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
@@ -61,7 +63,7 @@ class Wrong(GpuTorch):
         return Prepared(prepared.call, lambda: prepared.result() * 1.5)
 
 
-class Unwritten(GpuTorch):
+class Unwritten(Torch):
     name = "unwritten"
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
@@ -75,21 +77,21 @@ class Unwritten(GpuTorch):
         return Prepared(prepared.call, result)
 
 
-class Broken(GpuPeer):
+class Broken(Torch):
     name = "broken"
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         raise OSError("out of something")
 
 
-class Refusing(GpuPeer):
+class Refusing(Torch):
     name = "refusing"
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         raise CannotRunError("not this one")
 
 
-class Extra(GpuTorch):
+class Extra(Torch):
     name = "extra"
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
@@ -97,6 +99,7 @@ class Extra(GpuTorch):
         return Prepared(prepared.call, prepared.result, {"template": "direct", "added_bytes": 10**6})
 
 
+BY_NAME: Any = known(True).by_name
 drawn = partial(random_arrays, device="cpu")
 
 
@@ -127,13 +130,13 @@ def listing(shown: list[str]) -> Display:
 SUITE = suite.Suite(
     "s",
     "A suite",
-    (suite.Case("a", "f32[2x3x5x4, nhwc] -> conv2d(4, kernel=3) -> bias -> relu", "g", "m"),),
+    (Case("a", "f32[2x3x5x4, nhwc] -> conv2d(4, kernel=3) -> bias -> relu", "g", "m"),),
     (),
 )
 
 
 def rows(*peers: str, **more: Any) -> dict[str, results.Row]:
-    (listed,) = gpu.run(SUITE, Setting(1, peers, **more))
+    (listed,) = gpu.run(SUITE, Options(target="cuda", chosen=peers, **more))
     return {row.peer: row for row in listed}
 
 
@@ -184,14 +187,15 @@ def test_the_hosts_time_where_asked_for() -> None:
 
 def test_results_are_appended_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
-    options = Options(True, "torch", only="bias and relu", folder=tmp_path)
+    options = Options(target="cuda", peers="torch", only="bias and relu", results=tmp_path)
     found = bench("gpu_overhead", options, listing(shown))
     assert [row.peer for row in found] == ["torch"]
-    assert list(results.read(tmp_path / "gpu_overhead.jsonl")) == found
+    assert list(recorded.read(tmp_path / "gpu_overhead.jsonl")) == found
     assert "Calling a bound plan on a GPU: a GPU" in shown[0]
     with pytest.raises(ArgumentError, match="no case"):
-        bench("gpu_overhead", Options(True, only="nothing"))
-    bench("gpu_overhead", Options(True, "torch", as_json=True, folder=None, only="bias and"))
+        bench("gpu_overhead", Options(target="cuda", only="nothing"), plain())
+    quiet = Options(target="cuda", peers="torch", as_json=True, only="bias and")
+    bench("gpu_overhead", quiet, plain(as_json=True))
     assert [row["peer"] for row in json.loads(capsys.readouterr().out)] == ["torch"]
 
 
@@ -199,15 +203,15 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
     case = suite.load("published_cuda").cases[0]
     plan = "f32[2x8x5x4] -> conv2d(4, kernel=1) -> bias -> relu"
     small = suite.Suite("published_cuda", "P", (replace(case, plan=plan),), ())
-    monkeypatch.setattr(command, "load", lambda name: {small.name: small}[name])
-    monkeypatch.setattr(benchmarks, "CHARTS", tmp_path / "charts")
-    monkeypatch.setitem(BY_NAME, "fuseplan", type("Ours", (GpuTorch,), {"name": "fuseplan"}))
+    monkeypatch.setattr(special, "load", lambda name: {small.name: small}[name])
+    monkeypatch.setattr(special, "CHARTS", tmp_path / "charts")
+    monkeypatch.setitem(BY_NAME, "fuseplan", type("Ours", (Torch,), {"name": "fuseplan"}))
     shown: list[str] = []
-    options = Options(True, folder=tmp_path)
-    found = benchmarks.bench_published("published", options, listing(shown))
+    options = Options(target="cuda", results=tmp_path)
+    found = special.bench_published("published", options, listing(shown))
     assert {"fuseplan", "unfused:nchw", "unfused:nhwc", "cudnn"} <= {row.peer for row in found}
-    assert list(results.read(tmp_path / "published_cuda.jsonl")) == found
+    assert list(recorded.read(tmp_path / "published_cuda.jsonl")) == found
     (drawn,) = (tmp_path / "charts").iterdir()
     assert shown[-1] == f"chart: {drawn}"
-    only = benchmarks.bench_published("published", replace(options, libraries="unfused"), listing(shown))
+    only = special.bench_published("published", replace(options, peers="unfused"), listing(shown))
     assert [row.peer for row in only] == ["unfused:nchw", "unfused:nhwc"]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fuseplan.bench import results, suite, table
-from fuseplan.bench.gpu_command import main
-from fuseplan.bench.peers.gpu import BY_NAME, gpu_peers_of
+from benchmarks import recorded, suite
+from benchmarks.__main__ import main
+from fuseplan.bench import table
+from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
 from fuseplan.lower import lower
@@ -23,6 +24,7 @@ from fuseplan.ops import OPERATORS
 from fuseplan.plan import FusionPlan
 from fuseplan.tensor import TensorSpec
 
+BY_NAME = known(True).by_name
 CONV = "f16[2x16x7x7, nhwc] -> conv2d(8, kernel=1) -> bias -> relu"
 RESIDUAL = "f16[2x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> batch_norm -> add -> relu"
 MATMUL = "bf16[32x16] -> matmul(8) -> bias -> gelu(approximate=tanh)"
@@ -141,12 +143,12 @@ def test_a_folded_convolution_is_the_plans() -> None:
 
 
 def test_names_of_peers() -> None:
-    assert gpu_peers_of("torch, cudnn") == [
+    assert known(True).named("torch, cudnn") == [
         "torch", "torch:nhwc", "torch:steps", "cudnn", "cudnn:nhwc", "cudnn:folded",
     ]  # fmt: skip
-    assert gpu_peers_of("fuseplan,torch:steps") == ["fuseplan", "torch:steps"]
+    assert known(True).named("fuseplan,torch:steps") == ["fuseplan", "torch:steps"]
     with pytest.raises(ArgumentError, match="cudnn"):
-        gpu_peers_of("cudn")
+        known(True).named("cudn")
 
 
 def row(peer: str, median: float, group: str = "f16 nhwc, beyond the L2", **more: object) -> Row:
@@ -189,7 +191,7 @@ def test_an_aim_covers_the_parts_of_its_group() -> None:
 def test_rows_of_one_gpu_are_told_from_those_of_another_in_the_same_machine() -> None:
     old, new = row("fuseplan", 1.0), row("fuseplan", 2.0)
     other = Row(**{**new.to_json(), "machine": {"gpu": "another", "cpu": "a CPU"}, "run": "2025"})
-    assert results.latest([old, new, other]) == [old, new, other]
+    assert recorded.latest([old, new, other]) == [old, new, other]
 
 
 def test_a_floor_is_set_by_the_products_or_the_bytes() -> None:
@@ -224,5 +226,5 @@ def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert main(["gpu_overhead"]) == 2
+    assert main(["gpu_overhead", "--target", "cuda"]) == 2
     assert "finds no GPU" in capsys.readouterr().err

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from fuseplan.bench import results, suite
+from benchmarks import suite
+from benchmarks.report import gpu, speed
+from benchmarks.report.measured import page
+from fuseplan.bench import results
 from fuseplan.bench.results import Row
-from fuseplan.tools.report import gpu, speed
-from fuseplan.tools.report.measured import page
 
 MACHINE = {
     "gpu": "a GPU", "kind": "sm_90", "processors": 132, "driver": "1.2", "cpu": "a CPU", "cores": 2,

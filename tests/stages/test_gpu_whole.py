@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.crossbuild import builds
 from forced import forced
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.templates import TEMPLATES
@@ -21,7 +22,6 @@ from fuseplan.kernel import Kernel
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
-from fuseplan.tools.crossbuild import builds
 from posing import CUDA_0, PosingDriver, posing
 from toy_templates import HEAD, Toy, ToyProduct
 

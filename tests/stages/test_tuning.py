@@ -10,18 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 import fuseplan
+from benchmarks import tune as tune_command
 from fuseplan import tuned
-from fuseplan.bench import tune_command, tuning
-from fuseplan.bench.suite import Case
-from fuseplan.bench.tuning import Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
 from fuseplan.measure import checks, quiet
+from fuseplan.measure.cases import Case
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
 from fuseplan.stages import decide
+from fuseplan.tuning import cases as tuning
+from fuseplan.tuning.cases import Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.tuning.tune import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided
 from posing import CUDA_0, posing
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.bench.peers.gpu import BY_NAME
+from fuseplan.bench.options import Options, Progress, now
+from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.bench.results import Row
-from fuseplan.bench.setting import Progress, Setting, now, timed_row, wrong
-from fuseplan.bench.suite import Case, Suite
+from fuseplan.bench.results import Row, timed_row, wrong
 from fuseplan.errors import ArgumentError, FuseplanError, installing
 from fuseplan.lower import lower
 from fuseplan.match import match
+from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import GPU_CLOCK, GpuClock
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.layers import CannotRunError
@@ -34,12 +34,12 @@ from fuseplan.plan import FusionPlan
 SHOWN = 300  # characters of a library's own message
 
 
-def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done.
 
     Args:
         suite: what to measure.
-        setting: how.
+        options: how.
         progress: called with what begins.
 
     Raises:
@@ -49,8 +49,8 @@ def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> 
     import torch
 
     torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
-    torch.cuda.set_device(setting.device)
-    bench = _Bench(suite, setting, progress)
+    torch.cuda.set_device(options.device)
+    bench = _Bench(suite, options, progress)
     for case in suite.cases:
         yield bench.rows(case)
 
@@ -72,19 +72,21 @@ def needs_gpu() -> None:
 class _Bench:
     """What the cases of a run have in common."""
 
-    def __init__(self, suite: Suite, setting: Setting, progress: Progress) -> None:
-        self._suite, self._setting, self._progress = suite, setting, progress
-        self._machine = gpu_machine(setting.device)
+    def __init__(self, suite: Cases, options: Options, progress: Progress) -> None:
+        self._suite, self._options, self._progress = suite.name, options, progress
+        self._machine = gpu_machine(options.device)
         stored = gpu_peaks(self._machine.gpu)
-        self._peaks: GpuPeaks = stored or measured_gpu_peaks(self._machine.gpu, setting.device)[0]
-        self._clock = GpuClock(setting.device, setting.protocol)
+        self._peaks: GpuPeaks = stored or measured_gpu_peaks(self._machine.gpu, options.device)[0]
+        self._clock = GpuClock(options.device, options.protocol)
         self._began = now()
 
     def rows(self, case: Case) -> list[Row]:
         """Prepares the plan in every peer, times those that are right, and tells of the others."""
         plan = FusionPlan.parse(case.plan)
-        peers = [peer for peer in (BY_NAME[name]() for name in self._setting.peers) if peer.takes(plan)]
-        tensors = random_arrays(plan, self._setting.seed, device="cuda")
+        peers = [
+            peer for peer in (known(True).by_name[name]() for name in self._options.names) if peer.takes(plan)
+        ]
+        tensors = random_arrays(plan, self._options.seed, device="cuda")
         found = {peer.name: self._prepared(case, peer, plan, tensors) for peer in peers}
         live = {name: each.prepared for name, each in found.items() if each.prepared is not None}
         self._progress(f"{case.name}: timing")
@@ -119,7 +121,7 @@ class _Bench:
     def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
         waited = self._clock.latency(calls)
         found: dict[str, dict[str, float]] = {name: {"latency": each.median} for name, each in waited.items()}
-        if not self._setting.is_host:
+        if not self._options.is_host:
             return found
         for name, wall in self._clock.wall(calls).items():
             found[name]["wall"] = wall.median
@@ -139,7 +141,7 @@ class _Bench:
         timing: Timing | None,
         host: Mapping[str, Any],
     ) -> Row:
-        told = self._setting.stamp(self._suite, case, self._machine.to_json(), self._began)
+        told = self._options.stamp(self._suite, case, self._machine.to_json(), self._began)
         told |= {"peer": name, "versions": gpu_versions(), "clock": GPU_CLOCK, "error": found.error}
         if found.prepared is None or timing is None:
             return Row(**told, refused=found.refused)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuseplan.bench.lines import Child
+from fuseplan.child import Child
 
 SHOWN = 200
 PATIENCE = 5.0  # seconds for a worker to end

@@ -7,15 +7,19 @@ for one plan in one run; a peer that refused or was wrong has a line too, which 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError
+from fuseplan.kernel import Kernel
+from fuseplan.measure.peaks import Floor
+from fuseplan.measure.stats import Timing
+from fuseplan.plan import FusionPlan
 
-FOLDER = Path("benchmarks/results")
 OURS = "fuseplan"
+WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Row:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def append(rows: Iterable[Row], name: str, folder: Path = FOLDER) -> Path:
+def append(rows: Iterable[Row], name: str, folder: Path) -> Path:
     """Adds lines to the file of that name and gives its path.
 
     Raises:
@@ -95,7 +99,7 @@ def append(rows: Iterable[Row], name: str, folder: Path = FOLDER) -> Path:
     return append_json((row.to_json() for row in rows), name, folder)
 
 
-def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path = FOLDER) -> Path:
+def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path) -> Path:
     """Adds JSON objects as lines, as `append` does rows.
 
     Raises:
@@ -114,41 +118,27 @@ def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path = FOL
     return place
 
 
-def read(place: Path) -> Iterator[Row]:
-    """The lines of a file, oldest first.
+def wrong(error: float, plan: FusionPlan) -> str | None:
+    """Why a result with that deviation from float64 is none to time; None where it is right."""
+    return None if error <= WORST[plan.src.dtype] else f"wrong: off by {error:.1e} of the largest output"
 
-    Raises:
-        ArgumentError: a line is not a measurement; the message has its number.
+
+def timed_row(
+    told: Mapping[str, Any],
+    kernel: Kernel,
+    facts: Mapping[str, Any],
+    timing: Timing,
+    floor: Callable[[int], Floor],
+) -> Row:
+    """A row with times.
+
+    Args:
+        told: its other fields.
+        kernel: the plan's.
+        facts: what the peer says of its own kernel; what it does not say is the least that the plan needs.
+        timing: of a call.
+        floor: the least time for so many operations of this kernel.
     """
-    for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            yield Row(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ArgumentError(f"{place}:{number} is not a measurement: {error}") from error
-
-
-def latest(rows: Iterable[Row]) -> list[Row]:
-    """Of each case, on each processor, number of threads and copies, the lines of its last run.
-
-    The peers of a case take turns in one run; two cases need not be of the same.
-    """
-    listed = list(rows)
-    last: dict[tuple[str, ...], str] = {}
-    for row in listed:
-        last[_of(row)] = max(last.get(_of(row), ""), row.run)
-    return [row for row in listed if row.run == last[_of(row)]]
-
-
-def _of(row: Row) -> tuple[str, ...]:
-    return row.suite, row.case, row.plan, str(row.threads), str(row.copies), device_of(row.machine)
-
-
-def device_of(machine: Mapping[str, Any]) -> str:
-    """The processor that a machine's stamp is about: its GPU where it names one."""
-    return str(machine.get("gpu") or machine.get("cpu") or "")
-
-
-def commits(rows: Iterable[Row]) -> str:
-    """What rows were measured at, the earliest run's first: `commit a`, or `commits a, b`."""
-    found = dict.fromkeys(row.commit or "unknown" for row in sorted(rows, key=lambda row: row.run))
-    return f"commit{'s' * (len(found) > 1)} {', '.join(found)}"
+    known = {"nbytes": kernel.minimum_bytes, "flops": kernel.flops, **facts}
+    least = floor(known["flops"])
+    return Row(**told, **timing.to_json(), **known, floor=least.seconds, bound=least.bound)

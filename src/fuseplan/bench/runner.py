@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.bench.peers import BY_NAME
+from fuseplan.bench.options import Options, Progress, now
+from fuseplan.bench.peers import known
 from fuseplan.bench.processes import Process, processes, scratch
-from fuseplan.bench.results import Row
-from fuseplan.bench.setting import Progress, Setting, now, timed_row, wrong
-from fuseplan.bench.suite import Case, Suite
+from fuseplan.bench.results import Row, timed_row, wrong
 from fuseplan.bench.worker import part
 from fuseplan.lower import lower
 from fuseplan.match import match
+from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import CLOCK, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.machine import machine, others, processor_seconds
@@ -33,37 +33,37 @@ ARRAYS = "arrays.npz"  # drawn once for all peers
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning
 
 
-def run(suite: Suite, setting: Setting, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
+def run(suite: Cases, options: Options, progress: Progress = lambda _: None) -> Iterator[list[Row]]:
     """The rows of each case as it is done.
 
     Args:
         suite: what to measure.
-        setting: how.
-        progress: called with a case's name before each of its steps, `steps(setting)` times a case.
+        options: how.
+        progress: called with a case's name before each of its steps, `steps(options)` times a case.
     """
     began = now()
-    machine_peaks, _ = measured_peaks(setting.threads)
-    patience = Patience(setting.patience)
-    with scratch() as folder, processes(setting.peers, setting.threads, folder) as started:
+    machine_peaks, _ = measured_peaks(options.threads[0])
+    patience = Patience(options.patience)
+    with scratch() as folder, processes(options.names, options.threads[0], folder) as started:
         for case in suite.cases:
-            prepared = _Measured(suite, case, setting, began, machine_peaks)
+            prepared = _Measured(suite, case, options, began, machine_peaks)
             yield prepared.rows(started, folder, patience, progress)
 
 
-def steps(setting: Setting) -> int:
+def steps(options: Options) -> int:
     """How often `progress` is called for a case."""
-    return (1 + setting.protocol.rounds) * len(setting.peers)
+    return (1 + options.protocol.rounds) * len(options.names)
 
 
 class _Measured:
     """One case on its way to rows."""
 
-    def __init__(self, suite: Suite, case: Case, setting: Setting, began: str, machine_peaks: Peaks) -> None:
-        self._case, self._setting, self._peaks = case, setting, machine_peaks
+    def __init__(self, suite: Cases, case: Case, options: Options, began: str, machine_peaks: Peaks) -> None:
+        self._case, self._options, self._peaks = case, options, machine_peaks
         self._plan = FusionPlan.parse(case.plan)
         buffers = self._plan.src.nbytes + self._plan.output.nbytes
-        self._copies = copies_past(parse_target("cpu").l3_bytes, buffers) if setting.is_cold else 1
-        self._stamp = setting.stamp(suite, case, machine().to_json(), began)
+        self._copies = copies_past(parse_target("cpu").l3_bytes, buffers) if options.is_cold else 1
+        self._stamp = options.stamp(suite.name, case, machine().to_json(), began)
         self._stamp |= {"copies": self._copies, "clock": CLOCK}
 
     def rows(
@@ -71,7 +71,7 @@ class _Measured:
     ) -> list[Row]:
         """Prepares the plan in every process, times those that are right, and tells of the others."""
         prepared = {}
-        arrays = random_arrays(self._plan, self._setting.seed)
+        arrays = random_arrays(self._plan, self._options.seed)
         out, results = evaluated(self._plan, arrays)
         want = (out, *results.values())
         np.savez(folder / ARRAYS, **arrays)
@@ -81,13 +81,13 @@ class _Measured:
         live = [name for name, answer in prepared.items() if "refused" not in answer]
         blocks: dict[str, list[list[float]]] = {name: [] for name in live}
         disturbed: dict[str, list[float]] = {name: [] for name in live}
-        for place, (number, name) in enumerate(turns(live, self._setting.protocol.rounds) if live else ()):
+        for place, (number, name) in enumerate(turns(live, self._options.protocol.rounds) if live else ()):
             progress(f"{self._case.name}: round {number + 1}")
             if place % len(live) == 0:
                 patience.wait()
             time.sleep(SETTLE)
             before = processor_seconds()
-            answer = started[name].ask(do="block", seconds=self._setting.protocol.block_seconds)
+            answer = started[name].ask(do="block", seconds=self._options.protocol.block_seconds)
             if "samples" in answer:
                 blocks[name].append(answer["samples"])
                 disturbed[name].append(others(before, processor_seconds(), answer["busy"]))
@@ -123,7 +123,11 @@ class _Measured:
         blocks: list[list[float]] | None,
         disturbed: list[float] | None,
     ) -> Row:
-        told: dict[str, Any] = {**self._stamp, "peer": name, "versions": versions(*BY_NAME[name].packages)}
+        told: dict[str, Any] = {
+            **self._stamp,
+            "peer": name,
+            "versions": versions(*known(False).by_name[name].packages),
+        }
         if "refused" in answer or not blocks or not disturbed:
             why = answer.get("refused", "it returned no samples")
             return Row(**told, refused=why, error=answer.get("error"))

@@ -1,4 +1,4 @@
-"""The tables of a suite, made from its result lines: a row a shape, and each group beside what we aim at."""
+"""The table of a benchmark, made from its result lines: a row per shape."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fuseplan.bench.results import OURS, Row
-from fuseplan.bench.suite import Aim, Suite
-from fuseplan.measure.stats import geomean
 
 ONE_IMAGE = "ncnn"  # the peer that the aims name apart: it takes one image at a time
 
@@ -42,21 +40,6 @@ class Line:
         forms = [row.median + (row.added or 0.0) for row in self.forms if row.peer == against and row.median]
         best = self.best(against)
         return forms[0] if forms else best.median if best else None
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A group beside its aim."""
-
-    aim: Aim
-    shapes: int
-    geomean: float
-    least: float
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the mean is reached, and the bound on each shape where the aim has one."""
-        return self.geomean >= self.aim.geomean and self.least >= (self.aim.least or 0.0)
 
 
 def _median(row: Row) -> float:
@@ -101,24 +84,14 @@ def _line(rows: Sequence[Row]) -> Line | None:
     return Line(ours.case, ours.group, ours, forms, timed, refused)
 
 
-def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
-    """Each aim of the suite beside what was reached; an aim without a measured shape is left out."""
-    listed = []
-    for aim in suite.aims:
-        ratios = [line.ratio(aim.against) for line in found if aim.covers(line.group)]
-        measured = [ratio for ratio in ratios if ratio is not None]
-        if measured:
-            listed.append(Standing(aim, len(measured), geomean(measured), min(measured)))
-    return listed
-
-
-def markdown(suite: Suite, rows: Iterable[Row]) -> str:
-    """Both tables as Markdown; medians in milliseconds, on a GPU in microseconds, there a table a group."""
+def markdown(rows: Iterable[Row]) -> str:
+    """The table as Markdown; medians in milliseconds, on a GPU in microseconds, there a table a group."""
     found = lines(rows)
-    return "\n".join([*_groups(found), "", *_standings(standings(suite, found)), *_refusals(found)]) + "\n"
+    return "\n".join([*shapes(found), *refusals(found)]) + "\n"
 
 
-def _groups(found: Sequence[Line]) -> Iterator[str]:
+def shapes(found: Sequence[Line]) -> Iterator[str]:
+    """The lines of a table: a row per shape."""
     groups = list(dict.fromkeys(line.group for line in found))
     if len(groups) < 2 or not is_on_gpu(found[0].ours):
         yield from _shapes(found)
@@ -140,14 +113,14 @@ def _shapes(found: Sequence[Line]) -> Iterator[str]:
     compared = [f"{name.split(':')[1]} / ours" for name in forms]
     figures = ["best peer / ours", *compared, "ours / floor", "error", "spread"]
     head = ["shape", "template", "ours", *names, *figures]
-    yield _cells(head)
-    yield _cells(["---"] * len(head))
+    yield cells(head)
+    yield cells(["---"] * len(head))
     for line in found:
         shown = _microseconds if is_on_gpu(line.ours) else _milliseconds
         ours, times = line.ours, {row.peer: row.median for row in line.peers}
         ratio, best = line.ratio(), line.best()
         over_floor = ours.median / ours.floor if ours.median and ours.floor else None
-        yield _cells([
+        yield cells([
             line.case,
             ours.template or _first(ours.refused),
             shown(ours.median),
@@ -166,26 +139,8 @@ def _over(line: Line, form: str) -> str:
     return f"{times[0] / line.ours.median:.2f}" if times and line.ours.median else ""
 
 
-def _standings(found: Sequence[Standing]) -> Iterator[str]:
-    if not found:
-        return
-    yield _cells(["group", "against", "shapes", "geomean", "aim", "least", "aim", "reached"])
-    yield _cells(["---"] * 8)
-    for standing in found:
-        aim = standing.aim
-        yield _cells([
-            aim.group,
-            aim.against,
-            str(standing.shapes),
-            f"{standing.geomean:.2f}",
-            f"{aim.geomean:.2f}",
-            f"{standing.least:.2f}",
-            "" if aim.least is None else f"{aim.least:.2f}",
-            "yes" if standing.is_reached else "no",
-        ])  # fmt: skip
-
-
-def _refusals(found: Sequence[Line]) -> Iterator[str]:
+def refusals(found: Sequence[Line]) -> Iterator[str]:
+    """Which peer did not run which shapes, and why."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for line in found:
         for row in line.refused:
@@ -212,5 +167,6 @@ def _microseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e6:.1f}"
 
 
-def _cells(words: Iterable[str]) -> str:
+def cells(words: Iterable[str]) -> str:
+    """A line of a table."""
     return "| " + " | ".join(words) + " |"

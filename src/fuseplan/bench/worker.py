@@ -1,8 +1,7 @@
 """One peer in a process of its own: `python -m fuseplan.bench.worker NAME THREADS`.
 
-It reads one JSON object a line from its input and answers each with one line. Lines that libraries print are
-not
-answers: an answer begins with `@`.
+It reads one JSON object a line from its input and answers each with one line, which begins with `@`: lines
+that libraries print are no answers.
 
     {"do": "prepare", "plan": "...", "data": {"seed": 1}, "copies": 1, "result": "/path.npy"}
         -> {"setup": seconds, "facts": {...}, "outputs": 1}   and the output, logical order, in that file,
@@ -27,9 +26,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fuseplan.bench.lines import teller
-from fuseplan.bench.peers import BY_NAME
+from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
+from fuseplan.child import teller
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
 from fuseplan.measure.data import laid_out, random_arrays, stored
@@ -109,7 +108,7 @@ def serve(name: str, threads: int, requests: TextIO, answers: TextIO) -> None:
     """Answers until the input ends."""
     tell = teller(answers)
     try:
-        worker = Worker(BY_NAME[name](threads))
+        worker = Worker(known(False).by_name[name](threads))
     except ImportError as error:
         tell({"refused": f"not installed: {error}"})
         return

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from fuseplan import limits
 from fuseplan.backends import BACKENDS
+from fuseplan.declared import Option, options_of
 from fuseplan.target import KINDS
 
 
@@ -47,6 +50,19 @@ def accuracy_option(_: click.Context, __: click.Parameter, value: str) -> str | 
         return float(value)
     except ValueError:
         return value
+
+
+def counts_option(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """Thread counts with commas between them.
+
+    Raises:
+        click.BadParameter: a word is none.
+    """
+    with contextlib.suppress(ValueError):
+        counts = tuple(int(word) for word in value.split(","))
+        if all(0 < count <= limits.THREADS for count in counts):
+            return counts
+    raise click.BadParameter(f"want whole numbers from 1 to {limits.THREADS}, with commas between them")
 
 
 def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
@@ -167,6 +183,37 @@ TEMPLATE = click.option(
     type=TemplateName(),
     help="The only template to consider: its name, or a candidate as explain prints it.",
 )
+
+
+def declared(record: type, more: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
+    """The options that a record declares; `more` is added to their help, by their names."""
+
+    def decorate(command: Command) -> Command:
+        for each in reversed([*options_of(record)]):
+            command = _declared(each, (more or {}).get(each.name, ""))(command)
+        return command
+
+    return decorate
+
+
+def _declared(each: Option, more: str) -> Callable[[Command], Command]:
+    known: dict[str, dict[str, Any]] = {
+        "flag": {"is_flag": True},
+        "count": {"type": click.IntRange(each.least)},
+        "number": {"type": DURATION},
+        "counts": {"callback": counts_option},
+        "target": {"type": TargetName()},
+        "threads": {"type": int},
+        "accuracy": {"callback": accuracy_option},
+        "folder": {"type": click.Path(path_type=Path, file_okay=False)},
+        "file": {"type": click.Path(path_type=Path)},
+    }
+    how = known.get(each.kind, {"type": str})
+    default = ",".join(map(str, each.default)) if each.kind == "counts" else each.default
+    is_shown = bool(default) and each.kind != "flag"
+    return click.option(
+        each.word, each.name, default=default, show_default=is_shown, help=each.help + more, **how
+    )
 
 
 def loud_command(command: Command) -> Command:

@@ -1,10 +1,10 @@
-"""Commands that only a checkout has: they are in `fuseplan.tools`."""
+"""Commands that only a checkout has: they are in its folder `benchmarks`."""
 
 from __future__ import annotations
 
 import click
 
-from fuseplan.bench.special import tool
+from fuseplan import checkout
 from fuseplan.errors import ArgumentError
 
 TOOLS = ("crossbuild", "demo")
@@ -14,7 +14,7 @@ def tool_command(name: str) -> click.Command:
     """The command of that name; where the package has no tools, one that says so."""
     asked = f"`fuseplan {name}`"
     try:
-        found: click.Command = tool("commands", asked).COMMANDS[name]
+        found: click.Command = checkout.tool("commands", asked).COMMANDS[name]
     except ArgumentError as error:
         missing = error
 

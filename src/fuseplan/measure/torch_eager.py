@@ -1,9 +1,9 @@
-"""A plan as eager PyTorch computes it, on the tensors that ours is given."""
+"""A plan as PyTorch computes it, on the tensors that ours is given."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,38 +11,62 @@ import numpy as np
 
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, running
-from fuseplan.measure.torch_stages import module_of, stage_of
-from fuseplan.measure.torch_training import training_call
+from fuseplan.measure.spaces import Tensor, Tensors
+from fuseplan.measure.torch_stages import Stage, module_of, stage_of
+from fuseplan.measure.torch_training import Compiler, training_call
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
 
 CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
-def eager(plan: FusionPlan, tensors: Mapping[str, Any]) -> Callable[[], Any]:
-    """A call of torch's own operators, the fewest there are for the plan.
+def eager(plan: FusionPlan, tensors: Tensors) -> Callable[[], Any]:
+    """A call of torch's own operators, the fewest for the plan; see `eager_calls`."""
+    (call,) = eager_calls(plan, [tensors], lambda plan: [stage_of(layer) for layer in layers(plan)])
+    return call
 
-    What it gives is a torch tensor, or where the plan has results a tuple of the output and them.
+
+def eager_calls(
+    plan: FusionPlan,
+    copies: Sequence[Tensors],
+    stages: Callable[[FusionPlan], list[Stage]],
+    *,
+    layout: str = "",
+    compiler: Compiler | None = None,
+    peer: str = "torch",
+) -> list[Callable[[], Any]]:
+    """A call for each copy of a plan's tensors; the weights are those of the first copy.
+
+    A call gives a torch tensor, or where the plan has results a tuple of the output and them.
 
     Args:
         plan: the plan.
-        tensors: `src` and every operand by its key: torch tensors, or NumPy arrays.
+        copies: `src` and every operand by its key: torch tensors, or NumPy arrays.
+        stages: the calls of torch for a plan without training operators.
+        layout: `nchw` or `nhwc` to put all tensors into; else weights alone are put into the layout of src,
+            which saves torch converting them in every call.
+        compiler: torch.compile with its options; None for eager calls.
+        peer: the name in refusals.
 
     Raises:
         CannotRunError: an operator has no equal in torch that is written here.
         ImportError: torch is not installed.
     """
     keys = running(plan)
-    held = {key: _held(plan, as_torch(value), key in keys) for key, value in tensors.items()}
     if is_training(plan):
-        return training_call(plan, held, "torch")
-    stages = [stage_of(layer) for layer in layers(plan)]
-    held = {key: value.to(held["src"].dtype) for key, value in held.items()}
-    constant = {key: value for key, value in held.items() if key not in keys}
-    return partial(module_of(stages, constant, keys).eval(), *[held[key] for key in keys])
+        held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
+        return [training_call(plan, each, peer, compiler) for each in held]
+    first, *others = copies
+    listed = [as_taken(plan, first, keys, layout)]
+    listed += [as_taken(plan, {key: each[key] for key in keys}, keys, layout) for each in others]
+    dtype = listed[0]["src"].dtype
+    constant = {key: value.to(dtype) for key, value in listed[0].items() if key not in keys}
+    module = module_of(stages(plan), constant, keys).eval()
+    made = compiler(module) if compiler else module
+    return [partial(made, *(held[key].to(dtype) for key in keys)) for held in listed]
 
 
-def as_torch(value: Any) -> Any:
+def as_torch(value: Any) -> Tensor:
     """The tensor, or a NumPy array as one in the same memory; bf16 by its bits."""
     import torch
 
@@ -54,14 +78,28 @@ def as_torch(value: Any) -> Any:
     return torch.from_numpy(array)
 
 
-def _held(plan: FusionPlan, tensor: Any, is_running: bool) -> Any:
-    """Weights in the layout of src, which saves torch converting them in every call."""
+def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: str = "") -> dict[str, Tensor]:
+    """The tensors as torch's operators take them; `keys` are those that come anew with every call."""
     import torch
 
-    form = CHANNELS_LAST.get(plan.src.rank)
-    if is_running or form is None or not plan.src.is_channels_last or tensor.dim() != plan.src.rank:
-        return tensor
-    return tensor.contiguous(memory_format=getattr(torch, form))
+    made = {key: as_torch(value) for key, value in tensors.items()}
+    if layout:
+        made = {key: tensor.contiguous() for key, tensor in made.items()}
+    form = CHANNELS_LAST.get(plan.src.rank, "")
+    is_last = layout == "nhwc" or (not layout and plan.src.is_channels_last)
+    for key in made if is_last and form else ():
+        if made[key].dim() == plan.src.rank and (layout or key not in keys):
+            made[key] = made[key].contiguous(memory_format=getattr(torch, form))
+    return made
+
+
+def of_gpu(plan: FusionPlan) -> tuple[tuple[Any, str, bool], ...]:
+    """Torch's settings for the plan's precision, and for the fastest algorithms: place, name, value."""
+    import torch
+
+    is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (cuda, "allow_tf32", is_tf32), (cudnn, "allow_tf32", is_tf32), (cudnn, "benchmark", True)
 
 
 @contextlib.contextmanager
@@ -73,13 +111,7 @@ def at_its_best(plan: FusionPlan, target: Target) -> Iterator[None]:
     """
     import torch
 
-    is_tf32 = any(step.op.attributes().get("precision") == "tf32" for step in plan.steps)
-    of_gpu = (
-        (torch.backends.cuda.matmul, "allow_tf32", is_tf32),
-        (torch.backends.cudnn, "allow_tf32", is_tf32),
-        (torch.backends.cudnn, "benchmark", True),
-    )
-    wanted = of_gpu if target.processors else ()
+    wanted = of_gpu(plan) if target.processors else ()
     before = [getattr(place, name) for place, name, _ in wanted]
     threads = torch.get_num_threads()
     for place, name, value in wanted:

@@ -14,7 +14,6 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of
-from fuseplan.ops.affine import Bias
 from fuseplan.plan import FusionPlan
 from fuseplan.template import Accuracy
 from fuseplan.tensor import Dense, TensorSpec
@@ -82,13 +81,6 @@ class FuseplanAgain(Fuseplan):
     name = "fuseplan:again"
 
 
-class FuseplanStrict(Fuseplan):
-    """Without the faster and less accurate form of Winograd."""
-
-    name = "fuseplan:strict"
-    accuracy = "strict"
-
-
 class FuseplanUnfused(Fuseplan):
     """The plan's operators one at a time, each a kernel of its own: what fusing saves."""
 
@@ -103,31 +95,3 @@ class FuseplanUnfused(Fuseplan):
         calls = [OneAtATime(plan, tensors, self.threads, self.target) for tensors in copies]
         facts = {"target": self.target, "nbytes": calls[0].nbytes}
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], calls[0], facts)
-
-
-class FuseplanPlain(Fuseplan):
-    """For a plan that normalizes and adds a residual: the same convolution with bias and relu alone.
-
-    It tells what the rest of the epilogue costs, next to what its bytes have to.
-    """
-
-    name = "fuseplan:plain"
-
-    def takes(self, plan: FusionPlan) -> bool:
-        """Plans whose residual is the one large tensor that the plainer one does not read."""
-        return [step.op.name for step in plan.steps][1:] == ["batch_norm", "add", "relu"]
-
-    def asked(self, plan: FusionPlan, tensors: Tensors) -> tuple[FusionPlan, Tensors]:
-        """The plainer plan, with the shift of the normalization as its bias."""
-        convolution, norm, _, relu = plan.steps
-        plain = FusionPlan(plan.src, convolution.op, Bias(), relu.op)
-        weight, bias = (each.key for each in plain.operands)
-        (own,) = convolution.keys.values()
-        return plain, {"src": tensors["src"], weight: tensors[own], bias: tensors[norm.keys["shift"]]}
-
-    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
-        """Compiles and binds the plainer plan; `added_bytes` are the residual's."""
-        asked = [self.asked(plan, tensors) for tensors in copies]
-        prepared = super().prepare(asked[0][0], [tensors for _, tensors in asked])
-        facts = {**prepared.facts, "added_bytes": plan.output.nbytes}
-        return Prepared(prepared.call, prepared.result, facts)

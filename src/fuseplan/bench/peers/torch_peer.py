@@ -1,121 +1,115 @@
-"""PyTorch, eager and compiled, in both layouts."""
+"""PyTorch, eager and compiled, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
-
-from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
+from fuseplan.bench.peers.peer import Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
-from fuseplan.measure.layers import layers, plain_layers, running
-from fuseplan.measure.torch_stages import Stage, module_of, stage_of, stages_in_place
-from fuseplan.measure.torch_training import training_call
+from fuseplan.measure.layers import layers
+from fuseplan.measure.spaces import Tensors
+from fuseplan.measure.torch_eager import eager_calls, of_gpu
+from fuseplan.measure.torch_stages import Stage, stage_of
 from fuseplan.plan import FusionPlan
 
 
 class Torch(Peer):
-    """Eager PyTorch under inference_mode, channels first."""
+    """Eager: the fewest of torch's own operators, the bias in the convolution or product.
+
+    Attributes:
+        layout: `nchw` or `nhwc` for tensors that are put into that layout; else they lie as the plan has them
+            on a GPU, and in channels first on a CPU.
+        mode: of torch.compile on a GPU; empty where nothing is compiled.
+    """
 
     name = "torch"
     packages = ("torch",)
-    is_channels_last: ClassVar[bool] = False
-    is_compiled: ClassVar[bool] = False
+    layout: ClassVar[str] = ""
+    mode: ClassVar[str] = ""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
         import torch
 
         self._torch = torch
-        torch.set_num_threads(threads)
-        if self.is_compiled:
-            # Freezing lets the compiler pack weights; without a gradient mode they count as constants.
-            import torch._inductor.config as inductor
+        if threads is not None:
+            torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)  # for the process: entering a mode anew would be timed with every call
 
-            inductor.freezing = True
-            inductor.compile_threads = 1
-            torch.set_grad_enabled(False)
+    def takes(self, plan: FusionPlan) -> bool:
+        """Whether it is measured for the plan at all: one in another layout only where there is another."""
+        has_contraction = any(step.op.kind == "contraction" for step in plan.steps)
+        return self.layout != "nhwc" or (plan.src.layout == "nchw" and has_contraction)
 
-    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
-        """Makes a module with the weights as its buffers, and puts each copy's tensors into its layout."""
-        only_f32(plan, self.name)
-        if is_training(plan):
-            return self._training(plan, copies)
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Makes a module with the weights as its buffers; of a plan with training operators a function."""
         torch = self._torch
-        keys = running(plan)
-        constant = {key: self._tensor(array) for key, array in copies[0].items() if key not in keys}
-        module = module_of(self.stages(plan), constant, keys).eval()
-        if self.is_compiled:
-            torch._dynamo.reset()
-            module = torch.compile(module)
-        inputs = [[self._tensor(arrays[key]) for key in keys] for arrays in copies]
-        mode = torch.no_grad if self.is_compiled else torch.inference_mode
-        mode().__enter__()  # for the life of the process: entering anew would be timed with every call
+        if self.threads is None:
+            for place, name, value in of_gpu(plan):
+                setattr(place, name, value)
+        else:
+            only_f32(plan, self.name)
+            self._set_mode(plan)
+        layout = self.layout or ("" if self.threads is None else "nchw")
+        compiler = self._compiler() if self.mode else None
+        calls = eager_calls(plan, copies, self.stages, layout=layout, compiler=compiler, peer=self.name)
+        call = rotating(calls) if len(calls) > 1 else calls[0]
+        if self.threads is None:
+            return Prepared(call, call)
 
-        def result() -> Array:
-            return np.array(module(*inputs[0]).contiguous().numpy())
+        def result() -> Any:
+            made = calls[0]()
+            arrays = tuple(
+                torch.Tensor.numpy(each.contiguous()).copy()
+                for each in (made if isinstance(made, tuple) else (made,))
+            )
+            return arrays if isinstance(made, tuple) else arrays[0]
 
-        calls = [lambda given=given: module(*given) for given in inputs]
-        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
-
-    def _training(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
-        """Torch's own function for each copy; of the running statistics, none."""
-        torch = self._torch
-        torch.set_grad_enabled(False)
-        compiler = torch.compile if self.is_compiled else None
-        tensors = [{key: self._tensor(array) for key, array in arrays.items()} for arrays in copies]
-        calls = [training_call(plan, given, self.name, compiler) for given in tensors]
-
-        def result() -> tuple[Array, ...]:
-            return tuple(np.array(each.contiguous().numpy()) for each in calls[0]())
-
-        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
+        return Prepared(call, result)
 
     def stages(self, plan: FusionPlan) -> list[Stage]:
-        """What is called one after the other: the fewest of torch's own operators."""
+        """The operators of torch that are called one after the other."""
         return [stage_of(layer, self.name) for layer in layers(plan)]
 
-    def _tensor(self, array: Array) -> Any:
-        tensor = self._torch.from_numpy(np.ascontiguousarray(array))
-        last = {4: self._torch.channels_last, 5: self._torch.channels_last_3d}.get(tensor.dim())
-        return tensor.contiguous(memory_format=last) if self.is_channels_last and last else tensor
+    def _set_mode(self, plan: FusionPlan) -> None:
+        """For the life of a process on a CPU, as above; torch.compile wants no inference mode."""
+        if not self.mode and not is_training(plan):
+            self._torch.inference_mode().__enter__()
+
+    def _compiler(self) -> Callable[[Any], Any]:
+        """Compiles a module or function at its first call; frozen weights may be packed."""
+        torch = self._torch
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True
+        if self.threads is not None:
+            inductor.compile_threads = 1
+            torch._dynamo.reset()
+            return partial(torch.compile)
+        # Some candidate for grouped convolutions ends the CUDA context of the process that tries it.
+        inductor.autotune_in_subproc = True
+        return partial(torch.compile, mode=self.mode, dynamic=False)
 
 
 class TorchChannelsLast(Torch):
-    """Eager PyTorch under inference_mode, channels last."""
+    """The same in channels last."""
 
     name = "torch:nhwc"
-    is_channels_last = True
+    layout = "nhwc"
 
 
 class TorchCompile(Torch):
-    """torch.compile with freezing, channels first."""
+    """torch.compile with frozen weights; on a GPU with max-autotune, and without CUDA graphs."""
 
     name = "torch.compile"
-    is_compiled = True
+    mode = "max-autotune-no-cudagraphs"
 
 
-class TorchCompileChannelsLast(Torch):
-    """torch.compile with freezing, channels last."""
-
-    name = "torch.compile:nhwc"
-    is_channels_last = True
-    is_compiled = True
-
-
-class UnfusedFirst(Torch):
-    """Eager at its best without fusing: every operator a kernel, in place where it can be; channels first."""
-
-    name = "unfused:nchw"
-
-    def stages(self, plan: FusionPlan) -> list[Stage]:
-        """Every operator of the plan by itself, the bias too."""
-        return stages_in_place(plain_layers(plan))
-
-
-class UnfusedLast(UnfusedFirst):
+class TorchCompileChannelsLast(TorchCompile):
     """The same in channels last."""
 
-    name = "unfused:nhwc"
-    is_channels_last = True
+    name = "torch.compile:nhwc"
+    layout = "nhwc"

@@ -1,0 +1,72 @@
+"""onnxruntime without fusing, and openvino: libraries that read an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fuseplan.bench.peers.onnx_model import onnx_model
+from fuseplan.bench.peers.onnx_peer import OnnxRuntime
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_f32
+from fuseplan.measure.clock import rotating
+from fuseplan.measure.layers import layers, plain_layers
+from fuseplan.plan import FusionPlan
+
+
+class UnfusedOnnxRuntime(OnnxRuntime):
+    """onnxruntime without graph optimizations: every operator of the plan a node, the bias too."""
+
+    name = "unfused:onnxruntime"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def _model(self, plan: FusionPlan, arrays: Arrays) -> tuple[bytes, list[str]]:
+        return onnx_model(plan, arrays, plain_layers(plan))
+
+
+class OpenVino(Peer):
+    """openvino with the LATENCY hint, f32 arithmetic, and tensors set before."""
+
+    name = "openvino"
+    packages = ("openvino", "onnx")
+
+    def __init__(self, threads: int) -> None:
+        import onnx  # noqa: F401 (a missing package is told here)
+        import openvino
+
+        self._openvino = openvino
+        self._core = openvino.Core()
+        self._configuration = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,
+        }
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
+        """Compiles the model, and makes a request with its own tensors for each copy."""
+        only_f32(plan, self.name)
+        model, inputs = onnx_model(plan, copies[0], layers(plan))
+        compiled = self._core.compile_model(self._core.read_model(model), "CPU", self._configuration)
+        requests, kept = [], []
+        for arrays in copies:
+            request = compiled.create_infer_request()
+            output = aligned(np.zeros(plan.output.shape, np.float32))
+            tensors = [self._openvino.Tensor(aligned(arrays[key]), shared_memory=True) for key in inputs]
+            for position, tensor in enumerate(tensors):
+                request.set_input_tensor(position, tensor)
+            target = self._openvino.Tensor(output, shared_memory=True)
+            request.set_output_tensor(0, target)
+            requests.append(request)
+            kept.append((tensors, target, output))
+
+        def result() -> Array:
+            requests[0].infer()
+            return np.array(kept[0][2])
+
+        calls = [request.infer for request in requests]
+        return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)

@@ -1,0 +1,72 @@
+"""Recorded results: lines that `fuseplan.bench.results` wrote, read again, and findings that are no rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fuseplan.bench.command import printed
+from fuseplan.bench.options import Options, now
+from fuseplan.bench.peers import known
+from fuseplan.bench.results import Row, append_json
+from fuseplan.errors import ArgumentError
+from fuseplan.measure.machine import gpu_machine, machine
+from fuseplan.measure.versions import commit, gpu_versions, versions
+
+
+def recorded(name: str, found: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """A finding that is no row, with its stamp: appended to the results, and printed where JSON is."""
+    stamped = {
+        "benchmark": name,
+        **found,
+        "run": options.run or now(),
+        "machine": (gpu_machine(options.device) if options.is_on_gpu else machine()).to_json(),
+        "versions": gpu_versions() if options.is_on_gpu else versions(*known(False).packages),
+        "commit": options.commit or commit(),
+    }
+    if options.results is not None:
+        append_json([stamped], name, options.results)
+    printed(stamped, options)
+    return stamped
+
+
+def read(place: Path) -> Iterator[Row]:
+    """The lines of a file, oldest first.
+
+    Raises:
+        ArgumentError: a line is not a measurement; the message has its number.
+    """
+    for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            yield Row(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"{place}:{number} is not a measurement: {error}") from error
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """Of each case, on each processor, number of threads and copies, the lines of its last run.
+
+    The peers of a case take turns in one run; two cases need not be of the same.
+    """
+    listed = list(rows)
+    last: dict[tuple[str, ...], str] = {}
+    for row in listed:
+        last[_of(row)] = max(last.get(_of(row), ""), row.run)
+    return [row for row in listed if row.run == last[_of(row)]]
+
+
+def _of(row: Row) -> tuple[str, ...]:
+    return row.suite, row.case, row.plan, str(row.threads), str(row.copies), device_of(row.machine)
+
+
+def device_of(machine: Mapping[str, Any]) -> str:
+    """The processor that a machine's stamp is about: its GPU where it names one."""
+    return str(machine.get("gpu") or machine.get("cpu") or "")
+
+
+def commits(rows: Iterable[Row]) -> str:
+    """What rows were measured at, the earliest run's first: `commit a`, or `commits a, b`."""
+    found = dict.fromkeys(row.commit or "unknown" for row in sorted(rows, key=lambda row: row.run))
+    return f"commit{'s' * (len(found) > 1)} {', '.join(found)}"

@@ -1,0 +1,180 @@
+"""Sections of docs/measured.md about GPUs: suites, peaks, what the host pays, the tests that were run."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.standings import markdown
+from benchmarks.suite import Suite
+from docs.pages.docstrings import prose
+from fuseplan.bench.markdown import table
+from fuseplan.bench.results import Row
+from fuseplan.bench.table import Line, lines
+
+Record = Mapping[str, Any]
+Lines = Iterator[str]
+
+# What was tried where we lose, and why a test failed.
+LOSSES = Path(__file__).resolve().parents[1] / "losses.toml"
+
+
+def suite_section(found: Suite, rows: Sequence[Row], stamp: str) -> Lines:
+    """A suite's tables, and what was tried on each shape that another library is faster at.
+
+    Args:
+        found: the suite.
+        rows: its last rows on one GPU.
+        stamp: when and with what they were measured.
+    """
+    yield from ("", f"### {found.title}", "")
+    yield f"`fuseplan bench {found.name} --target cuda`; microseconds. {stamp}"
+    yield ""
+    yield markdown(found, rows).rstrip()
+    yield from _wall(rows)
+    lost = [line for line in lines(rows) if (line.ratio() or 1.0) < 1.0]
+    if lost:
+        yield from ("", "Slower than the fastest other:", "")
+        tried = losses()
+        yield from (f"- {_loss(line, tried)}" for line in lost)
+
+
+def _wall(rows: Sequence[Row]) -> Lines:
+    """Where it was measured: what a call takes the host, and the GPU in a CUDA graph."""
+    timed = [row for row in rows if row.wall is not None]
+    if not timed:
+        return
+    yield ""
+    listed = [
+        [row.case, row.peer, *(_us(each) for each in (row.wall, row.replay, row.median))] for row in timed
+    ]
+    heads = [
+        "shape",
+        "library",
+        "a call, of the host",
+        "in a CUDA graph, its tensors in the L2",
+        "out of the L2",
+    ]
+    yield from table(heads, listed)
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def _loss(line: Line, tried: Mapping[tuple[str, str, str], str]) -> str:
+    best, ratio = line.best(), line.ratio()
+    told = f"{line.group}, {line.case}: {ratio:.2f}" + (f" ({best.peer})" if best else "")
+    what = tried.get((line.ours.suite, line.group, line.case)) or tried.get((line.ours.suite, line.group, ""))
+    return f"{told}. {prose(what)}" if what else told
+
+
+def losses(place: Path | None = None) -> dict[tuple[str, str, str], str]:
+    """What was tried, by suite, group and case; an empty case stands for all of its group."""
+    listed = _told(place).get("loss", [])
+    return {(each["suite"], each["group"], each.get("case", "")): each["tried"] for each in listed}
+
+
+def failures(place: Path | None = None) -> dict[str, str]:
+    """What became of a test that failed on a GPU, by its name."""
+    return {each["test"]: each["cause"] for each in _told(place).get("failure", [])}
+
+
+def _told(place: Path | None) -> Record:
+    """What is said of results by hand; nothing without the file."""
+    where = place or LOSSES
+    return tomllib.loads(where.read_text(encoding="utf-8")) if where.is_file() else {}
+
+
+def _peaks(record: Record, stamp: str) -> Lines:
+    yield from ("", "### Peaks of the GPU", "", f"`fuseplan bench peaks --target cuda`. {stamp}", "")
+    rows = [
+        [f"product of {name} matrices", f"{rate / 1e12:.0f} TFLOP/s"]
+        for name, rate in record["flops"].items()
+    ]
+    copied = record["bytes_a_second"]["dram"]
+    yield from table(["what", "is"], [*rows, ["copy, bytes read and written", f"{copied / 1e9:.0f} GB/s"]])
+
+
+def _host(record: Record, stamp: str) -> Lines:
+    yield from ("", "### What the host pays", "", f"`fuseplan bench overhead --target cuda`. {stamp}", "")
+    calls = [[each["what"], *_times(each, 1e6)] for each in record["calls"]]
+    yield from table(["a call, microseconds of the host", "median", "least"], calls)
+    yield ""
+    loads = [[f"`{each['plan']}`", *_times(each, 1e3), _origin(each)] for each in record["loads"]]
+    yield from table(["a plan loaded in a new process, milliseconds", "median", "least", "from"], loads)
+
+
+def _times(told: Record, scale: float) -> list[str]:
+    if "refused" in told:
+        return [str(told["refused"]).splitlines()[0], ""]
+    return [f"{told[name] * scale:.2f}" for name in ("median", "least")]
+
+
+def _origin(told: Record) -> str:
+    if "refused" in told:
+        return ""
+    return f"{told['origin']}, {'with' if told['imported_triton'] else 'without'} triton imported"
+
+
+def _device(record: Record, stamp: str) -> Lines:
+    """The tests in tests/device: how many passed, and the largest error as a share of its bound."""
+    yield from ("", "### Tests on the GPU", "", f"`pytest tests/device`. {stamp}", "")
+    words = ("passed", "failed", "skipped")
+    rows = [
+        [name, *(str(counted.get(word, 0)) for word in words)] for name, counted in record["outcomes"].items()
+    ]
+    yield from table(["tests", *words], rows)
+    shares = [[name, f"{share:.2f}"] for name, share in sorted(record["worst_share_of_bound"].items())]
+    if shares:
+        yield ""
+        yield from table(["template", "largest error, as a share of its bound"], shares)
+    if record["failed"]:
+        known = failures()
+        yield ""
+        yield from (f"- failed: `{each}`. {known.get(each, '')}".rstrip() for each in record["failed"])
+
+
+def _sanitize(record: Record, stamp: str) -> Lines:
+    """compute-sanitizer over one case of each template."""
+    yield from ("", "### compute-sanitizer", "", f"`python tests/device/sanitize.py`. {stamp}", "")
+    tools = list(dict.fromkeys(each["tool"] for each in record["found"]))
+    said = {(each["template"], each["tool"]): each for each in record["found"]}
+    templates = list(dict.fromkeys(each["template"] for each in record["found"]))
+    rows = [[name, *(_verdict(said.get((name, tool))) for tool in tools)] for name in templates]
+    yield from table(["template", *tools], rows)
+
+
+def _verdict(told: Record | None) -> str:
+    if told is None:
+        return ""
+    if told["status"] == 0:
+        return "clean"
+    return "; ".join(str(line).strip("= ") for line in told["said"]) or f"status {told['status']}"
+
+
+def _registers(record: Record, stamp: str) -> Lines:
+    """Kernels whose code overwrites registers too early, for each assembler."""
+    yield from (
+        "",
+        "### Registers that are overwritten too early",
+        "",
+        f"`python tests/registers.py`. {stamp}",
+        "",
+    )
+    yield f"{record['looked_at']} kernels for sm_90; counted are those with a product's factor in registers."
+    yield ""
+    rows = [[str(value) for value in found.values()] for found in record["found"]]
+    yield from table(list(record["found"][0]), rows)
+
+
+# Records of one line a run, by the benchmark's name: (record, stamp) -> lines of the page.
+RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
+    "gpu_peaks": _peaks,
+    "gpu_overhead": _host,
+    "device": _device,
+    "sanitize": _sanitize,
+    "registers": _registers,
+}

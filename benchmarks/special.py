@@ -1,0 +1,193 @@
+"""What `fuseplan bench` measures besides suites, on the CPU or a GPU: shown, and appended to the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import accuracy as accuracies
+from benchmarks.compile_time import compile_times
+from benchmarks.footprint import footprint
+from benchmarks.gpu_host import host_costs
+from benchmarks.recorded import recorded
+from benchmarks.report.published import charts
+from benchmarks.standings import markdown
+from benchmarks.suite import chosen, load
+from fuseplan.bench import gpu
+from fuseplan.bench.command import Display, bench, measured, printed
+from fuseplan.bench.markdown import table
+from fuseplan.bench.options import Options
+from fuseplan.bench.peers import OURS, known
+from fuseplan.bench.results import Row
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.measure.clock import GpuClock
+from fuseplan.measure.machine import gpu_machine
+from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, measured_gpu_peaks, measured_peaks
+
+PUBLISHED_LIBRARIES = "unfused,onnxruntime,torch.compile,openvino"
+GPU_PUBLISHED_LIBRARIES = "fuseplan,unfused,cudnn,cublaslt,torch.compile"
+CHARTS = Path("docs/charts")
+STRICT = "fuseplan:strict"
+
+Benchmark = Callable[[str, Options, Display], Any]
+
+
+def bench_published(_: str, options: Options, display: Display) -> list[Row]:
+    """MIOpen's published shapes; with results, also the charts of all that was recorded."""
+    usual = GPU_PUBLISHED_LIBRARIES if options.is_on_gpu else PUBLISHED_LIBRARIES
+    name = "published_cuda" if options.is_on_gpu else "published_cpu"
+    suite = chosen(load(name), options.only)
+    asked = options if options.peers is not None else replace(options, peers=usual)
+    rows = bench(suite, asked, display, partial(markdown, suite))
+    draw_published(options.results, display.show)
+    return rows
+
+
+def draw_published(folder: Path | None, show: Callable[[str], object]) -> None:
+    """Draws the charts from a folder of results, or says what it takes: no result is lost for a chart."""
+    if folder is None:
+        return
+    try:
+        for place in charts(folder, CHARTS):
+            show(f"chart: {place}")
+    except ArgumentError as error:
+        show(f"no chart: {error}")
+
+
+def bench_compile(name: str, options: Options, display: Display) -> dict[str, Any]:
+    """Cold and cached compile times over a suite."""
+    with display.steps(2) as step:
+        found = compile_times(chosen(load(name), options.only), step)
+    rows = [[row["case"], _ms(row["cold"]), _ms(row["cached"])] for row in found["rows"]]
+    rows.append(["median", _ms(found["cold"]), _ms(found["cached"])])
+    _show(display, ["shape", "cold ms", "cached ms"], rows)
+    display.show(f"\nThe first compile of a process takes {_ms(found['first'])} ms more.")
+    return recorded(f"compile-{name}", found, options)
+
+
+def bench_overhead(_: str, options: Options, display: Display) -> list[Row]:
+    """The cost of calling a bound plan, in microseconds, beside the same plan in the peers."""
+    suite = chosen(load("overhead"), options.only)
+    runs = replace(options, is_twice=False, is_unfused=False).runs
+    rows = [row for run in runs for row in measured(suite, run, display)]
+    cells = []
+    for row in rows:
+        times = [_us(row.median), _us(row.minimum)] if row.median else [row.refused or "", ""]
+        cells.append([row.case, str(row.threads), row.peer, *times])
+    _show(display, ["plan", "threads", "peer", "us a call, median", "least"], cells)
+    printed([row.to_json() for row in rows], options)
+    return rows
+
+
+def bench_gpu_host(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """The cost for the host of calling and loading plans on a GPU."""
+    gpu.needs_gpu()
+    costs = host_costs(chosen(load("gpu_overhead"), options.only), GpuClock(options.device))
+    calls = [[each["what"], *_times(each, 1e6)] for each in costs["calls"]]
+    loads = [[f"`{each['plan']}`", *_times(each, 1e3)] for each in costs["loads"]]
+    _show(display, ["what", "us a call, median", "least"], calls)
+    display.show("")
+    _show(display, ["plan, loaded in a new process", "ms, median", "least"], loads)
+    return recorded("gpu_overhead", costs, options)
+
+
+def _times(told: Mapping[str, Any], scale: float) -> list[str]:
+    if "refused" in told:
+        return [told["refused"], ""]
+    return [f"{told[name] * scale:.2f}" for name in ("median", "least")]
+
+
+def bench_footprint(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """Seconds to import fuseplan, and bytes of what it needs."""
+    with display.steps(None) as step:
+        step("starting processes")
+        found = footprint()
+    rows = [
+        ["import numpy", f"{_ms(found.numpy_import)} ms"],
+        ["import fuseplan after it", f"{_ms(found.own_import)} ms"],
+        ["heavy packages that it imports", ", ".join(found.brought) or "none"],
+        *([f"{package}, installed", f"{nbytes / 1e6:.1f} MB"] for package, nbytes in found.installed.items()),
+        ["all of it", f"{found.total / 1e6:.1f} MB"],
+    ]
+    _show(display, ["what", "is"], rows)
+    return recorded("footprint", found.to_json(), options)
+
+
+def bench_peaks(_: str, options: Options, display: Display) -> list[dict[str, Any]]:
+    """The most that this machine does, measured now, for each thread count."""
+    found = []
+    with display.steps(len(options.threads)) as step:
+        for threads in options.threads:
+            step(f"measuring {counted(threads, 'thread')}")
+            found.append(measured_peaks(threads, options.patience))
+    rows = [
+        [
+            str(each.threads),
+            f"{each.flops / 1e9:.1f}",
+            level,
+            *(f"{rates[kind] / 1e9:.1f}" for kind in KINDS_OF_TRAFFIC),
+        ]
+        for each, _ in found
+        for level, rates in each.bytes_a_second.items()
+    ]
+    _show(display, ["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], rows)
+    display.show("\nGB/s, bytes read and bytes written both counted; best of many launches.")
+    for each, why in found:
+        if why is not None:
+            display.show(f"\n{counted(each.threads, 'thread')}: not kept, since {why}.")
+    return [recorded("peaks", {**each.to_json(), "disturbance": why}, options) for each, why in found]
+
+
+def bench_gpu_peaks(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """The most that this GPU does, measured now."""
+    gpu.needs_gpu()
+    found, disturbance = measured_gpu_peaks(gpu_machine(options.device).gpu, options.device)
+    _show(
+        display,
+        ["product of", "TFLOP/s"],
+        [[name, f"{rate / 1e12:.1f}"] for name, rate in found.flops.items()],
+    )
+    display.show(f"Copy: {found.bytes_a_second['dram'] / 1e9:.0f} GB/s, read and written.")
+    if disturbance:
+        display.show(f"These figures are not kept: {disturbance}.")
+    return recorded("gpu_peaks", {**found.to_json(), "disturbance": disturbance}, options)
+
+
+def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """How far results are from float64, ours beside each peer's."""
+    suite = load("accuracy")
+    # torch.compile computes what torch does: it would add minutes and no row that differs.
+    asked = known(False).named(options.peers)[1:]
+    peers = [OURS, STRICT, *(name for name in asked if not name.startswith("torch.compile"))]
+    with display.steps(accuracies.steps(suite)) as step:
+        found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
+    display.show(accuracies.markdown(found))
+    return recorded("accuracy", {"rows": [each.to_json() for each in found]}, options)
+
+
+def _show(display: Display, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    display.show("\n".join(table(head, rows)))
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.2f}"
+
+
+# By whether a GPU is measured, then by the name on the command line.
+SPECIAL: Mapping[bool, Mapping[str, Benchmark]] = {
+    False: {
+        "accuracy": bench_accuracy,
+        "footprint": bench_footprint,
+        "overhead": bench_overhead,
+        "peaks": bench_peaks,
+        "published": bench_published,
+    },
+    True: {"overhead": bench_gpu_host, "peaks": bench_gpu_peaks, "published": bench_published},
+}

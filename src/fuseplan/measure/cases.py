@@ -1,0 +1,45 @@
+"""Plans to measure or to tune, with the names that tables give them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.plan import FusionPlan
+
+PLANS = "plans"  # the suite of a plan that is given by its text
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan.
+
+    Attributes:
+        name: its name in tables.
+        plan: its text.
+        group: the cases that it is averaged with.
+        model: the network that it comes from.
+    """
+
+    name: str
+    plan: str
+    group: str = "all"
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A named list of cases."""
+
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+
+
+def of_plan(text: str) -> Cases:
+    """One plan by its text.
+
+    Raises:
+        PlanError: the text is no plan.
+    """
+    plan = str(FusionPlan.parse(text))
+    return Cases(PLANS, plan, (Case(text, plan, PLANS, PLANS),))

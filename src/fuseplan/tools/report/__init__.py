@@ -1,1 +1,0 @@
-"""What is drawn and written: charts, the reference pages, docs/measured.md."""
