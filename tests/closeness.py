@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
-from fuseplan.measure.data import reference
+from fuseplan.measure.data import evaluated, reference
 
 
 def wide(array: NDArray[Any]) -> NDArray[np.float64]:
@@ -18,12 +18,15 @@ def wide(array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 8.0) -> None:
-    """Within `slack` roundings of the compute type, and one of the storage, of the largest result."""
+    """Within `slack` roundings of the compute type, and one of the storage, of the largest of each tensor."""
     plan = compiled.plan
-    got, want = wide(compiled(**arrays)), reference(plan, arrays)
+    outcome, (out, results) = compiled(**arrays), evaluated(plan, arrays)
+    made = outcome if results else (outcome,)
     epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
     rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    np.testing.assert_allclose(got, want, rtol=rounding, atol=(epsilon + rounding / 8) * np.abs(want).max())
+    for got, want in zip(map(wide, made), (out, *results.values()), strict=True):
+        bound = (epsilon + rounding / 8) * np.abs(want).max()
+        np.testing.assert_allclose(got, want, rtol=rounding, atol=bound)
 
 
 def assert_same_exceptions(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]]) -> None:

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,15 @@ from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.dtypes import DTYPES
 from fuseplan.emit import COUNTER_BYTES, Slot, Source
-from fuseplan.kernel import Kernel
+from fuseplan.kernel import Kernel, Output
 from fuseplan.lower import lower
 from fuseplan.match import match
-from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.settings import environment
 from fuseplan.target import Target, parse_target
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 Array = NDArray[Any]
 WRITTEN = ("dst", "result", "workspace")
@@ -126,9 +125,16 @@ def storage(spec: TensorSpec, values: Array) -> Array:
     return flat
 
 
-def _seen(spec: TensorSpec, flat: Array) -> Array:
+def _seen(spec: TensorSpec | Dense, flat: Array) -> Array:
     steps = tuple(step * flat.itemsize for step in spec.element_strides)
     return as_strided(flat, spec.shape, steps)
+
+
+def _lying(kernel: Kernel, made: Output) -> TensorSpec | Dense:
+    """How an output besides dst lies."""
+    if made.after is None:
+        return Dense(made.shape, made.dtype)
+    return TensorSpec(kernel.dst.shape, made.dtype, strides=kernel.dst.element_strides)
 
 
 class _Call:
@@ -174,10 +180,10 @@ class _Call:
 
     def _result(self, key: str) -> Array:
         """The old value of what is updated, else NaN."""
-        made = next(each for each in self.kernel.results if each.key == key)
+        made = next(each for each in self.kernel.outputs if each.key == key)
         if made.updated:
             return np.array(self.arrays[key], NUMPY_DTYPES[made.dtype]).reshape(-1)
-        return _filled(prod(made.shape), made.dtype, np.nan)
+        return _filled(_lying(self.kernel, made).span, made.dtype, np.nan)
 
     def _operand(self, key: str) -> Array:
         operand = self.kernel.operand(key)
@@ -238,7 +244,10 @@ def interpret_all(
     written = {source.slots[place]: array for place, array in reply.items()}
     if Slot("workspace") in written:
         assert not written[Slot("workspace")][: COUNTER_BYTES // 4].any(), "the counters were not left zero"
-    results = {each.key: written[Slot("result", each.key)].reshape(each.shape) for each in kernel.results}
+    results = {
+        each.key: np.array(_seen(_lying(kernel, each), written[Slot("result", each.key)]))
+        for each in kernel.outputs
+    }
     dst = next(array for slot, array in written.items() if slot.kind == "dst")
     return np.array(_seen(kernel.dst, dst)), results
 
@@ -262,7 +271,7 @@ def assert_interpreted(
     seed: int = 1,
     slack: float = 8.0,
 ) -> None:
-    """Within `slack` roundings of the compute type, and one of the storage, of the largest result.
+    """Within `slack` roundings of the compute type, and one of the storage, of the largest of each tensor.
 
     Given a class, its first candidate is taken; a refusal fails the test.
     """
@@ -276,11 +285,17 @@ def assert_interpreted(
         template = chosen
     arrays = random_arrays(plan, seed)
     parameters = {each.key: each.parameter.value for each in plan.parameters}
-    want = in_kernel_order(plan, kernel, {"src": reference(plan, arrays)})["src"].reshape(kernel.dst.shape)
-    got = wide(interpret(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters))
+    with np.errstate(all="ignore"):
+        out, saved = evaluated(plan, arrays)
+    got, results = interpret_all(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters)
     epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
     rounding = DTYPES[kernel.dst.dtype].epsilon if kernel.dst.itemsize == 2 else 0.0
-    largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
-    np.testing.assert_allclose(
-        got, want, rtol=rounding, atol=(epsilon + rounding / 8) * largest, err_msg=f"{plan}\n{template.text}"
-    )
+    whole = {"dst": out} | {each.key: saved.pop(each.key) for each in kernel.saved.values()}
+    for key, value in whole.items():
+        saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
+    results["dst"] = got
+    for key, want in saved.items():
+        largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
+        bound = (epsilon + rounding / 8) * largest
+        told = f"{key} of {plan}\n{template.text}"
+        np.testing.assert_allclose(wide(results[key]), want, rtol=rounding, atol=bound, err_msg=told)

@@ -39,11 +39,12 @@ from fuseplan.ops.activation import (
     Softsign,
     Tanh,
 )
-from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
+from fuseplan.ops.affine import Add, BatchNorm, Bias, Mul, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
@@ -94,11 +95,13 @@ __all__ = [
     "LoadedPlan",
     "Matmul",
     "Mish",
+    "Mul",
     "PlanError",
     "Power",
     "Prelu",
     "Relu",
     "RmsNorm",
+    "Save",
     "Scale",
     "Sigmoid",
     "Silu",

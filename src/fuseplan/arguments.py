@@ -194,11 +194,6 @@ def _reshaped(op: Op, got: Shape, want: Shape) -> str | None:
     return None
 
 
-def dense(result: PlanResult) -> Dense:
-    """How the tensor of a result lies."""
-    return Dense(result.result.shape, result.result.dtype)
-
-
 def result_buffer(
     plan: FusionPlan, result: PlanResult, value: Any, view: Callable[..., Buffer] = described
 ) -> Buffer:
@@ -207,7 +202,7 @@ def result_buffer(
     Raises:
         ArgumentError: it has another shape, dtype or layout, or is read-only.
     """
-    wanted = dense(result)
+    wanted = result.spec
     buffer = view(value, result)
     for is_right, what in (
         (buffer.shape == wanted.shape, "the wrong shape"),

@@ -49,13 +49,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that an operator gives besides its output, for a known src, in the compute dtype.
+    """A tensor that an operator gives besides its output, for a known src.
 
     Attributes:
         name: its key among arguments and among the results of a call.
         shape: logical extents.
-        dtype: the compute dtype.
-        per: `channel` or `activation`.
+        dtype: src's where it has all of src's elements, else the compute dtype.
+        per: `channel`, `activation`, or `element`: a value of the plan, in its dtype and layout.
         updated: the caller gives the tensor, and its new value depends on the old one.
         axes: the axes of src that it has.
     """
@@ -97,13 +97,19 @@ def _always(_: object) -> bool:
     return True
 
 
-def operand(per: Per, *, when: Callable[[Any], bool] = _always) -> Any:
+def operand(
+    per: Per, *, when: Callable[[Any], bool] = _always, default: None = None, kw_only: bool = False
+) -> Any:
     """Declares a tensor given at run time.
+
+    An annotated operand is also a field: the name of an earlier saved value that the operator reads instead.
 
     Args:
         per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
             `shared` (one element), or a function of (op, src) that gives one of these words or a shape.
         when: whether the operator has it.
+        default: of the field; type checkers read it.
+        kw_only: likewise.
     """
     return OperandField(per, when)
 

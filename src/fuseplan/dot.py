@@ -45,9 +45,16 @@ def _node(name: str, label: str, shape: str) -> Iterator[str]:
 
 
 def _given(step: Any) -> Iterator[str]:
-    """The step's operands and the arrows from them."""
+    """The step's operands and results, and the arrows from and to them."""
     for each in step.operands:
         operand = each.operand
-        label = f"{each.key}: {Dense(operand.shape, operand.dtype)}"
-        yield from _node(each.key, label, "box, style=dashed")
+        yield from _tensor(each.key, Dense(operand.shape, operand.dtype))
         yield f"  {each.key} -> {_name(step.index)}"
+    for each in step.results:
+        yield from _tensor(each.key, each.spec)
+        yield f"  {_name(step.index)} -> {each.key}"
+    yield from (f"  {key} -> {_name(step.index)}" for key in step.op.again.values())
+
+
+def _tensor(key: str, lies: TensorSpec | Dense) -> Iterator[str]:
+    yield from _node(key, f"{key}: {lies}", "box, style=dashed")

@@ -32,6 +32,7 @@ OPERATORS: Answers = {
     **_each("pow", "power"),
     **_each("lrelu", "leaky_relu"),
     **_each("plus residual addv2 addn skip", "add"),
+    **_each("multiply hadamard gate", "mul"),
     **_each("biasadd addbias", "bias"),
     **_each("bn batchnorm1d batchnorm2d batchnorm3d batchnormalization", "batch_norm"),
     **_each("fusedbatchnorm", "batch_norm_training"),
@@ -51,7 +52,7 @@ _ROWS = (
     "Operators here compute single elements, or sum over channels with a weight: run it before or after "
     "the plan"
 )
-_GATES = "No operator multiplies two tensors: run the gate before or after the plan"
+_GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
 _SHAPES = "Operators here keep the order of the axes: give src another shape, layout or strides"
 _WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before or after the plan"
 
@@ -66,7 +67,6 @@ LACKING: Answers = {
     **_each("argmax argmin topk sort max min any all crossentropy mseloss nllloss", _ROWS),
     **_each("attention multiheadattention scaleddotproductattention flashattention sdpa", _ROWS),
     **_each("swiglu geglu reglu glu", _GATES),
-    **_each("mul multiply hadamard", f"`scale` multiplies each channel by its number. {_GATES}"),
     **_each("div divide truediv", "`scale` multiplies each channel by its number: give it the reciprocals"),
     **_each("sub subtract minus", "Write `add(alpha2=-1)`: x - other"),
     **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias per channel"),

@@ -162,7 +162,7 @@ def _passes(kernel: Kernel, traffic: Traffic, plan: FusionPlan) -> dict[str, Any
         return None
     tensors = ["src", *(operand.key for operand in kernel.operands if operand.per == "element")]
     counts = {name: sum(name in read for read in kernel.read_in_passes) for name in tensors}
-    written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+    written = kernel.written_bytes
     is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes
     return {
         "count": kernel.passes,

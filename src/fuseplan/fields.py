@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 import math
 import numbers
+import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -20,6 +22,18 @@ from fuseplan.tensor import is_integer
 def refused(operator: str, field: str, problem: str, **details: Any) -> PlanError:
     """The error about one field of an operator; `details` are PlanError's own."""
     return PlanError(f"{operator}: {field} {problem}", field=field, **details)
+
+
+# Words that have a meaning already where a plan is run.
+RESERVED = ("x", "self", "src", "dst", "out")
+NAME = "letters, digits and _, and no word that has a meaning already"
+
+
+def is_name(name: object, taken: Collection[str] = RESERVED) -> bool:
+    """Whether a plan may use the name for a value or a parameter of its own."""
+    if not isinstance(name, str) or keyword.iskeyword(name):
+        return False
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII) is not None and name not in taken
 
 
 def as_float(value: object) -> float:

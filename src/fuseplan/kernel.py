@@ -26,12 +26,13 @@ class Stage:
     """One elementwise operator: `expression` of the leaf `x`, operand keys and parameter keys.
 
     `op_text` is the operator as the plan writes it, without parameter values; generated code names it in
-    comments.
+    comments. `saves` names the value that it makes, where the kernel writes that or later stages read it.
     """
 
     step: int
     op_text: str
     expression: Scalar
+    saves: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,13 @@ class KernelOperand:
 
 
 @dataclass(frozen=True)
-class KernelResult:
-    """A tensor the kernel writes besides `dst`, one element a channel or an activation.
+class Output:
+    """A tensor the kernel writes besides `dst`.
 
-    `expression` is over names of reductions, operands that have no more elements, parameters and, where the
-    result is `updated`, its own key: the value from before. It lies dense in logical order.
+    One that is saved has the value `after` the stage of that step, per element, and lies as dst does.
+    Any other is made of statistics: `expression` is over names of reductions, operands that have no more
+    elements, parameters and, where the result is `updated`, its own key: the value from before. It lies dense
+    in logical order.
     """
 
     key: str
@@ -172,6 +175,7 @@ class KernelResult:
     dtype: str
     expression: Scalar
     updated: bool = False
+    after: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +187,8 @@ class KernelResult:
         """All fields in one line."""
         sign = "updated to" if self.updated else "="
         lies = Dense(self.shape, self.dtype)
-        return f"{self.key} {sign} {text(self.expression)}: per {self.per} {lies}"
+        after = "" if self.after is None else f" after operator {self.after}"
+        return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {lies}"
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ class Kernel:
     operands: tuple[KernelOperand, ...]
     parameters: tuple[str, ...]
     reductions: tuple[Reduction, ...] = ()
-    results: tuple[KernelResult, ...] = ()
+    outputs: tuple[Output, ...] = ()
     reduced_per: str = "channel"
 
     @cached_property
@@ -218,9 +223,19 @@ class Kernel:
             yield f"epilogue {stage.op_text}: x = {text(stage.expression)}"
         yield f"dst: {self.dst}"
         yield from (operand.text for operand in self.operands)
-        yield from (f"result {result.text}" for result in self.results)
+        yield from (f"result {output.text}" for output in self.outputs)
         if self.parameters:
             yield f"parameters: {', '.join(self.parameters)}"
+
+    @property
+    def results(self) -> tuple[Output, ...]:
+        """The outputs that are made of statistics."""
+        return tuple(output for output in self.outputs if output.after is None)
+
+    @cached_property
+    def saved(self) -> dict[int, Output]:
+        """The outputs that are values of stages, by the step of the stage."""
+        return {output.after: output for output in self.outputs if output.after is not None}
 
     @property
     def compute_dtype(self) -> str:
@@ -254,13 +269,14 @@ class Kernel:
 
         A pass that needs what the prologue gives reads src, and what the prologue does.
         """
+        made = {"x"} | {output.key for output in self.saved.values()}
         sizes = {"src": self.src.nbytes}
         sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
         before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
         passes = [each.expressions for each in self.reductions]
-        passes.append(tuple(stage.expression for stage in self.epilogue))
+        passes.append(tuple(each.expression for each in (*self.epilogue, *self.saved.values())))
         used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
-        seen = [leaves | before if "x" in leaves else leaves for leaves in used]
+        seen = [leaves | before if leaves & made else leaves for leaves in used]
         return tuple({key: size for key, size in sizes.items() if key in leaves} for leaves in seen)
 
     @property
@@ -277,8 +293,13 @@ class Kernel:
     def minimum_bytes(self) -> int:
         """What has to move: src and every operand read once, dst and every result written once."""
         read = self.src.nbytes + sum(operand.nbytes for operand in self.operands)
-        old = sum(result.nbytes for result in self.results if result.updated)
-        return read + old + self.dst.nbytes + sum(result.nbytes for result in self.results)
+        old = sum(output.nbytes for output in self.outputs if output.updated)
+        return read + old + self.written_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of dst and of all outputs besides it."""
+        return self.dst.nbytes + sum(output.nbytes for output in self.outputs)
 
     def operand(self, key: str) -> KernelOperand:
         """The operand of that key; KeyError when the kernel reads none."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
+from fuseplan.kernel import Convolution, Kernel, KernelOperand, Output, Stage
 from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.save import Save
 from fuseplan.rules.normalization import row_stride
-from fuseplan.scalar import Scalar
+from fuseplan.scalar import Scalar, leaf
 from fuseplan.step import PlanOperand, PlanResult, Step
 from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
@@ -47,6 +48,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         epilogue=tuple(map(_stage, after)),
         operands=tuple(_operands(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
+        outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
     )
 
 
@@ -64,7 +66,7 @@ def _normalization(
         return _in_rows(kernel, steps)
     return replace(
         kernel,
-        results=tuple(_result(each, formulas[each.result.name]) for each in centre.results),
+        outputs=(*(_result(each, formulas[each.result.name]) for each in centre.results), *kernel.outputs),
         reduced_per=op.per,
     )
 
@@ -77,6 +79,7 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
         src=rows_of(steps[0].src),
         dst=rows_of(steps[-1].dst),
         operands=tuple(map(_row_operand, given)),
+        outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
     )
 
 
@@ -102,9 +105,14 @@ def rows_of(spec: TensorSpec) -> TensorSpec:
     return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
-def _result(given: PlanResult, formula: Scalar) -> KernelResult:
+def _result(given: PlanResult, formula: Scalar) -> Output:
     made = given.result
-    return KernelResult(given.key, made.per, made.shape, made.dtype, formula, made.updated)
+    return Output(given.key, made.per, made.shape, made.dtype, formula, made.updated)
+
+
+def _saved(step: Step) -> Output:
+    (made,) = step.results
+    return Output(made.key, "element", step.dst.canonical.shape, step.dst.dtype, leaf("x"), after=step.index)
 
 
 def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
@@ -124,7 +132,8 @@ def _operand(given: PlanOperand, src: TensorSpec, role: str) -> KernelOperand:
 
 
 def _stage(step: Step) -> Stage:
-    return Stage(step.index, operator_text(step.op, parameters=False), step.formula)
+    saves = step.op.key if isinstance(step.op, Save) else ""
+    return Stage(step.index, operator_text(step.op, parameters=False), step.formula, saves)
 
 
 def _convolution(step: Step) -> Convolution:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from fuseplan.errors import Unsupported
+from fuseplan.op import Op
 from fuseplan.plan import FusionPlan, as_plan
 from fuseplan.reasons import Refusal, first_refusal
 from fuseplan.rules import RULES
@@ -69,4 +71,9 @@ def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
         PlanError: the text is no plan.
         ArgumentError: `plan` is neither a plan nor a text.
     """
-    return tuple(FusionPlan(step.src, step.op) for step in as_plan(plan))
+    return tuple(FusionPlan(step.src, alone(step.op)) for step in as_plan(plan))
+
+
+def alone(op: Op) -> Op:
+    """The operator with tensors as operands, where it reads earlier values of its plan."""
+    return replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op

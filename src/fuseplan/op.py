@@ -14,7 +14,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
@@ -77,6 +77,9 @@ class Op(ABC):
                 self._check_parameter(declared, applies=when(self))
         for name in self.inner_names():
             self._check_inner(name)
+        for name, saved in self.again.items():
+            if not isinstance(saved, str):
+                raise refused(self.name, name, "must be the name of a saved value", got=shown(saved))
 
     def _check_inner(self, name: str) -> None:
         """Checks that the field holds an activation, and that the names of its parameters are free."""
@@ -85,7 +88,7 @@ class Op(ABC):
         if isinstance(value, Op):
             listed = [key for key, made in value.operand_fields.items() if made.when(value)]
             got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
-            if isinstance(value, Elementwise) and not listed:
+            if isinstance(value, Elementwise) and not listed and not value.results_made:
                 self._check_apart(name, value)
                 return
         raise refused(
@@ -113,8 +116,17 @@ class Op(ABC):
 
     def operands(self, src: TensorSpec) -> tuple[Operand, ...]:
         """The tensors it takes besides `src`, in the order of their declaration."""
+        return tuple(each for each in self._operands(src) if each.name not in self.again)
+
+    def _operands(self, src: TensorSpec) -> tuple[Operand, ...]:
         declared = self.operand_fields.items()
         return tuple(self._operand(name, made, src) for name, made in declared if made.when(self))
+
+    @property
+    def again(self) -> dict[str, str]:
+        """The operands that are earlier values of the plan: the name of the saved value, by the operand's."""
+        fields = (each.name for each in dataclasses.fields(cast(Any, self)) if "again" in each.metadata)
+        return {name: saved for name in fields if (saved := getattr(self, name)) is not None}
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
@@ -131,19 +143,23 @@ class Op(ABC):
 
     def results(self, src: TensorSpec) -> tuple[Result, ...]:
         """The tensors it gives besides its output, in the order of their declaration."""
-        return tuple(
-            self._result(name, made, src) for name, made in self.result_fields.items() if made.when(self)
-        )
+        return tuple(self._result(name, made, src) for name, made in self.results_made.items())
+
+    @property
+    def results_made(self) -> Mapping[str, ResultField]:
+        """The declarations of its results, by name."""
+        return {name: made for name, made in self.result_fields.items() if made.when(self)}
 
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
         per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
         axes = PER[per](src)
-        return Result(name, extents(src, axes), src.compute_dtype, per, declared.updated, axes)
+        dtype = src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
+        return Result(name, extents(src, axes), dtype, per, declared.updated, axes)
 
     def spread(self, src: Array, operands: Mapping[str, Array], names: str | None = None) -> dict[str, Array]:
         """The operands in float64, each with as many axes as src."""
         spec = TensorSpec(np.shape(src), "f64", names)
-        declared: tuple[Operand | Result, ...] = (*self.operands(spec), *self.results(spec))
+        declared: tuple[Operand | Result, ...] = (*self._operands(spec), *self.results(spec))
         axes = {each.name: each.axes for each in declared}
         return {name: broadcast(value, spec.rank, axes[name]) for name, value in operands.items()}
 
@@ -165,12 +181,14 @@ class Op(ABC):
     def attributes(self) -> dict[str, object]:
         """What is fixed in the plan, in the order of declaration."""
         declared = dataclasses.fields(cast(Any, self))
-        return {each.name: getattr(self, each.name) for each in declared if "parameter" not in each.metadata}
+        fixed = [each.name for each in declared if not {"parameter", "again"} & each.metadata.keys()]
+        return {name: getattr(self, name) for name in fixed}
 
     def written(self) -> Iterator[tuple[str, object, bool]]:
         """Name, value and whether that is the default, of each field a plan's text may write.
 
-        They come as declared: attributes, then parameters. The first may stand without its name.
+        They come as declared: attributes, parameters, names of earlier values. The first may stand without
+        its name, but for those of earlier values.
         """
         for each in dataclasses.fields(cast(Any, self)):
             value = getattr(self, each.name)
@@ -266,7 +284,7 @@ class Elementwise(Op):
 OpClass = TypeVar("OpClass", bound=type[Op])
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(parameter, inner))
+@dataclass_transform(frozen_default=True, field_specifiers=(parameter, inner, operand))
 def operator(cls: OpClass) -> OpClass:
     """Makes an operator of a class: frozen, compared by value, named after the class, its operands gathered.
 
@@ -284,9 +302,14 @@ def operator(cls: OpClass) -> OpClass:
     cls.result_fields = dict(cls.result_fields) | results
     for name in (*operands, *results):
         delattr(cls, name)
+        annotated = vars(cls).get("__annotations__", {})
+        if annotated.pop(name, None):
+            annotated[name] = "str | None"  # behind all other fields
+            setattr(cls, name, field(default=None, kw_only=True, metadata={"again": True}))
     made = cast(OpClass, dataclass(frozen=True)(cls))
     made.__init__ = explained(made.__init__)  # type: ignore[method-assign]
-    kinds = ["parameter" in each.metadata for each in dataclasses.fields(cast(Any, made))]
+    declared = [each for each in dataclasses.fields(cast(Any, made)) if "again" not in each.metadata]
+    kinds = ["parameter" in each.metadata for each in declared]
     if kinds != sorted(kinds):
         raise TypeError(f"{cls.__name__}: attributes come before parameters")
     if issubclass(made, Elementwise):

@@ -11,16 +11,18 @@ from numpy.typing import ArrayLike
 
 from fuseplan import naming
 from fuseplan.declarations import Array
-from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, near_miss
+from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
 from fuseplan.excerpt import ARROW, shown
+from fuseplan.fields import refused
 from fuseplan.given import check_keys, number, wide
 from fuseplan.models import instead_of
 from fuseplan.notebook import PlanTable
 from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.save import Save
 from fuseplan.reasons import Reason, Refusal
 from fuseplan.step import PlanOperand, PlanParameter, PlanResult, Step
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
 DIRECTIONS = ("vertical", "horizontal")
@@ -84,6 +86,13 @@ class FusionPlan(PlanTable):
         src, index = self.output, len(self)
         try:
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
+            for name, key in op.again.items():
+                self._check_again(op, name, key)
+            for each in results:
+                if isinstance(op, Save) and each.name in self._taken:
+                    raise refused(
+                        op.name, "key", f"cannot be {each.name}: the plan has a tensor of that name"
+                    )
         except PlanError as error:
             raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
         statistics = op.reduced_names(src) if isinstance(op, Normalization) else ()
@@ -95,11 +104,34 @@ class FusionPlan(PlanTable):
                 dst,
                 tuple(PlanOperand(_key(each.name, self._taken), index, each) for each in operands),
                 tuple(PlanParameter(_key(each.name, self._taken), index, each) for each in op.parameters()),
-                tuple(PlanResult(_key(each.name, self._taken), index, each) for each in results),
+                tuple(
+                    PlanResult(
+                        _key(each.name, self._taken),
+                        index,
+                        each,
+                        dst if each.per == "element" else Dense(each.shape, each.dtype),
+                    )
+                    for each in results
+                ),
                 tuple((name, _key(name, self._taken)) for name in statistics),
             )
         )
         return self._steps[-1]
+
+    def _check_again(self, op: Op, operand: str, key: str) -> None:
+        """Checks that an operator's operand is an earlier value of the plan, of the right shape."""
+        saved = {each.key: each.spec for each in self.results if isinstance(self[each.step].op, Save)}
+        if key not in saved:
+            near = (
+                did_you_mean(key, saved) if saved else "Write `save(name)` behind the operator that makes it"
+            )
+            raise refused(
+                op.name, operand, f"is no value that the plan saves before: {shown(key)}", remedy=near
+            )
+        if saved[key].shape != self.output.shape:
+            raise refused(
+                op.name, operand, "is a value of another shape", got=str(saved[key]), want=str(self.output)
+            )
 
     def _name(self, ops: list[Op]) -> None:
         """Gives the input's axes the names that the last operator tells, and the steps so far with them."""
@@ -255,6 +287,7 @@ class FusionPlan(PlanTable):
         results: dict[str, Array] = {}
         for step in self._steps:
             mine = {name: arrays[key] for name, key in step.keys.items() if key in arrays}
+            mine |= {name: results[key] for name, key in step.op.again.items()}
             numbers = {
                 each.parameter.name: number(each.key, step.title, given.get(each.key, each.parameter.value))
                 for each in step.parameters

@@ -84,6 +84,11 @@ class Reason(Enum):
         "an operand per element or activation in front of a contraction needs a src in a named layout",
         "Copy src into a named layout, and make the plan for that layout",
     )
+    SAVED_PROLOGUE = (
+        "saved-prologue",
+        "a contraction reads each element of src several times, so no value in front of it is saved",
+        "Save it in a plan of the operators in front, whose output the contraction's plan takes",
+    )
     ACCURACY = (
         "accuracy",
         "the algorithm's error bound is above the accuracy asked for",
@@ -167,6 +172,11 @@ class Reason(Enum):
         "prologue",
         "the template multiplies src as it lies, without an operator in front of the contraction",
         "`product` or `convolution` computes operators in front of it",
+    )
+    SAVED = (
+        "saved",
+        "the template copies dst out of shared memory and writes nothing else",
+        "`product` or `convolution` saves values behind the contraction",
     )
     COPY_ALIGNMENT = (
         "copy-alignment",

@@ -13,7 +13,6 @@ from fuseplan.arguments import (
     bare_values,
     check_apart,
     check_keys,
-    dense,
     operand_buffer,
     parameter_value,
     result_buffer,
@@ -56,7 +55,7 @@ class BoundPlan:
         self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
-        self._makers = {key: self._memory.maker(dense(each)) for key, each in runner.results.items()}
+        self._makers = {key: self._memory.maker(each.spec) for key, each in runner.results.items()}
         self._hold(values, words, in_place)
         needed = (*runner.operands, *(key for key, each in runner.results.items() if each.result.updated))
         self._missing = tuple(key for key in needed if key not in values)
@@ -314,7 +313,7 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
 
 def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
     told = {each.key: (each.step, want_text(each.operand)) for each in plan.operands}
-    updated = {each.key: (each.step, f"{dense(each)}, to be updated") for each in plan.results}
+    updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
     wanted = [
         f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
         for key, (step, want) in (told | updated).items()

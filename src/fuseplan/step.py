@@ -8,7 +8,7 @@ from fuseplan.declarations import Operand, Parameter, Result
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.scalar import Scalar
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,15 @@ class PlanParameter:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A result in its plan; keys are made as operands' are, and nothing else has the same."""
+    """A result in its plan; keys are made as operands' are, and nothing else has the same.
+
+    `spec` is how its tensor lies.
+    """
 
     key: str
     step: int
     result: Result
+    spec: TensorSpec | Dense
 
     def __str__(self) -> str:
         return f"result `{self.key}`"
@@ -84,8 +88,8 @@ class Step:
 
     @property
     def leaves(self) -> dict[str, str]:
-        """`keys`, and the plan's names of the statistics."""
-        return self.keys | dict(self.statistics)
+        """`keys`, and the plan's names of statistics and of earlier values."""
+        return self.keys | dict(self.statistics) | self.op.again
 
     @property
     def formula(self) -> Scalar:
@@ -98,4 +102,4 @@ class Step:
             return self.op.formula(self.leaves, self.src)
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")
-        return self.op.formula(self.keys)
+        return self.op.formula(self.leaves)

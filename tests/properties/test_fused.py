@@ -18,6 +18,7 @@ from fuseplan.match import unfuse
 from fuseplan.measure.data import evaluated, random_arrays, reference
 from fuseplan.op import Op
 from fuseplan.ops.affine import Add, BatchNorm
+from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
@@ -160,3 +161,47 @@ def test_the_operators_are_all_drawn() -> None:
         "Relu",
         "Gelu",
     }
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+@given(
+    plan=st.one_of(plans(tensors(dtypes=["f64"]), max_ops=4, max_contractions=1), training_plans()),
+    place=st.integers(0, 5),
+    seed=st.integers(0, 2**16),
+)
+def test_any_value_may_be_saved_and_read_again(plan: FusionPlan, place: int, seed: int) -> None:
+    """The value is that of the plan up to it, and the plan's output stays; a contraction refuses in front."""
+    place = min(place, len(plan))
+    plan = FusionPlan(plan.src, *plan.ops[:place], Save("kept"), *plan.ops[place:])
+    if plan.output.shape == plan[place].dst.shape:
+        plan.add(Add(other="kept"))
+    arrays = random_arrays(plan, seed)
+    with np.errstate(all="ignore"):
+        want, results = evaluated(plan, arrays)
+        first = FusionPlan(plan.src, *plan.ops[:place]).evaluate(
+            arrays["src"],
+            {
+                key: arrays[key]
+                for step in plan.steps[:place]
+                for key in step.leaves.values()
+                if key in arrays
+            },
+        )[0]
+    np.testing.assert_array_equal(results["kept"], first)
+    assume(all(np.isfinite(each).all() and np.abs(each).max() < 1e100 for each in (want, first)))
+    for target in ("cpu", "reference"):
+        given = {key: array.copy(order="K") if key in results else array for key, array in arrays.items()}
+        try:
+            compiled = compile_plan(plan, target, cache=False)
+        except Unsupported as refused:
+            reasons = {each.reason for each in refused.refusals}
+            if not reasons & {Reason.SAVED_PROLOGUE, Reason.STRIDED_PROLOGUE}:
+                raise
+            if all(step.op.kind != "contraction" for step in plan.steps[place:]):
+                raise
+            continue
+        outcome = compiled(**given)
+        for got, exact in zip(outcome, (want, *results.values()), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-9 * max(1.0, np.abs(exact).max()))

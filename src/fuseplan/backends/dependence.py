@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fuseplan.kernel import KernelOperand
@@ -11,14 +11,22 @@ from fuseplan.scalar import Scalar
 
 @dataclass(frozen=True)
 class Dependence:
-    """Tells it for formulas over the leaf `x`, parameters, and these operands by key."""
+    """Tells it for formulas over the leaf `x`, parameters, and these operands by key.
+
+    `values` are the names of earlier values, which differ between positions as `x` does.
+    """
 
     operands: Mapping[str, KernelOperand]
+    values: Collection[str] = ()
 
     def varies(self, node: Scalar) -> bool:
         """Whether the value differs between positions of one channel."""
         if node.fn == "leaf":
-            return node.args[0] == "x" or self._per(node) in ("element", "activation", "position")
+            return node.args[0] in ("x", *self.values) or self._per(node) in (
+                "element",
+                "activation",
+                "position",
+            )
         return any(map(self.varies, children(node)))
 
     def channelled(self, node: Scalar) -> bool:

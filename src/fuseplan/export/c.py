@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.arguments import check_keys, dense, operand_buffer
+from fuseplan.arguments import check_keys, operand_buffer
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.host import HostMemory
 from fuseplan.emit import FIRST_SLOT, Slot
@@ -110,9 +110,10 @@ class CObject:
             return Argument("workspace", "void", True, told)
         if slot.kind == "result":
             result = next(each for each in plan.results if each.key == key)
-            lies = dense(result)
-            told = f"{lies}, {'read and ' if result.result.updated else ''}written"
-            return Argument(key, C_TYPES[lies.dtype], True, told)
+            told = f"{result.spec}, {'read and ' if result.result.updated else ''}written"
+            # A plan may call a value of its own as C calls something else.
+            name = f"{key}_saved" if result.result.per == "element" else key
+            return Argument(name, C_TYPES[result.spec.dtype], True, told)
         return self._operand(key, self.packings[key])
 
     def _operand(self, key: str, packing: Packing | None) -> Argument:

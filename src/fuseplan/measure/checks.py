@@ -43,7 +43,7 @@ class Check:
 
 def checks_of(kernel: Kernel, template: Template, errors: Mapping[str, float]) -> tuple[Check, ...]:
     """Each tensor's error, by `Ground.deviations`, beside what its dtype allows."""
-    dtypes = {each.key: each.dtype for each in kernel.results}
+    dtypes = {each.key: each.dtype for each in kernel.outputs}
     return tuple(
         Check(key, error, allowed_deviation(kernel, template, dtypes.get(key)))
         for key, error in errors.items()

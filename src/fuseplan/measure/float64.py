@@ -33,10 +33,11 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     results: dict[str, Tensor] = {}
     for step in plan.steps:
         if isinstance(step.op, Normalization):
-            x, made = _normalized(step, step.op, x, tensors, slip)
+            x, made = _normalized(step, step.op, x, {**tensors, **results}, slip)
             results |= made
         else:
-            x = applied(step, x, tensors)
+            x = applied(step, x, {**tensors, **results})
+            results |= {each.key: x for each in step.results}
     return x, results
 
 

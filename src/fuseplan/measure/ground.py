@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fuseplan.arguments import dense
 from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.locks import cached_property
@@ -85,7 +84,7 @@ class Ground:
     def results(self) -> dict[str, Any]:
         """New tensors for the plan's results by key: NaN, or the old values of what is updated."""
         fresh = [each for each in self._plan.results if not each.result.updated]
-        made = {each.key: empty(dense(each), self._device, NAN) for each in fresh}
+        made = {each.key: empty(each.spec, self._device, NAN) for each in fresh}
         return made | {key: space_of(old).copy(old) for key, old in self._old.items()}
 
     def deviations(self, got: Any) -> dict[str, float]:

@@ -156,5 +156,6 @@ def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     for key in axes:
         value = space.exact(tensors[key])
         leaves[key] = value.reshape(aligned(value.shape, axes[key], x.ndim))
+    leaves |= {key: tensors[key] for key in step.op.again.values()}
     const = space.meanings["const"]
     return leaves | {each.key: const(each.parameter.value) for each in step.parameters}

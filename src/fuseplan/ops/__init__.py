@@ -16,6 +16,7 @@ from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
+from fuseplan.ops.save import Save
 from fuseplan.ops.training import TRAINING
 
 OPERATORS: tuple[type[Op], ...] = (
@@ -23,6 +24,7 @@ OPERATORS: tuple[type[Op], ...] = (
     Matmul,
     Linear,
     *AFFINE,
+    Save,
     *ACTIVATIONS,
     *ROW_NORMALIZATIONS,
     *TRAINING,

@@ -45,14 +45,15 @@ class Scale(Elementwise):
 class Add(Elementwise):
     """alpha1 * x + alpha2 * other
 
-    other: the shape of src: a residual. MIOpen: TensorScaleAdd, with alpha1 and alpha2 of
-    miopenConvolutionBiasActivationForward.
+    other: the shape of src: a residual; or the name of an earlier value: `save(y) -> relu -> add(other=y)`.
+
+    MIOpen: TensorScaleAdd, with alpha1 and alpha2 of miopenConvolutionBiasActivationForward.
     """
 
     onnx = "Add"
     torch = "add"
 
-    other = operand("element")
+    other: str | None = operand("element", default=None, kw_only=True)
     alpha1: float = parameter(default=1.0)
     alpha2: float = parameter(default=1.0)
 
@@ -65,6 +66,23 @@ class Add(Elementwise):
         """A plain residual and a weighted one."""
         yield from super().samples()
         yield "f32[2x5x3x7]", cls(alpha1=0.5, alpha2=-2)
+
+
+@operator
+class Mul(Elementwise):
+    """x * other
+
+    other: the shape of src: a gate; or the name of an earlier value, `save(gate) -> sigmoid -> mul(gate)`.
+    """
+
+    onnx = "Mul"
+    torch = "mul"
+
+    other: str | None = operand("element", default=None, kw_only=True)
+
+    def apply(self, x: Scalar, other: Scalar) -> Scalar:
+        """The formula."""
+        return x * other
 
 
 def _statistics(op: BatchNorm, src: TensorSpec) -> str:
@@ -174,4 +192,4 @@ class Prelu(Elementwise):
         yield "f32[2x5x3x7, nhwc]", cls(shared=True)
 
 
-AFFINE = (Bias, Scale, Add, BatchNorm, Prelu)
+AFFINE = (Bias, Scale, Add, Mul, BatchNorm, Prelu)

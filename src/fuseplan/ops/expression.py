@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ast
-import keyword
-import re
 from collections.abc import Callable, Iterator
 
 from fuseplan.declarations import SAMPLE_TENSORS, Parameter
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
-from fuseplan.fields import real, refused
+from fuseplan.fields import NAME, RESERVED, is_name, real, refused
 from fuseplan.formula import parse_expression
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
 from fuseplan.syntax import python_expression
 
-# Words that mean something already: in a formula, or where a plan is run.
-TAKEN = ("x", "inf", "expression", "self", "src", "dst", "out", *FUNCTIONS, *DERIVED)
+TAKEN = (*RESERVED, "inf", "expression", *FUNCTIONS, *DERIVED)
 
 
 @operator
@@ -41,7 +38,10 @@ class Expression(Elementwise):
     def __init__(self, /, expression: str | Callable[..., Scalar | float], **parameters: float) -> None:
         values = {name: real(self.name, name, value) for name, value in sorted(parameters.items())}
         for name in values:
-            _check_name(name)
+            if not is_name(name, TAKEN):
+                raise PlanError(
+                    f"no parameter of elementwise can be named {shown(name)}", want=NAME, field=name
+                )
         source = _traced(expression, tuple(values)) if callable(expression) else expression
         if not isinstance(source, str):
             raise refused(
@@ -79,15 +79,6 @@ class Expression(Elementwise):
         for src in SAMPLE_TENSORS:
             yield src, cls("x * sigmoid(k * x)", k=1.702)
         yield "f32[3x5]", cls(lambda x, low, high: (x - low) / (high - low), low=-1, high=3)
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name) or name in TAKEN:
-        raise PlanError(
-            f"no parameter of elementwise can be named {shown(name)}",
-            want="letters, digits and _, and no word that has a meaning already",
-            field=name,
-        )
 
 
 def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> None:

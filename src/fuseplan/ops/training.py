@@ -42,7 +42,7 @@ class ActivationBackward(Elementwise):
     `activation_backward(power)` is x * gamma*beta*(alpha + beta*input)**(gamma - 1) above the threshold.
     """
 
-    input = operand("element")
+    input: str | None = operand("element", default=None, kw_only=True)
     of: Elementwise = inner()
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class BatchNormBackward(Normalization):
     MIOpen: miopenCreateOpBatchNormBackward and miopenCreateOpActivationBackward after it.
     """
 
-    input = operand("element")
+    input: str | None = operand("element", default=None, kw_only=True)
     scale = operand(_per)
     shift = operand(_per, when=_has_activation)
     mean = operand(_per, when=_takes_saved)

@@ -9,6 +9,7 @@ from typing import Any
 from fuseplan.build import build
 from fuseplan.errors import BuildError
 from fuseplan.match import unfuse
+from fuseplan.ops.save import Save
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
 from fuseplan.runner import runner_of
@@ -39,10 +40,13 @@ class OneAtATime:
     ) -> None:
         self.decided: list[Records] = []
         self._bound: list[Callable[[], object]] = []
-        src = arrays["src"]
+        src, held = arrays["src"], dict(arrays)
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
+            if isinstance(step.op, Save):  # the value is there, and nothing has to be computed
+                held[step.op.key] = src
+                continue
             records = decide(alone, target, threads=threads)
-            given = _given(alone, step, arrays)
+            given = _given(alone, step, held)
             got = bound_plan(records, given)(src)
             out, *results = got if isinstance(got, tuple) else (got,)
             given |= {each.key: tensor for each, tensor in zip(alone.results, results, strict=True)}
@@ -65,8 +69,8 @@ class OneAtATime:
 
 def _given(alone: FusionPlan, step: Step, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """An operator's operands and updated results by the keys of its own plan."""
-    operands = zip(alone.operands, step.operands, strict=True)
-    given = {own.key: arrays[ours.key] for own, ours in operands}
+    keys = step.leaves
+    given = {own.key: arrays[keys[own.name]] for own in alone.operands}
     results = zip(alone.results, step.results, strict=True)
     return given | {own.key: arrays[ours.key] for own, ours in results if own.result.updated}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -68,28 +68,40 @@ class Formulas:
         self.b, self.lanes = builder, builder.lanes
         self.stages, self.expressions = tuple(stages), tuple(expressions)
         self._operands = {operand.key: operand for operand in operands}
-        self._depends = Dependence(self._operands)
+        self._saved = tuple(stage.saves for stage in self.stages if stage.saves)
+        self._depends = Dependence(self._operands, self._saved)
         self._parameters = {key: index for index, key in enumerate(parameters)}
         self._image, self._pointers = image, pointers
         self._table = dialect.table(builder)
 
-    def apply(self, x: Value, place: Place, known: dict[object, Value]) -> Value:
+    def apply(
+        self, x: Value, place: Place, known: dict[object, Value], saved: dict[str, Value] | None = None
+    ) -> Value:
         """The vector after all stages.
 
         `known` keeps what depends on the channel alone; give the same dictionary for vectors written in the
-        same stretch of straight code, or begun before a loop with `prepare`.
+        same stretch of straight code, or begun before a loop with `prepare`. `saved` takes the values of
+        stages that have names.
         """
-        if self._is_long:
-            return self._call(x, place, known)
-        return self._applied(x, place, known, {})
+        kept = {} if saved is None else saved
+        return (
+            self._call(x, place, known, kept) if self._is_long else self._applied(x, place, known, {}, kept)
+        )
 
     def _applied(
-        self, x: Value, place: Place, known: dict[object, Value], given: Mapping[object, Value]
+        self,
+        x: Value,
+        place: Place,
+        known: dict[object, Value],
+        given: Mapping[object, Value],
+        saved: dict[str, Value],
     ) -> Value:
         """The stages written out; `given` are operands per element and activation that are at hand."""
         for stage in self.stages:
             self.b.comment(stage.op_text)
-            x = self._value(stage.expression, x, place, known, dict(given))
+            x = self._value(stage.expression, x, place, known, {**given, **_leaves(saved)})
+            if stage.saves:
+                saved[stage.saves] = x
         return x
 
     # ---- many stages
@@ -102,19 +114,26 @@ class Formulas:
     def _inputs(self) -> list[Scalar]:
         """All that the stages are made of: x, operands that vary with the position, what does not vary."""
         parts = (part for stage in self.stages for part in self._depends.inputs(stage.expression))
-        return list(dict.fromkeys((_X, *parts)))
+        made = set(map(leaf, self._saved))
+        return list(dict.fromkeys((_X, *(part for part in parts if part not in made))))
 
     @cached_property
     def _room(self) -> Value:
-        """Where a call finds its inputs, and puts its result."""
-        return self.b.buffer(self.lanes * len(self._inputs))
+        """Where a call finds its inputs, and puts its result and behind the inputs the values with names."""
+        return self.b.buffer(self.lanes * (len(self._inputs) + len(self._saved)))
 
-    def _call(self, x: Value, place: Place, known: dict[object, Value]) -> Value:
+    def _call(self, x: Value, place: Place, known: dict[object, Value], saved: dict[str, Value]) -> Value:
         b = self.b
         for index, node in enumerate(self._inputs):
             b.store(self._value(node, x, place, known, {}), b.at(self._room, index * self.lanes))
         b.line(f"call void @{self._function}(ptr {self._room.name}) noinline")
+        saved |= {key: b.load(b.at(self._room, at)) for key, at in self._kept()}
         return b.load(self._room)
+
+    def _kept(self) -> Iterator[tuple[str, int]]:
+        """Where in the room a call puts each value with a name."""
+        behind = range(len(self._inputs), len(self._inputs) + len(self._saved))
+        yield from ((key, place * self.lanes) for key, place in zip(self._saved, behind, strict=True))
 
     @cached_property
     def _function(self) -> str:
@@ -130,15 +149,19 @@ class Formulas:
         place, known, given = Place(0, 0, False, self.lanes), dict[object, Value](), dict[object, Value]()
         for node, value in zip(self._inputs[1:], others, strict=True):
             (given if self._depends.varies(node) else known)[self._key(node, place)] = value
-        b.store(inside._applied(x, place, known, given), room)
+        saved: dict[str, Value] = {}
+        b.store(inside._applied(x, place, known, given, saved), room)
+        for key, at in self._kept():
+            b.store(saved[key], b.at(room, at))
         b.finish()
         return name
 
     def values(self, x: Value | None, place: Place, known: dict[object, Value]) -> list[Value]:
         """What each of the expressions makes of the vector that the stages give."""
+        saved: dict[str, Value] = {}
         if x is not None:
-            x = self.apply(x, place, known)
-        local: dict[object, Value] = {}
+            x = self.apply(x, place, known, saved)
+        local = _leaves(saved)
         return [self._value(expression, x, place, known, local) for expression in self.expressions]
 
     def prepare(self, place: Place, known: dict[object, Value]) -> None:
@@ -282,11 +305,20 @@ def finish(
     *,
     stream: bool = False,
 ) -> None:
-    """Applies the stages to a vector and writes it to its place in dst; `stream`: past the caches."""
-    b, dtype = stages.b, frame.kernel.dst.dtype
-    value = stages.apply(value, place, known)
+    """Applies the stages to a vector, and writes it and what is saved; `stream`: dst past the caches."""
+    b, dtype, saved = stages.b, frame.kernel.dst.dtype, dict[str, Value]()
+    value = stages.apply(value, place, known, saved)
     where = b.at(frame.pointer("dst"), place.element, storage.element_type(dtype))
     storage.write(b, dtype, value, where, count=place.count, stream=stream)
+    for output in frame.kernel.saved.values():
+        kind, pointer = storage.element_type(output.dtype), frame.pointer("result", output.key)
+        where = b.at(pointer, place.element, kind)
+        storage.write(b, output.dtype, saved[output.key], where, count=place.count)
+
+
+def _leaves(saved: Mapping[str, Value]) -> dict[object, Value]:
+    """Values with names as formulas look for them."""
+    return {leaf(key): value for key, value in saved.items()}
 
 
 def _written(index: Index) -> object:

@@ -146,7 +146,7 @@ class Frame:
 def _slots(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
     """src, dst, operands, results, parameters and workspace, where there are any."""
     listed = [Slot("src"), Slot("dst"), *(Slot("operand", operand.key) for operand in kernel.operands)]
-    listed += [Slot("result", result.key) for result in kernel.results]
+    listed += [Slot("result", output.key) for output in kernel.outputs]
     if kernel.parameters:
         listed.append(Slot("parameters"))
     if workspace:

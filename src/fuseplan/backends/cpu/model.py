@@ -47,8 +47,9 @@ def padding_claim(kernel: Kernel) -> Claim:
 
 
 def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:
-    """src, operands and dst once each; `workspace` elements written and read again."""
-    return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, workspace * itemsize(kernel))
+    """src, operands and outputs once each; `workspace` elements written and read again."""
+    written = kernel.written_bytes
+    return Traffic(kernel.minimum_bytes - written, written, workspace * itemsize(kernel))
 
 
 def seconds(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fuseplan.arrays import Buffer, narrow
 from fuseplan.declarations import PER, broadcast
 from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand, KernelResult, Stage
+from fuseplan.kernel import Convolution, Kernel, KernelOperand, Output, Stage
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
 from fuseplan.ops.normalization import reduced_axes
@@ -36,7 +36,7 @@ class Interpreter:
         leaves: dict[str, Any] = dict(self._parameters(places))
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
-        x = apply(kernel.prologue, _read(kernel.src, places["src"]), leaves)
+        x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places)
         if kernel.convolution is not None:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         for reduction in kernel.reductions:
@@ -46,8 +46,21 @@ class Interpreter:
                 )
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
-        x = apply(kernel.epilogue, x, leaves)
+        x = self._applied(kernel.epilogue, x, leaves, places)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
+
+    def _applied(
+        self, stages: Sequence[Stage], x: Array, leaves: dict[str, Any], places: Mapping[str, int]
+    ) -> Array:
+        """Stages, one after another; values with names are written, and are leaves from then on."""
+        for stage in stages:
+            x = apply(stage, x, leaves)
+            if stage.saves:
+                leaves[stage.saves] = x
+                spec = self.kernel.dst if stage in self.kernel.epilogue else self.kernel.src
+                lying = _lying(spec, self.kernel.saved[stage.step].dtype)
+                _buffer(lying, places[f"result:{stage.saves}"]).numpy()[...] = narrow(x, lying.dtype)
+        return x
 
     def _parameters(self, places: Mapping[str, int]) -> Mapping[str, np.float64]:
         names = self.kernel.parameters
@@ -58,19 +71,17 @@ class Interpreter:
     def _operand(self, operand: KernelOperand, address: int) -> Array:
         """Elements lie as the caller has them, everything else as `pack` left it."""
         if operand.per == "element":
-            spec = self.kernel.shape_of(operand)
-            spec = spec.with_shape(spec.shape) if spec.layout is None else spec  # as its operator's output
-            return _read(TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides), address)
+            return _read(_lying(self.kernel.shape_of(operand), operand.dtype), address)
         dense = _dense(operand.shape)
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
         return self._spread(packed.astype(np.float64), operand)
 
-    def _spread(self, values: Array, of: KernelOperand | KernelResult) -> Array:
+    def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
         """An array with as many axes as src; a weight as it is."""
         src = self.kernel.src
         return values if of.per == "weight" else broadcast(values, src.rank, PER[of.per](src))
 
-    def _write(self, result: KernelResult, address: int, leaves: Mapping[str, Any]) -> None:
+    def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
         lying = Buffer(address, result.shape, result.dtype, _dense(result.shape), False, None).numpy()
         old = {result.key: self._spread(lying, result)} if result.updated else {}
@@ -79,12 +90,10 @@ class Interpreter:
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
 
 
-def apply(stages: Sequence[Stage], x: Array, leaves: Mapping[str, Any]) -> Array:
-    """Elementwise stages, one after another."""
-    for stage in stages:
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            x = np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), x.shape)
-    return x
+def apply(stage: Stage, x: Array, leaves: Mapping[str, Any]) -> Array:
+    """An elementwise stage."""
+    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        return np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), x.shape)
 
 
 def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
@@ -101,6 +110,12 @@ def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
         groups=convolution.groups,
     )
     return op.reference(x, {"weight": weight}, {})
+
+
+def _lying(spec: TensorSpec, dtype: str) -> TensorSpec:
+    """A tensor per element of an operator that is given `spec`: it lies as the operator's output."""
+    lies = spec.with_shape(spec.shape) if spec.layout is None else spec
+    return TensorSpec(spec.shape, dtype, strides=lies.element_strides)
 
 
 def _buffer(spec: TensorSpec, address: int) -> Buffer:

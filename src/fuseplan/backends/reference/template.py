@@ -38,7 +38,7 @@ class Interpreted(Template):
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """What has to move, and one float64 array a stage."""
         between = 8 * (len(kernel.prologue) * kernel.src.size + len(kernel.epilogue) * kernel.dst.size)
-        written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+        written = kernel.written_bytes
         return Traffic(kernel.minimum_bytes - written, written, between)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
@@ -58,8 +58,8 @@ class Interpreted(Template):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's own text: the interpreter reads the record."""
         operands = tuple(Slot("operand", operand.key) for operand in kernel.operands)
-        results = tuple(Slot("result", result.key) for result in kernel.results)
-        slots = (Slot("src"), Slot("dst"), *operands, *results, Slot("parameters"))
+        outputs = tuple(Slot("result", output.key) for output in kernel.outputs)
+        slots = (Slot("src"), Slot("dst"), *operands, *outputs, Slot("parameters"))
         return Source(kernel.text, "interpret", slots, language="kernel")
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:

@@ -10,10 +10,9 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
-from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.kernel import Kernel, KernelOperand, Stage
 from fuseplan.scalar import Scalar, leaves_of
 
-Stages = Sequence[tuple[str, Scalar]]  # an operator's text, for a comment, and its formula, simplified
 _PREFIXES = {"operand": "op_", "parameter": "par_", "result": "res_"}
 
 
@@ -49,6 +48,11 @@ class Known:
     values: dict[Scalar, str] = field(default_factory=dict)
 
 
+def simplified(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Stages with formulas that take fewer functions."""
+    return tuple(replace(stage, expression=dialect.simplified(stage.expression)) for stage in stages)
+
+
 def formulas_of(kernel: Kernel) -> tuple[Scalar, ...]:
     """All formulas of a kernel with reductions: all its operands lie as dst does, whichever reads them."""
     reduced = (formula for reduction in kernel.reductions for formula in reduction.expressions)
@@ -66,27 +70,31 @@ class Elementwise:
         namespace: what the text calls the language: `tl` or `gl`.
 
     Attributes:
-        slots: of the operands and parameters of that role, in the kernel's order.
+        slots: of the operands, parameters and saved values of that role, in the kernel's order.
         given: leaves whose values are at hand, by name: numbers that reductions made, operands that were
             read before; each of them is the same at all positions of a channel.
     """
 
     def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl") -> None:
-        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
-        self.stages = tuple((stage.op_text, dialect.simplified(stage.expression)) for stage in stages)
+        self.stages = simplified(kernel.epilogue if role == "epilogue" else kernel.prologue)
         self.text, self.namespace = text, namespace
         self.compute = named(kernel.compute_dtype, namespace)
         self.given: dict[str, str] = {}
+        self._values: dict[str, str] = {}  # names of the tiles of values that stages saved
         self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
-        self._depends = Dependence(self._operands | _numbers(kernel))
-        formulas = formulas_of(kernel) if kernel.reductions else [formula for _, formula in self.stages]
+        self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
+        self._depends = Dependence(
+            self._operands | _numbers(kernel), [output.key for output in kernel.saved.values()]
+        )
+        formulas = formulas_of(kernel) if kernel.reductions else [stage.expression for stage in self.stages]
         used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype)
         self.slots = (
             *(Slot("operand", key) for key in self._operands),
             *(Slot("parameter", key) for key in self._parameters),
+            *(Slot("result", output.key) for output in self._saved),
         )
 
     @property
@@ -102,7 +110,7 @@ class Elementwise:
             if operand.per == "element"
         }
 
-    def prepare(self, channel: str, channel_mask: str = "", stages: Stages | None = None) -> Known:
+    def prepare(self, channel: str, channel_mask: str = "", stages: Sequence[Stage] | None = None) -> Known:
         """Evaluates what depends on the channel alone, before a loop over its positions.
 
         Args:
@@ -112,10 +120,11 @@ class Elementwise:
         """
         known = Known(channel)
         place = Place("", channel, "", "", channel_mask)
-        for op_text, expression in self.stages if stages is None else stages:
-            parts = [node for node in self._depends.invariants(expression) if self._is_written(node)]
+        for stage in self.stages if stages is None else stages:
+            found = self._depends.invariants(stage.expression)
+            parts = [node for node in found if self._is_written(node)]
             loaded = [leaf for part in parts for leaf in _leaves(part) if self._is_written(leaf)]
-            with self.text.headed(f"{op_text}: what does not depend on the position"):
+            with self.text.headed(f"{stage.op_text}: what does not depend on the position"):
                 for node in [*loaded, *parts]:  # all are on their way before one is waited for
                     self._value(node, "", place, known.values, {}, {})
         return known
@@ -125,7 +134,7 @@ class Elementwise:
         """Whether an operand is per channel."""
         return any(operand.per == "channel" for operand in self._operands.values())
 
-    def spread(self, known: Known, which: str, stages: Stages | None = None) -> Known:
+    def spread(self, known: Known, which: str, stages: Sequence[Stage] | None = None) -> Known:
         """What `prepare` made of a vector of channels, for elements whose channel is `which` of them.
 
         Args:
@@ -147,11 +156,11 @@ class Elementwise:
 
         return self._merged(first, selected, self.stages)
 
-    def _merged(self, known: Known, value: Callable[[Scalar], str], stages: Stages) -> Known:
+    def _merged(self, known: Known, value: Callable[[Scalar], str], stages: Sequence[Stage]) -> Known:
         """`known` with `value` in the place of all that differs between channels."""
         values: dict[Scalar, str] = {}
-        for _, expression in stages:
-            for node in self._depends.invariants(expression):
+        for stage in stages:
+            for node in self._depends.invariants(stage.expression):
                 if self._depends.channelled(node) and node not in values:
                     values[node] = self.text.let("spread", value(node))
         return Known("", known.values | values)
@@ -162,7 +171,7 @@ class Elementwise:
         place: Place,
         held: Mapping[str, str] | None = None,
         known: Known | None = None,
-        stages: Stages | None = None,
+        stages: Sequence[Stage] | None = None,
     ) -> str:
         """Writes the stages; the name of the result, in the compute dtype.
 
@@ -173,9 +182,11 @@ class Elementwise:
             known: what `prepare` gave.
             stages: others than the role's.
         """
-        for op_text, expression in self.stages if stages is None else stages:
-            self.text.line(f"# {op_text}")
-            (x,) = self.values([expression], x, place, held, known)
+        for stage in self.stages if stages is None else stages:
+            self.text.line(f"# {stage.op_text}")
+            (x,) = self.values([stage.expression], x, place, held, known)
+            if stage.saves:
+                self._values[stage.saves] = x
         return x
 
     def store(
@@ -186,7 +197,7 @@ class Elementwise:
         known: Known | None = None,
         hint: str = "",
     ) -> None:
-        """Writes the stages and the store of their result to `dst`.
+        """Writes the stages, and the stores of their result to `dst` and of what is saved.
 
         Args:
             x: as `apply` is given it.
@@ -198,10 +209,14 @@ class Elementwise:
         stored = self.stored(self.apply(x, place, held, known))
         guard = f", mask={place.mask}" if place.mask else ""
         self.text.line(f"{self.namespace}.store(dst + {place.element}, {stored}{guard}{hint})")
+        for output in self._saved:
+            stored = self.stored(self._values[output.key], output.dtype)
+            pointer = argument(Slot("result", output.key))
+            self.text.line(f"{self.namespace}.store({pointer} + {place.element}, {stored}{guard}{hint})")
 
-    def stored(self, x: str) -> str:
-        """A result as dst has it."""
-        dtype = self._kernel.dst.dtype
+    def stored(self, x: str, dtype: str = "") -> str:
+        """A result as dst has it, or in another dtype."""
+        dtype = dtype or self._kernel.dst.dtype
         return x if dtype == self._kernel.compute_dtype else f"{x}.to({named(dtype, self.namespace)})"
 
     def shared(
@@ -295,6 +310,8 @@ class Elementwise:
             return x
         if name in self.given:
             return self.given[name]
+        if name in self._values:
+            return self._values[name]
         if name in self._parameters:
             return argument(Slot("parameter", name))
         operand = self._operands[name]

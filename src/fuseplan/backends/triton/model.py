@@ -60,7 +60,8 @@ def rates(target: Target) -> Rates:
 
 def traffic(kernel: Kernel, *, workspace: int = 0) -> Traffic:
     """src, operands and dst once each; `workspace` bytes written and read again."""
-    return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes, workspace)
+    written = kernel.written_bytes
+    return Traffic(kernel.minimum_bytes - written, written, workspace)
 
 
 def fill(programs: int, places: int) -> float:

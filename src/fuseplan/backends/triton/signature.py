@@ -36,7 +36,7 @@ def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> 
     if slot.kind == "parameters":
         return kernel.compute_dtype
     if slot.kind == "result":
-        return next(result.dtype for result in kernel.results if result.key == slot.key)
+        return next(output.dtype for output in kernel.outputs if output.key == slot.key)
     if slot.kind != "operand":
         return (kernel.src if slot.kind == "src" else kernel.dst).dtype
     operand = kernel.operand(slot.key)

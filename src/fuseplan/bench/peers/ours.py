@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from fuseplan.arguments import dense
 from fuseplan.arrays import is_torch
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.compile import CompiledPlan
@@ -38,7 +37,7 @@ class Fuseplan(Peer):
             raise CannotRunError("running statistics change with every call, and are not measured")
         compiled = compile_plan(plan, self.target, threads=self.threads, accuracy=self.accuracy)
         specs: dict[str, TensorSpec | Dense] = {"out": plan.output}
-        specs |= {each.key: dense(each) for each in plan.results}
+        specs |= {each.key: each.spec for each in plan.results}
         outputs: list[dict[str, Tensor]] = []
         calls = []
         for tensors in copies:

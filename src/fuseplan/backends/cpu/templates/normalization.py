@@ -64,12 +64,12 @@ class Normalization(NormalizationKnobs):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         kept = self.whole and _held(self, kernel, target) <= _kept_bytes(self._shape(kernel, target), target)
-        results = sum(each.nbytes for each in kernel.results)
-        operands = kernel.minimum_bytes - kernel.src.nbytes - kernel.dst.nbytes - results
+        written = kernel.written_bytes
+        operands = kernel.minimum_bytes - kernel.src.nbytes - written
         small = operands - sum(each.nbytes for each in kernel.operands if each.per == "element")
         passes = sum(sum(read.values()) for read in kernel.read_in_passes)
         partial = 0 if self.whole else self._partial_bytes(kernel, target)
-        return Traffic((_moved(kernel) if kept else passes) + small, kernel.dst.nbytes + results, partial)
+        return Traffic((_moved(kernel) if kept else passes) + small, written, partial)
 
     def _partial_bytes(self, kernel: Kernel, target: Target) -> int:
         shape = self._shape(kernel, target)

@@ -24,7 +24,7 @@ from fuseplan.backends.cpu.lanes import first_lanes, lane, lane_sum, with_lane
 from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, KernelResult, Stage
+from fuseplan.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.scalar import Scalar, leaf
 from fuseplan.target import Target
 
@@ -375,7 +375,7 @@ class Writer(ABC):
                 where = self.b.at(pointer, self._logical(first + number))
                 self.b.store(lane(self.b, value, number), where)
 
-    def _old(self, result: KernelResult, first: Index, count: int) -> Value:
+    def _old(self, result: Output, first: Index, count: int) -> Value:
         b, pointer = self.b, self.frame.pointer("result", result.key)
         if self._in_order(result):
             return b.load_first(b.at(pointer, first), count, b.vector)
@@ -385,7 +385,7 @@ class Writer(ABC):
             found = with_lane(b, found, number, one)
         return found
 
-    def _in_order(self, result: KernelResult) -> bool:
+    def _in_order(self, result: Output) -> bool:
         """Whether a result's elements lie as sums do."""
         return result.per == "channel" or not self.kernel.dst.is_channels_last
 

@@ -95,7 +95,7 @@ class Pointwise(CpuTemplate):
 def _moved(kernel: Kernel) -> int:
     """Bytes of the tensors that are as large as dst."""
     elements = sum(operand.nbytes for operand in kernel.operands if operand.per == "element")
-    return kernel.src.nbytes + kernel.dst.nbytes + elements
+    return kernel.src.nbytes + kernel.written_bytes + elements
 
 
 def _repeat(path: Walk, width: int, room: int, stream: bool) -> int:

@@ -71,6 +71,8 @@ class Hopper(GpuTemplate):
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)
+        saved = next(iter(kernel.saved), None)
+        yield claim(saved is None, Reason.SAVED, operator=saved)
         last = _channels_last(kernel)
         yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
         sizes = {"channels": contraction.channels_per_group, "features": contraction.features}

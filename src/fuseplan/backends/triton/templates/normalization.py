@@ -76,7 +76,7 @@ class GpuNormalization(Knobs, GpuTemplate):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         """Every pass counts as a read, although a cache may serve it; what is kept is read once."""
-        written = kernel.dst.nbytes + sum(result.nbytes for result in kernel.results)
+        written = kernel.written_bytes
         large = cost.kept_bytes(kernel)
         vectors = kernel.minimum_bytes - written - large
         read = large if not self.unrolled else sum(cost.read_per_pass(kernel))

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
-from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, Stages, argument
+from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument, simplified
 from fuseplan.backends.triton.index import ATOM, SUM, Index, as_index, number
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs, Tile
 from fuseplan.backends.triton.text import Text
@@ -57,6 +56,7 @@ class Reader:
         self.member = number("member", knobs.programs)
         self._stages = simplified(kernel.prologue)
         self._before = Known()
+        self._made = {"x"} | {output.key for output in kernel.saved.values()}  # of src
 
     def begin(self, tile: Index) -> None:
         """Begins a tile: what is per channel is on its way before anything else."""
@@ -80,7 +80,7 @@ class Reader:
                 continue
             self.elements.given[operand.key] = self.text.let(operand.key, f"tl.load({where})")
 
-    def known(self, stages: Stages) -> Known:
+    def known(self, stages: Sequence[Stage]) -> Known:
         """What stages need that depends on the channel alone."""
         known = self.elements.prepare(str(self.cut.channel), str(self.cut.has_channel), stages)
         return self.elements.spread(known, "which", stages) if self.cut.segment > 1 else known
@@ -107,11 +107,16 @@ class Reader:
         """Reads all tiles of the program, and what any pass needs of them."""
         cut, programs, held = self.cut, self.knobs.programs, []
         formulas = [formula for reduction in self.kernel.reductions for formula in reduction.expressions]
-        formulas += [stage.expression for stage in self.kernel.epilogue]
+        formulas += self.last
         member = self.member.wide(cut.is_wide)
         for step in range(cut.steps):
             held.append(self._read(cut.tile(self.text, member + step * programs), formulas, ONCE))
         return held
+
+    @property
+    def last(self) -> list[Scalar]:
+        """The formulas of the last pass."""
+        return [each.expression for each in (*self.kernel.epilogue, *self.kernel.saved.values())]
 
     def read_next(self, places: Sequence[Index], formulas: Sequence[Scalar], hint: str = "") -> list[Held]:
         """Begins reading what formulas need of the tiles at some places, all before one is waited for."""
@@ -146,8 +151,8 @@ class Reader:
     def _read(self, tile: Tile, formulas: Sequence[Scalar], hint: str) -> Held:
         """Begins reading what formulas need of a tile."""
         used = frozenset().union(*map(leaves_of, formulas))
-        if "x" in used:
-            used |= frozenset().union(*(leaves_of(formula) for _, formula in self._stages))
+        if used & self._made:
+            used |= {"x"}.union(*(leaves_of(stage.expression) for stage in self._stages))
         place = tile.place
         guard = f", mask={place.mask}, other=0.0" if place.mask else ""
 
@@ -169,8 +174,3 @@ class Reader:
         is_compute = self.kernel.src.dtype == self.kernel.compute_dtype
         x = held.x if is_compute else self.text.let("x", f"{held.x}.to({self.compute})")
         return self.elements.apply(x, held.place, held.operands, self._before, self._stages)
-
-
-def simplified(stages: Sequence[Stage]) -> Stages:
-    """Stages as `Elementwise` takes them."""
-    return tuple((stage.op_text, dialect.simplified(stage.expression)) for stage in stages)

@@ -9,6 +9,7 @@ from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
 from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, around, together
+from fuseplan.kernel import Stage
 from fuseplan.reduction import Reduction
 
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
@@ -34,7 +35,7 @@ class Reducer:
         self.text.line(f"# {reduction.text}")
         formulas = [dialect.simplified(each) for each in reduction.expressions]
         elements = self.reader.elements
-        known = self.reader.known([(reduction.kind, each) for each in formulas])
+        known = self.reader.known([Stage(0, reduction.kind, each) for each in formulas])
 
         def given(tiles: Sequence[Held], take: Take, into: Sequence[str]) -> None:
             def write(each: Held) -> None:

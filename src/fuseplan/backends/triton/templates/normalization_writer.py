@@ -15,7 +15,7 @@ from fuseplan.backends.triton.templates.normalization_reducer import Reducer
 from fuseplan.backends.triton.templates.normalization_tiles import Knobs
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
+from fuseplan.kernel import Kernel, Stage
 from fuseplan.target import Target
 
 MOST = 255  # registers of a thread
@@ -104,9 +104,8 @@ class NormalizationWriter:
         if held:
             reader.each("finish", held, write)
             return
-        formulas = [stage.expression for stage in self.kernel.epilogue]
         with reader.blocks(is_backward) as places:
-            reader.each("finish", reader.read_next(places, formulas, ONCE), write)
+            reader.each("finish", reader.read_next(places, reader.last, ONCE), write)
 
     def _results(self) -> None:
         if not self.kernel.results:
@@ -127,6 +126,6 @@ class NormalizationWriter:
             if result.updated:
                 elements.given[result.key] = text.let("old", f"tl.load({where}{guard.guard()})")
             formula = dialect.simplified(result.expression)
-            known = elements.prepare(place.channel, place.channel_mask, [(result.key, formula)])
+            known = elements.prepare(place.channel, place.channel_mask, [Stage(0, result.key, formula)])
             (made,) = elements.values([formula], "", place, None, known)
             text.line(f"tl.store({where}, {made}{guard.guard(other='')})")

@@ -1,0 +1,57 @@
+"""Values of a plan that it gives besides its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fuseplan.declarations import SAMPLE_TENSORS, Array, ResultField, result
+from fuseplan.excerpt import shown
+from fuseplan.fields import NAME, RESERVED, is_name, refused
+from fuseplan.op import Elementwise, Op, operator
+from fuseplan.scalar import Scalar
+
+TAKEN = (*RESERVED, "args", "thread", "threads", "parameters", "workspace")  # arguments of kernels
+
+
+@operator
+class Save(Elementwise):
+    """x, which the plan gives as a result too
+
+    `f32[2x8] -> add -> save(sum) -> layer_norm` has the result `sum`: the value at this place, rounded to
+    its dtype once, in the layout of the operator's output. The operators behind it read the value before it
+    is rounded. Those with an operand as large as src may read it again: `add(other=sum)`.
+    """
+
+    key: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_name(self.key, TAKEN):
+            raise refused(self.name, "key", f"cannot be {shown(self.key)}", want=NAME)
+
+    @property
+    def results_made(self) -> Mapping[str, ResultField]:
+        """The value."""
+        return {self.key: result("element")}
+
+    def apply(self, x: Scalar) -> Scalar:
+        """The same."""
+        return x
+
+    def evaluate(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        slip: float = 0.0,
+        names: str | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """The value, twice."""
+        out = self.reference(src, operands, parameters, names)
+        return out, {self.key: out.copy()}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """A name, on a tensor of each rank."""
+        for text in SAMPLE_TENSORS:
+            yield text, cls("kept")
