@@ -62,7 +62,7 @@ LAYERS = (
     ("select", "build", "runner", "run"),
     ("export", "saved", "stages"),
     ("tuning",),
-    ("compile", "explain", "extend", "loaded"),
+    ("compile", "explanation", "extend", "loaded"),
     ("graph",),
     ("bench", "compat", "miopen", "cli"),
 )

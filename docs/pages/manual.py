@@ -20,7 +20,7 @@ from fuseplan.cli.statuses import MEANINGS
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, installing
-from fuseplan.explain import Explanation, explain
+from fuseplan.explanation import Explanation, explain
 from fuseplan.extend import register_operator, register_template
 from fuseplan.loaded import LoadedPlan, load
 from fuseplan.locks import cached_property

@@ -86,8 +86,8 @@ def _operator(kind: type[Op]) -> Lines:
         yield ""
         yield from table(["field", "is", "default"], fields)
     yield ""
-    head = ["plan", "operands", "output", *(["results"] if kind.result_fields else [])]
-    yield from table(head, [_sample(src, op) for src, op in samples])
+    head = ["plan", "operands", "output", *(["results"] if any(op.results_made for _, op in samples) else [])]
+    yield from table(head, [_sample(src, op)[: len(head)] for src, op in samples])
     formulas = dict.fromkeys(line for src, op in samples for line in _formulas(src, op))
     if formulas:
         yield from ("", "Computed as:", "", "```text", *formulas, "```")
@@ -114,6 +114,7 @@ def _fields(kind: type[Op]) -> Iterator[list[str]]:
             continue
         what = "parameter" if each.name in parameters else "attribute"
         what += ", an activation" if each.name in activations else ""
+        what = "name of a saved value to read as this operand" if each.name in kind.operand_fields else what
         is_required = each.default is inspect.Parameter.empty
         yield [f"`{each.name}`", what, "required" if is_required else f"`{_value(each.default)}`"]
 
@@ -124,8 +125,7 @@ def _value(value: object) -> str:
 
 def _sample(src: TensorSpec, op: Op) -> list[str]:
     output = op.output(src).text(names_layout=src.has_channel_names)
-    cells = [f"`{FusionPlan(src, op)}`", _tensors(op.operands(src)), f"`{output}`"]
-    return [*cells, _tensors(op.results(src))] if type(op).result_fields else cells
+    return [f"`{FusionPlan(src, op)}`", _tensors(op.operands(src)), f"`{output}`", _tensors(op.results(src))]
 
 
 def _tensors(made: Iterable[Operand | Result]) -> str:

@@ -18,7 +18,6 @@ from fuseplan.cache import CacheInfo, cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.compile import CompiledPlan, compile
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
-from fuseplan.explain import Explanation, explain
 from fuseplan.match import unfuse
 from fuseplan.ops.activation import (
     Abs,
@@ -54,6 +53,7 @@ from fuseplan.tensor import TensorSpec
 from fuseplan.tuned import Tuned
 
 if TYPE_CHECKING:
+    from fuseplan.explanation import Explanation, explain
     from fuseplan.extend import register_operator, register_template
     from fuseplan.loaded import LoadedPlan, load
     from fuseplan.tuning.tune import tune
@@ -129,6 +129,8 @@ __all__ = [
 
 # Names that few programs use: their modules are loaded when one is asked for.
 _LATE = {
+    "Explanation": "fuseplan.explanation",
+    "explain": "fuseplan.explanation",
     "LoadedPlan": "fuseplan.loaded",
     "load": "fuseplan.loaded",
     "register_operator": "fuseplan.extend",

@@ -10,7 +10,6 @@ from fuseplan.arguments import Arguments
 from fuseplan.build import Program, build
 from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, a_thing
-from fuseplan.explain import Explanation, explain_records
 from fuseplan.notebook import table
 from fuseplan.plan import FusionPlan
 from fuseplan.run import NOT_CARRIED, BoundPlan
@@ -22,6 +21,7 @@ from fuseplan.tensor import TensorSpec
 from fuseplan.untraced import untraced
 
 if TYPE_CHECKING:
+    from fuseplan.explanation import Explanation
     from fuseplan.tuning.verdict import Verdict
 
 Part = TypeVar("Part")
@@ -224,6 +224,8 @@ class CompiledPlan(RunnablePlan):
 
     def explain(self) -> Explanation:
         """The decisions with their reasons, the savings, and the distance from the machine's limits."""
+        from fuseplan.explanation import explain_records
+
         return explain_records(self.records, self.program.resources)
 
     def to_json(self) -> dict[str, Any]:

@@ -273,11 +273,16 @@ class Kernel:
         sizes = {"src": self.src.nbytes}
         sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
         before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
-        passes = [each.expressions for each in self.reductions]
-        passes.append(tuple(each.expression for each in (*self.epilogue, *self.saved.values())))
+        passes = [*(each.expressions for each in self.reductions), self.last_formulas]
         used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
         seen = [leaves | before if leaves & made else leaves for leaves in used]
         return tuple({key: size for key, size in sizes.items() if key in leaves} for leaves in seen)
+
+    @property
+    def last_formulas(self) -> tuple[Scalar, ...]:
+        """The formulas of the last pass: of dst, and of what is saved."""
+        saved = (output.expression for output in self.saved.values())
+        return (*(stage.expression for stage in self.epilogue), *saved)
 
     @property
     def contraction_step(self) -> int | None:

@@ -39,12 +39,11 @@ CASES = list(_cases())
 
 def walls(plan: FusionPlan) -> dict[str, Walled]:
     """Poisoned results between margins."""
-    found = {}
-    for each in plan.results:
-        shape = each.result.shape
-        dense = torch.empty(shape, device="meta").stride()
-        found[each.key] = Walled(shape, dense, torch_dtype(each.result.dtype), CANARY)
-    return found
+    specs = {each.key: each.spec for each in plan.results}
+    return {
+        key: Walled(spec.shape, spec.element_strides, torch_dtype(spec.dtype), CANARY)
+        for key, spec in specs.items()
+    }
 
 
 def old(tensors: dict[str, Any], results: dict[str, Walled]) -> dict[str, Any]:

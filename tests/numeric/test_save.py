@@ -15,6 +15,7 @@ from closeness import assert_close
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import CPU
 from fuseplan.backends.triton import TRITON
+from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.export.c import CObject
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -71,6 +72,7 @@ def test_every_plain_template_of_gpus(text: str, dtype: str) -> None:
     for kind in kinds:
         listed = list(kind.candidates(kernel, target, "default"))
         for template in {listed[0], listed[-1]}:
+            assert isinstance(template, GpuTemplate)
             assert_interpreted(plan, template, slack=256)
 
 

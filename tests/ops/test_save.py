@@ -46,7 +46,10 @@ def test_a_saved_value_lies_as_the_output_of_its_operator() -> None:
 
 def test_keys_behind_a_saved_value_make_way() -> None:
     plan = FusionPlan.parse("f32[1x4] -> save(bias) -> bias")
-    assert [each.key for each in (*plan.results, *plan.operands)] == ["bias", "bias_2"]
+    assert ([each.key for each in plan.results], [each.key for each in plan.operands]) == (
+        ["bias"],
+        ["bias_2"],
+    )
 
 
 @pytest.mark.parametrize(

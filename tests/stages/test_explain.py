@@ -6,7 +6,7 @@ import pytest
 
 import fuseplan
 from fuseplan.errors import PlanError
-from fuseplan.explain import NEAREST
+from fuseplan.explanation import NEAREST
 from fuseplan.measure.peaks import Peaks
 
 TEXT = "f32[1x16x28x28, nhwc] -> conv2d(32, kernel=3, padding=1) -> bias -> relu"

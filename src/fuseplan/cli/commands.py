@@ -36,7 +36,7 @@ from fuseplan.cli.tune import tune_command
 from fuseplan.cli.verdict import verdict_command
 from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
-from fuseplan.explain import explain
+from fuseplan.explanation import explain
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing

@@ -107,16 +107,11 @@ class Reader:
         """Reads all tiles of the program, and what any pass needs of them."""
         cut, programs, held = self.cut, self.knobs.programs, []
         formulas = [formula for reduction in self.kernel.reductions for formula in reduction.expressions]
-        formulas += self.last
+        formulas += self.kernel.last_formulas
         member = self.member.wide(cut.is_wide)
         for step in range(cut.steps):
             held.append(self._read(cut.tile(self.text, member + step * programs), formulas, ONCE))
         return held
-
-    @property
-    def last(self) -> list[Scalar]:
-        """The formulas of the last pass."""
-        return [each.expression for each in (*self.kernel.epilogue, *self.kernel.saved.values())]
 
     def read_next(self, places: Sequence[Index], formulas: Sequence[Scalar], hint: str = "") -> list[Held]:
         """Begins reading what formulas need of the tiles at some places, all before one is waited for."""

@@ -105,7 +105,7 @@ class NormalizationWriter:
             reader.each("finish", held, write)
             return
         with reader.blocks(is_backward) as places:
-            reader.each("finish", reader.read_next(places, reader.last, ONCE), write)
+            reader.each("finish", reader.read_next(places, self.kernel.last_formulas, ONCE), write)
 
     def _results(self) -> None:
         if not self.kernel.results:
