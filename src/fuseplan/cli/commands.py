@@ -13,27 +13,17 @@ from fuseplan.backends import BACKENDS
 from fuseplan.cache import cache_info
 from fuseplan.cache import clear as clear_cache
 from fuseplan.cache import entries as cache_entries
-from fuseplan.cli.bench import bench_command
 from fuseplan.cli.combinations import AXES, Row, cells
 from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
-from fuseplan.cli.options import (
-    AS_JSON,
-    PATIENCE,
-    SEED,
-    TARGET,
-    loud_command,
-    plan_command,
-)
+from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, verdict_command
+from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.show import show
 from fuseplan.cli.statuses import MEANINGS, REFUSED, RIGHT, WRONG
 from fuseplan.cli.support import grouped, supported
-from fuseplan.cli.tools import TOOLS, tool_command
 from fuseplan.cli.trial import Trial, run_trial
-from fuseplan.cli.tune import tune_command
-from fuseplan.cli.verdict import verdict_command
 from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
 from fuseplan.explanation import explain
@@ -58,14 +48,10 @@ def fuseplan() -> None:
     """
 
 
-fuseplan.add_command(bench_command)
-fuseplan.add_command(driver_command)
-fuseplan.add_command(export_command)
-fuseplan.add_command(show)
-fuseplan.add_command(tune_command)
-fuseplan.add_command(verdict_command)
-for _name in TOOLS:
-    fuseplan.add_command(tool_command(_name))
+for _command in (bench_command, driver_command, export_command, show, tune_command, verdict_command):
+    fuseplan.add_command(_command)
+for _command in tool_commands():
+    fuseplan.add_command(_command)
 
 
 def _print_json(told: Any) -> None:
@@ -92,30 +78,10 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
 )
 @PATIENCE
 @click.pass_context
-def run(
-    ctx: click.Context,
-    plan: str,
-    target: str,
-    threads: int | None,
-    accuracy: str | float,
-    template: str | None,
-    seed: int,
-    inputs: str,
-    patience: float,
-    as_json: bool,
-) -> None:
+def run(ctx: click.Context, asked: Asked, seed: int, inputs: str, patience: float) -> None:
     """Compile PLAN, run it on random data, check the result against float64 and time it."""
-    trial = run_trial(
-        plan,
-        target,
-        threads=threads,
-        accuracy=accuracy,
-        template=template,
-        seed=seed,
-        inputs=inputs,
-        patience=patience,
-    )
-    if as_json:
+    trial = run_trial(asked.plan, asked.target, seed=seed, inputs=inputs, patience=patience, **asked.how)
+    if asked.as_json:
         _print_json(trial.to_json())
     else:
         _print_trial(trial)
@@ -156,25 +122,15 @@ def _spread(timing: Timing) -> str:
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
 @PATIENCE
 @click.pass_context
-def explain_command(
-    ctx: click.Context,
-    plan: str,
-    target: str,
-    threads: int | None,
-    accuracy: str | float,
-    template: str | None,
-    as_json: bool,
-    measure: bool,
-    patience: float,
-) -> None:
+def explain_command(ctx: click.Context, asked: Asked, measure: bool, patience: float) -> None:
     """Explain how PLAN is computed and why, or why it is refused.
 
     No toolchain is needed, for any target.
     """
     if measure:
-        _measure_peaks(parse_target(target), threads, patience)
-    told = explain(plan, target, accuracy, threads=threads, template=template)
-    if as_json:
+        _measure_peaks(parse_target(asked.target), asked.threads, patience)
+    told = explain(asked.plan, asked.target, **asked.how)
+    if asked.as_json:
         _print_json(told.to_json())
     else:
         click.echo(told.text(Screen().width, is_whole=bool(ctx.meta.get("verbose"))))

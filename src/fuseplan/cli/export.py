@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from fuseplan import limits
-from fuseplan.cli.options import plan_command
+from fuseplan.cli.options import Asked, plan_command
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.stages import Records, decide
 
@@ -24,23 +24,14 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--name", help="The C function's name; the object file's unless given.")
 @click.option("--weights", type=FILE, help="Operands by key, from numpy.savez: the object holds them.")
 def export_command(
-    plan: str,
-    target: str,
-    threads: int | None,
-    accuracy: str | float,
-    template: str | None,
-    output: Path,
-    header: Path | None,
-    name: str | None,
-    weights: Path | None,
-    as_json: bool,
+    asked: Asked, output: Path, header: Path | None, name: str | None, weights: Path | None
 ) -> None:
     """Write PLAN's kernel for programs without Python.
 
     For a CPU these are an object file and a C header that documents its functions. For a GPU these are the
     binary, its assembly, and a JSON file with the launch: grid, block, arguments in order, packing.
     """
-    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+    records = decide(asked.plan, asked.target, **asked.how)
     if records.target.backend == "cpu":
         held = {} if weights is None else _weights(weights)
         files = _c_files(records, output, header or output.with_suffix(".h"), name or output.stem, held)
@@ -54,7 +45,7 @@ def export_command(
         raise ArgumentError(f"there is no code for {records.target}: it interprets plans")
     for place, content in files.items():
         place.write_bytes(content)
-    if as_json:
+    if asked.as_json:
         click.echo(json.dumps({"written": [str(place) for place in files]}))
         return
     for place, content in files.items():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -221,9 +223,33 @@ def loud_command(command: Command) -> Command:
     return QUIET(VERBOSE(command))
 
 
-def plan_command(command: Command) -> Command:
-    """The argument and options of every command on a plan."""
+@dataclass(frozen=True)
+class Asked:
+    """A plan on the command line, and how it is compiled."""
+
+    plan: str
+    target: str
+    threads: int | None
+    accuracy: str | float
+    template: str | None
+    as_json: bool
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The arguments of `compile` besides plan and target."""
+        return {"threads": self.threads, "accuracy": self.accuracy, "template": self.template}
+
+
+def plan_command(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument and options of every command on a plan; the command is given them as `asked`."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **given: Any) -> Any:
+        asked = Asked(**{each.name: given.pop(each.name) for each in fields(Asked)})
+        return command(*arguments, asked=asked, **given)
+
+    decorated: Callable[..., Any] = run
     plan = click.argument("plan", type=PLAN)
     for option in (QUIET, VERBOSE, AS_JSON, TEMPLATE, ACCURACY, THREADS, TARGET, plan):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated

@@ -10,7 +10,7 @@ import click
 
 from fuseplan.backends import backend_of
 from fuseplan.build import build
-from fuseplan.cli.options import plan_command
+from fuseplan.cli.options import Asked, plan_command
 from fuseplan.errors import ArgumentError
 from fuseplan.stages import Records, decide
 
@@ -44,24 +44,16 @@ WITHOUT_TOOLCHAIN = tuple(name for name in RECORDS if name != "program")
     type=click.Choice((*RECORDS, *LISTINGS)),
     help="One stage alone; without it, all stages that need no toolchain.",
 )
-def show(
-    plan: str,
-    target: str,
-    threads: int | None,
-    accuracy: str | float,
-    template: str | None,
-    as_json: bool,
-    stage: str | None,
-) -> None:
+def show(asked: Asked, stage: str | None) -> None:
     """Print the records that the stages make of PLAN.
 
     The stages are plan, match, kernel, choice, source and program. The instructions of the program are asm on
     a CPU and on AMD GPUs, and ptx and sass on NVIDIA GPUs.
     """
-    records = decide(plan, target, threads=threads, accuracy=accuracy, template=template)
+    records = decide(asked.plan, asked.target, **asked.how)
     wanted = (stage,) if stage else WITHOUT_TOOLCHAIN
     told = {name: _listing(name, records) if name in LISTINGS else RECORDS[name](records) for name in wanted}
-    if as_json:
+    if asked.as_json:
         click.echo(json.dumps({name: value for name, (_, value) in told.items()}, indent=1))
         return
     for name, (text, _) in told.items():

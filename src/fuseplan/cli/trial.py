@@ -80,8 +80,7 @@ def run_trial(
     compiled = compile_plan(known, target, threads=threads, accuracy=accuracy, template=template)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made
     ground = ground_of(known, compiled.target, seed, inputs)
-    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
-    fused = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
+    fused = ground.call(compiled.bind)
     checks = checks_of(compiled.kernel, compiled.choice.template, ground.deviations(fused()))
     variants: dict[str, Callable[[], object]] = {"fused": fused}
     if compiled.target.is_host:  # what stands in for another machine is not timed beside itself

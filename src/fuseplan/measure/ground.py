@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fuseplan.dtypes import dtype_of
@@ -86,6 +87,16 @@ class Ground:
         fresh = [each for each in self._plan.results if not each.result.updated]
         made = {each.key: empty(each.spec, self._device, NAN) for each in fresh}
         return made | {key: space_of(old).copy(old) for key, old in self._old.items()}
+
+    def call(self, bind: Callable[..., Callable[..., object]]) -> Call:
+        """A call of a kernel on the tensors, with an output and results of its own.
+
+        Args:
+            bind: takes operands and results by key, as `CompiledPlan.bind` does; gives a call with `src` and
+                the output.
+        """
+        given = {key: tensor for key, tensor in self.tensors.items() if key != "src"} | self.results()
+        return partial(bind(**given), self.tensors["src"], self.out())
 
     def deviations(self, got: Any) -> dict[str, float]:
         """Of the output, `out`, and of each result by its key, the largest distance from float64.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError
@@ -49,8 +48,7 @@ def verdict_on(records: Records, runner: Runner, ground: Ground, patience: float
 
 
 def _fused(records: Records, runner: Runner, ground: Ground) -> Callable[[], object]:
-    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
-    call = partial(BoundPlan(runner, given), ground.tensors["src"], ground.out())
+    call = ground.call(lambda **given: BoundPlan(runner, given))
     wrong = first_wrong(records.kernel, records.choice.template, ground.deviations(call()))
     if wrong is not None:
         raise ArgumentError(

@@ -1,4 +1,19 @@
-"""The header's text read: every function with its signature, bounds and description."""
+"""The declarations of MIOpen's functions, read from `functions.txt`: arguments in C's order, descriptions.
+
+Everything else follows from that text: the function objects, the checks of arguments, the stub for editors,
+the reference, and the tests of bad arguments. Its parts:
+
+- `types`: by type, the arguments that have it. `Pointer` is a tensor, a stream, ...: a pointer in C; `Scalar`
+  is a number where C takes its address; `Extents` is a sequence of integers.
+- `lists`: arguments that many functions for batch normalization have; `{NAME}` stands for a list.
+- `functions`. In a declaration
+    - `*name` is an out-pointer: a result of the function is written there;
+    - `name?` may be null;
+    - `type name` gives an argument's type where `types` has another for that name;
+    - `1<=name<=3` gives the least and the most of a number;
+    - `name[count]` names the argument with the length of a sequence;
+    - `name=value` is an argument that MIOpen does not have.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +22,10 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from fuseplan.compat.miopen.header import FUNCTIONS, TYPES
-
+_TEXT = (Path(__file__).parent / "functions.txt").read_text(encoding="utf-8")
+TYPES, LISTS, FUNCTIONS = re.split(r"^== \w+\n", _TEXT, flags=re.M)[1:]
 NULL = " | None"  # behind the type of an argument that may be null
 
 
@@ -37,7 +53,8 @@ class Declaration:
 def declarations() -> Iterator[Declaration]:
     """All functions, in the order in which they are declared."""
     section = ""
-    for match in _FUNCTION.finditer(FUNCTIONS):
+    lists = dict(re.findall(r"^(\w+): ((?:.+(?:\n    )?)+)$", LISTS, re.M))
+    for match in _FUNCTION.finditer(FUNCTIONS.format(**lists)):
         if match["section"]:
             section = match["section"]
             continue

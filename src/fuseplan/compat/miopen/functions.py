@@ -1,4 +1,4 @@
-"""The work of each declared function; `header.py` declares the arguments."""
+"""The work of each function; `functions.txt` declares its arguments."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -165,12 +164,8 @@ def find(
         tune(plan, handle.target, seconds=TUNING_SECONDS)
     best = {each.name: each.text for each in reversed(list(preferred(decide(plan, handle.target).choice)))}
     ground = ground_of(plan, handle.target)
-    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"}
     kernels = {text: handle.kernel(plan, text) for text in best.values()}
-    calls = {
-        text: partial(compiled.bind(**(given | ground.results())), ground.tensors["src"], ground.out())
-        for text, compiled in kernels.items()
-    }
+    calls = {text: ground.call(compiled.bind) for text, compiled in kernels.items()}
     found = [
         Found(
             **vars(posed),

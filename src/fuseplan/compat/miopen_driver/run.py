@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -109,8 +108,7 @@ def drive(plan: FusionPlan, how: How) -> Driven:
     compiled = compile_plan(plan, how.target, threads=how.threads)
     compiled.bind()  # which refuses to run another machine's code, before its tensors are made
     ground = ground_of(plan, compiled.target)
-    given = {key: tensor for key, tensor in ground.tensors.items() if key != "src"} | ground.results()
-    call = partial(compiled.bind(**given), ground.tensors["src"], ground.out())
+    call = ground.call(compiled.bind)
     got = call()
     errors = ground.deviations(got) if how.is_verified else {}
     timed = ground.kernel_seconds(call, how.iterations) if how.is_timed else None

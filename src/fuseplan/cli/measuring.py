@@ -1,0 +1,151 @@
+"""The commands that measure: `bench`, `tune`, `verdict`, and a checkout's `demo` and `crossbuild`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from fuseplan import checkout
+from fuseplan.bench import command
+from fuseplan.bench.options import Options
+from fuseplan.bench.peers import known
+from fuseplan.cli.options import (
+    AS_JSON,
+    PATIENCE,
+    PLAN,
+    SEED,
+    Asked,
+    PlanText,
+    completed,
+    declared,
+    loud_command,
+    plan_command,
+)  # fmt: skip
+from fuseplan.cli.screen import Screen, display, progress
+from fuseplan.cli.statuses import DISTURBED, RIGHT
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import ArgumentError
+from fuseplan.excerpt import ARROW
+from fuseplan.measure.cases import of_plan
+from fuseplan.tuning.cases import Outcome, TuneOptions, cases_of, merge, status, summary, tune_all
+
+TOOLS = ("crossbuild", "demo")
+PEERS = f" On a CPU: {', '.join(known(False).libraries)}. On a GPU: {', '.join(known(True).by_name)}."
+
+
+class SuiteName(PlanText):
+    """A suite's name or file, or a plan; shells complete the names."""
+
+    name = "suite"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The suites that begin so."""
+        return completed(checkout.tool("command", "").names() if checkout.has_tools() else (), incomplete)
+
+
+@click.command("bench")
+@click.argument("suite", metavar="SUITE_OR_PLAN", type=SuiteName())
+@declared(Options, {"peers": PEERS})
+@click.option("--compile-times", is_flag=True, help="Measure compile times instead, cold and cached.")
+@click.option("--no-results", is_flag=True, help="Append no results.")
+@AS_JSON
+@loud_command
+@click.pass_context
+def bench_command(
+    ctx: click.Context, /, suite: str, compile_times: bool, no_results: bool, **given: Any
+) -> None:
+    """Measure a plan, or a suite of plans, beside the other libraries that are installed.
+
+    SUITE_OR_PLAN is a plan; in a checkout also a suite's name, a FILE.toml, or one of overhead, footprint,
+    accuracy, peaks and published. There the results of a suite are appended to benchmarks/results.
+    """
+    options = Options(**given | {"results": None if no_results else given["results"]})
+    shown = display(options.as_json, bool(ctx.meta.get("quiet")))
+    if ARROW in suite and not compile_times:
+        command.bench(of_plan(suite), options, shown)
+        return
+    asked = f"`fuseplan bench {'--compile-times' if compile_times else suite}`"
+    checkout.tool("command", asked).bench_suite(
+        suite, options, shown, is_compiling=compile_times, is_kept=not no_results
+    )
+
+
+@click.command("tune")
+@click.argument("asked", metavar="SUITE_OR_PLAN...", nargs=-1, required=True, type=PLAN)
+@declared(TuneOptions)
+@AS_JSON
+@loud_command
+@click.pass_context
+def tune_command(ctx: click.Context, /, asked: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Measure the candidates of plans, and keep the fastest right one of each.
+
+    SUITE_OR_PLAN is a plan; in a checkout also a suite, by its name or file. With --json each case is one
+    line.
+
+    Exit status: 1 also if no case was tuned.
+    """
+    screen, options = Screen(), TuneOptions(**given)
+    if options.is_merge:
+        merge([Path(each) for each in asked], options.output, screen.tell)
+        return
+    cases = [*cases_of(asked, options.only)]
+    with progress(Screen(stderr=True), len(cases), is_shown=not ctx.meta.get("quiet")) as step:
+
+        def done(outcome: Outcome) -> None:
+            if as_json:
+                click.echo(json.dumps(outcome.to_json()))
+            else:
+                screen.tell(str(outcome))
+            step(outcome.case.name)
+
+        found = tune_all(cases, options, done)
+    if not as_json:
+        for name, outcomes in found.items():
+            screen.tell(summary(name, outcomes))
+    ctx.exit(status(found))
+
+
+@click.command("verdict")
+@plan_command
+@SEED
+@PATIENCE
+@click.pass_context
+def verdict_command(ctx: click.Context, asked: Asked, seed: int, patience: float) -> None:
+    """Measure whether fusing PLAN pays on this machine, and keep the answer for explain.
+
+    The fused kernel runs beside the plan's operators one at a time and beside eager PyTorch. While other
+    programs use the machine there is no verdict, and nothing is kept.
+    """
+    found = compile_plan(asked.plan, asked.target, **asked.how).verdict(seed, patience=patience)
+    if asked.as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        Screen().tell(str(found))
+    ctx.exit(DISTURBED if found.disturbance else RIGHT)
+
+
+def tool_commands() -> Iterator[click.Command]:
+    """The commands that only a checkout has; where the package is installed without it, they say so."""
+    for name in TOOLS:
+        try:
+            yield checkout.tool("commands", f"`fuseplan {name}`").COMMANDS[name]
+        except ArgumentError as error:
+            yield _refusing(name, error)
+
+
+def _refusing(name: str, error: ArgumentError) -> click.Command:
+    def refuse(words: tuple[str, ...]) -> None:
+        raise error
+
+    words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+    settings = {"ignore_unknown_options": True}
+    return click.Command(
+        name, settings, refuse, [words], help="Not in the installed package: a tool of fuseplan's sources."
+    )
