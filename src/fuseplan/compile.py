@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -107,6 +108,18 @@ class RunnablePlan:
         """
         runner = self._running(self._runner)
         return BoundPlan(runner, ({} if arguments is None else self._values(arguments)) | values)
+
+    def borrow(self, values: Mapping[str, Any]) -> BoundPlan:
+        """Binds without copying operands that lie as the kernel reads them.
+
+        Args:
+            values: operands and parameters by the plan's keys. The caller keeps the operands alive; each call
+                reads their values of that time.
+
+        Raises:
+            ArgumentError: as `bind` does.
+        """
+        return BoundPlan(self._running(self._runner), values, borrow=True)
 
     def _running(self, part: Part | None) -> Part:
         """A part that there is where the code runs on this machine.

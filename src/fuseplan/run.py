@@ -42,16 +42,21 @@ class BoundPlan:
     Made by `CompiledPlan.bind`. Bound operands were copied when they were bound, but for operands per element
     (residuals), which the kernel reads where they lie. Bound results are written by every call. Any number of
     threads may call at once.
+
+    Args:
+        runner: the compiled plan.
+        values: operands, parameters and tensors for results, by key.
+        borrow: operands that lie as the kernel reads them are not copied; the caller keeps them alive.
     """
 
-    def __init__(self, runner: Runner, values: Mapping[str, Any]) -> None:
+    def __init__(self, runner: Runner, values: Mapping[str, Any], borrow: bool = False) -> None:
         plan = runner.plan
         skip_frames()
         check_keys(plan, values)
         self._runner, self._free_blocks, self._memory = runner, runner.free, runner.memory
         self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
-        self._numbers: dict[str, float] = {}
+        self._borrows, self._numbers = borrow, dict[str, float]()
         self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
@@ -267,8 +272,10 @@ class BoundPlan:
                 in_place[key] = buffer
                 words.append((place, buffer.address))
                 continue
-            held.append(runner.memory.packed(packing, buffer, keep=keep))
-            words.append((place, held[-1].address))
+            packed = runner.memory.packed(packing, buffer, keep=keep and not self._borrows)
+            words.append((place, packed.address))
+            if not self._borrows or packed.address != buffer.address:
+                held.append(packed)
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
         numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}
         if given or keep:

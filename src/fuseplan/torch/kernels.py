@@ -1,0 +1,151 @@
+"""Compiled plans for torch's tensors, and their operands packed once for as long as these do not change."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fuseplan.compile import CompiledPlan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.excerpt import ARROW
+from fuseplan.plan import FusionPlan
+from fuseplan.run import BoundPlan
+from fuseplan.step import PlanOperand, PlanResult
+from fuseplan.tensor import TensorSpec
+
+Tensors = Sequence[torch.Tensor]
+KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
+ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
+
+Mark = tuple[int, int, int]  # of an operand: its storage, its address, its version
+
+
+def given_of(plan: FusionPlan) -> tuple[PlanOperand | PlanResult, ...]:
+    """The tensors besides src that a call gives, in order: operands, then old values of updated results."""
+    return (*plan.operands, *(each for each in plan.results if each.result.updated))
+
+
+def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
+    """The plan of the operators on a tensor.
+
+    Raises:
+        PlanError: the operators do not fit the tensor, or no plan takes it.
+    """
+    shape, strides = (
+        tuple(map(int, each)) for each in (src.shape, src.stride())
+    )  # torch's open ones are fixed
+    return _plan(operators, shape, strides, src.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
+    spec = TensorSpec(shape, dtype, strides=strides)
+    return FusionPlan.parse(f"{spec} {ARROW} {operators}")
+
+
+class Kernel:
+    """A plan compiled for a device, and its operands as the kernel reads them.
+
+    An operand that the kernel reads as torch stores it is neither copied nor kept alive. Of the others a
+    packed copy is kept for as long as the tensor's memory lives, and made again when its version counter
+    shows that it was written. What writes without counting, as `tensor.data` does, is not seen.
+    """
+
+    def __init__(self, plan: FusionPlan, target: str, threads: int | None) -> None:
+        self.plan = plan
+        self._compiled: CompiledPlan = compile_plan(plan, target, threads=threads)
+        self._packed: dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]] = {}
+        per_call = {each.key for each in plan.operands if each.operand.per == "element"}
+        per_call |= {each.key for each in plan.results}
+        self._keys = tuple(each.key for each in given_of(plan))
+        self._per_call = tuple(place for place, key in enumerate(self._keys) if key in per_call)
+        self._constant = tuple(place for place, key in enumerate(self._keys) if key not in per_call)
+
+    def __call__(self, src: torch.Tensor, given: Tensors, parameters: Sequence[float]) -> list[torch.Tensor]:
+        """The output, and the plan's results in order; nothing given is written."""
+        tensors = {self._keys[place]: _aligned(given[place]) for place in self._per_call}
+        updated = {each.key for each in self.plan.results}
+        values: dict[str, Any] = {
+            key: each.clone() if key in updated else each for key, each in tensors.items()
+        }
+        if parameters:
+            values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
+        made = self._bound(given)(_aligned(src), **values)
+        return list(made) if self.plan.results else [made]
+
+    def _bound(self, given: Tensors) -> BoundPlan:
+        """The plan with the constant operands bound: as they were packed before, where they are the same."""
+        constant = [given[place] for place in self._constant]
+        if any(each.is_inference() for each in constant):  # these count no versions
+            return self._bind(given)
+        storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
+        marks = tuple(
+            (storage.cdata, each.data_ptr(), each._version)
+            for storage, each in zip(storages, constant, strict=True)
+        )
+        held = self._packed.get(marks)
+        if held is None:
+            self._drop()
+            held = self._packed[marks] = storages, self._bind(given)
+        return held[1]
+
+    def _bind(self, given: Tensors) -> BoundPlan:
+        values = {self._keys[place]: _aligned(given[place]) for place in self._constant}
+        return self._compiled.borrow(values)
+
+    def _drop(self) -> None:
+        """Forgets what was packed of memory that is gone; the oldest, where there is too much of it."""
+        gone = [
+            marks for marks, (storages, _) in self._packed.items() if any(each.expired() for each in storages)
+        ]
+        for marks in gone or list(self._packed)[: max(0, len(self._packed) - KEPT + 1)]:
+            del self._packed[marks]
+
+
+def kernel_on(operators: str, src: torch.Tensor) -> Kernel:
+    """The kernel of the operators for a tensor, on the tensor's device, compiled once.
+
+    Raises:
+        PlanError: the operators do not fit the tensor.
+        Unsupported: no kernel computes the plan.
+        ArgumentError: fuseplan runs nothing on the tensor's device.
+    """
+    if src.device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"src is on {src.device}: plans run on the CPU and on CUDA devices")
+    target = "cpu" if src.device.type == "cpu" else f"cuda:{src.device.index}"
+    threads = torch.get_num_threads() if target == "cpu" else None
+    return _kernel(plan_on(operators, src), target, threads)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel(plan: FusionPlan, target: str, threads: int | None) -> Kernel:
+    return Kernel(plan, target, threads)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that a kernel can read where it lies."""
+    plain = tensor.detach()
+    if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
+        return plain.clone()
+    return plain
+
+
+def check_count(plan: FusionPlan, operands: Tensors, parameters: Sequence[float]) -> None:
+    """Checks that there are as many tensors and numbers as the plan takes.
+
+    Raises:
+        ArgumentError: there are not; the message lists the keys.
+    """
+    wanted = [each.key for each in given_of(plan)]
+    if len(operands) != len(wanted):
+        told = f"`{plan}` takes {counted(len(wanted), 'tensor')} besides src ({', '.join(wanted)})"
+        raise ArgumentError(f"{told}, got {len(operands)}")
+    numbers = [each.key for each in plan.parameters]
+    if parameters and len(parameters) != len(numbers):
+        told = f"`{plan}` takes {counted(len(numbers), 'parameter')} ({', '.join(numbers)}), or none"
+        raise ArgumentError(f"{told}, got {len(parameters)}")

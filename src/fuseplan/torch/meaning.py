@@ -1,0 +1,89 @@
+"""A plan's meaning by torch's own operators: what its gradients are taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fuseplan.declarations import aligned
+from fuseplan.measure.float64 import reduced
+from fuseplan.measure.spaces import space_of
+from fuseplan.op import Elementwise
+from fuseplan.ops.conv import Conv
+from fuseplan.ops.matmul import Product
+from fuseplan.ops.normalization import Normalization
+from fuseplan.plan import FusionPlan
+from fuseplan.scalar import fold
+from fuseplan.step import Step
+from fuseplan.torch.kernels import given_of
+from fuseplan.torch_tensors import DTYPES
+
+CONVOLUTIONS = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+    3: torch.nn.functional.conv3d,
+}
+
+
+def evaluated(
+    plan: FusionPlan, src: torch.Tensor, given: Sequence[torch.Tensor], parameters: Sequence[float]
+) -> list[torch.Tensor]:
+    """The output, and the plan's results in order: torch records each operator.
+
+    Elements are computed in the plan's compute dtype, from the operators' own formulas, and rounded where the
+    kernel rounds them: in front of a contraction, and at the end.
+    """
+    compute = DTYPES[plan.src.compute_dtype]
+    tensors = dict(zip((each.key for each in given_of(plan)), given, strict=True))
+    numbers = [float(each.parameter.value) for each in plan.parameters]
+    values = dict(zip((each.key for each in plan.parameters), parameters or numbers, strict=True))
+    x, results = src.to(compute), dict[str, torch.Tensor]()
+    for step in plan.steps:
+        if isinstance(step.op, Conv | Product):
+            weight = tensors[step.keys["weight"]]
+            x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
+            continue
+        x, made = _elements(step, x, tensors, values)
+        results |= made
+    return [x.to(DTYPES[plan.output.dtype]), *(results[each.key] for each in plan.results)]
+
+
+def _contracted(op: Conv | Product, step: Step, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    weight = weight.to(x.dtype)
+    if isinstance(op, Product):
+        return x @ (weight.mT if op.transposed else weight)
+    window = op.window(step.src)
+    if all(low == high for low, high in window.padding):
+        padding: Any = tuple(low for low, _ in window.padding)
+    else:
+        sides = [side for pair in reversed(window.padding) for side in pair]
+        x, padding = torch.nn.functional.pad(x, sides), 0
+    convolution = CONVOLUTIONS[op.axes]
+    return convolution(x, weight, None, window.stride, padding, window.dilation, op.groups)
+
+
+def _elements(
+    step: Step, x: torch.Tensor, tensors: Mapping[str, torch.Tensor], values: Mapping[str, float]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """An operator's output by its formulas, and its results by key."""
+    meanings = dict(space_of(x).meanings)
+    meanings["const"] = lambda value: torch.tensor(value, dtype=x.dtype, device=x.device)
+    leaves: dict[str, torch.Tensor] = {"x": x}
+    axes = {each.key: each.operand.axes for each in step.operands}
+    axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
+    for key, names in axes.items():
+        leaves[key] = tensors[key].to(x.dtype).reshape(aligned(tensors[key].shape, names, x.ndim))
+    leaves |= {each.key: meanings["const"](values[each.key]) for each in step.parameters}
+    if isinstance(step.op, Elementwise):
+        return fold(step.formula, leaves, meanings).expand(x.shape), {}
+    assert isinstance(step.op, Normalization)  # by the kinds of operators
+    for reduction in step.op.reductions(step.leaves, step.src):
+        leaves |= reduced(reduction, leaves, step)
+    formulas = step.op.result_formulas(step.leaves, step.src)
+    made = {
+        each.key: fold(formulas[each.result.name], leaves, meanings).reshape(each.result.shape)
+        for each in step.results
+    }
+    return fold(step.formula, leaves, meanings).expand(x.shape), made

@@ -1,0 +1,124 @@
+"""`torch.ops.fuseplan.run`: a plan as an operator of torch's, with shapes, kernels and gradients.
+
+    run(str operators, Tensor src, Tensor[] given, float[] parameters) -> Tensor[]
+
+`operators` is a plan's text behind its input, which `src` describes; `given` are the plan's operands in its
+order, then the old values of the results that it updates; `parameters` are all of the plan's numbers, or
+none, for those in its text. It gives the output, then the results. Nothing that it is given is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuseplan.arguments import dense
+from fuseplan.errors import ArgumentError
+from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.torch import meaning
+from fuseplan.torch.kernels import Tensors, check_count, given_of, kernel_on, plan_on
+from fuseplan.torch_tensors import DTYPES
+
+NAME = "fuseplan::run"
+torch.library.define(
+    NAME, "(str operators, Tensor src, Tensor[] given, float[] parameters) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)  # fmt: skip
+
+
+@torch.library.impl(NAME, ("CPU", "CUDA"))  # type: ignore[untyped-decorator]
+def _run(
+    operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
+) -> list[torch.Tensor]:
+    plain = readable(src)
+    kernel = kernel_on(operators, plain)
+    check_count(kernel.plan, given, parameters)
+    return kernel(plain, given, parameters)
+
+
+@torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
+def _described(
+    operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
+) -> list[torch.Tensor]:
+    """The outputs without elements; extents that torch leaves open are fixed to those of this call."""
+    plan = plan_on(operators, readable(src))
+    check_count(plan, given, parameters)
+    ends: list[TensorSpec | Dense] = [plan.output, *(dense(each) for each in plan.results)]
+    return [
+        torch.empty_strided(each.shape, each.element_strides, dtype=DTYPES[each.dtype], device=src.device)
+        for each in ends
+    ]
+
+
+def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.operators, src, given, ctx.parameters = inputs
+    ctx.save_for_backward(src, *given)
+
+
+def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """Of the plan's meaning by torch's own operators, which is computed once more."""
+    with torch.enable_grad():
+        tensors = [each.detach().requires_grad_(each.is_floating_point()) for each in ctx.saved_tensors]
+        src, *given = tensors
+        made = meaning.evaluated(plan_on(ctx.operators, readable(src)), src, given, ctx.parameters)
+        pairs = [
+            (out, gradient)
+            for out, gradient in zip(made, gradients, strict=True)
+            if gradient is not None and out.requires_grad
+        ]
+        outs, wanted = [out for out, _ in pairs], [gradient for _, gradient in pairs]
+        found = torch.autograd.grad(outs, tensors, wanted, allow_unused=True)
+    none: list[None] | None = None if ctx.parameters else []  # torch takes an empty list for one of tensors
+    return None, found[0], list(found[1:]), none
+
+
+torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
+
+
+def readable(src: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a dense copy where elements share memory, as `expand` makes them."""
+    shared = any(step == 0 and extent > 1 for step, extent in zip(src.stride(), src.shape, strict=True))
+    return src.contiguous() if shared else src
+
+
+def launched(
+    operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float] = ()
+) -> list[torch.Tensor]:
+    """The operator's outputs, for tensors and numbers in its order."""
+    made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
+    return made
+
+
+def run(operators: str, src: torch.Tensor, **given: Any) -> Any:
+    """Runs operators on a torch tensor as one kernel, with gradients, also under torch's transforms.
+
+    Args:
+        operators: a plan's text without its input: `linear(3072) -> bias -> gelu`. The input is `src` as it
+            lies: its shape, dtype and strides.
+        src: a tensor on the CPU or a CUDA device.
+        **given: operands by the plan's keys, as the operators' reference says; parameters where they differ
+            from the text; old values of the results that the plan updates.
+
+    Returns:
+        The output, or a tuple of it and the plan's results in its order, all new tensors.
+
+    The gradients are those of the same operators in torch, computed from src and the operands in the backward
+    pass: they may be taken twice, and torch.compile makes kernels of them.
+
+    Raises:
+        PlanError: the operators do not fit `src`.
+        Unsupported: no kernel computes the plan; the error says why.
+        ArgumentError: an operand is missing, unknown, or not what the plan takes.
+    """
+    plan = plan_on(operators, readable(src))
+    keys, numbers = [each.key for each in given_of(plan)], [each.key for each in plan.parameters]
+    unknown, missing = given.keys() - {*keys, *numbers}, [key for key in keys if key not in given]
+    if unknown or missing:
+        told = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(sorted(unknown))}"
+        raise ArgumentError(f"`{plan}` takes {', '.join([*keys, *numbers]) or 'nothing'} besides src; {told}")
+    values = [float(given.get(each.key, each.parameter.value)) for each in plan.parameters]
+    changed = any(key in given for key in numbers)
+    made = launched(operators, src, [given[key] for key in keys], values if changed else [])
+    return tuple(made) if plan.results else made[0]
