@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from docs.pages.docstrings import markdown, parse, prose
+from fuseplan import torch
 from fuseplan.arguments import Arguments
 from fuseplan.arrays import empty
 from fuseplan.bench.markdown import table
@@ -51,6 +52,13 @@ PUBLIC: dict[str, dict[str, Any]] = {
     "Running": {"Arguments": Arguments, "BoundPlan": BoundPlan, "empty": empty},
     "Explaining": {"explain": explain, "Explanation": Explanation},
     "Measured choices": {"tune": tune, "Tuned": Tuned, "Verdict": Verdict},
+    "In PyTorch": {
+        "torch.run": torch.run,
+        "torch.plan_of": torch.plan_of,
+        "torch.operators_of": torch.operators_of,
+        "torch.operands_of": torch.operands_of,
+        "torch.Fused": torch.Fused,
+    },
     "Extending": {"register_operator": register_operator, "register_template": register_template},
     "The cache": {"cache_info": cache_info, "CacheInfo": CacheInfo, "clear_cache": clear_cache},
     "Errors": {
@@ -66,6 +74,7 @@ MADE = (
     "FusionPlan",
     "Target",
     "Arguments",
+    "torch.Fused",
 )  # classes that users call; others come out of calls
 
 
