@@ -127,6 +127,24 @@ def test_results_of_a_plan_come_behind_its_output_and_old_values_stay() -> None:
     assert not old["running_mean"].any()
 
 
+def test_saved_values_are_results_and_have_gradients() -> None:
+    src, other, scale = (torch.randn(shape, requires_grad=True) for shape in ((3, 7), (3, 7), (7,)))
+    found = []
+    for fuses in (True, False):
+        if fuses:
+            out, total = fused.run(
+                "add -> save(sum) -> rms_norm -> add(other=sum)", src, other=other, scale=scale
+            )
+        else:
+            total = src + other
+            out = torch.nn.functional.rms_norm(total, (7,), scale, 1e-5) + total
+        (out.square().sum() + total.sum()).backward()
+        found.append([out.detach(), total.detach(), src.grad, other.grad, scale.grad])
+        src.grad = other.grad = scale.grad = None
+    for got, want in zip(*found, strict=True):
+        _close(got, want, 1e-4)
+
+
 def test_a_changed_weight_is_seen_and_packed_copies_go_with_their_weights() -> None:
     block, src = fused.Fused(nn.Linear(17, 9), nn.ReLU()), torch.randn(3, 17)
     with torch.no_grad():

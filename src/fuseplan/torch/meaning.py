@@ -45,9 +45,10 @@ def evaluated(
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
-        x, made = _elements(step, x, tensors, values)
+        x, made = _elements(step, x, tensors | results, values)
         results |= made
-    return [x.to(DTYPES[plan.output.dtype]), *(results[each.key] for each in plan.results)]
+    saved = [results[each.key].to(DTYPES[each.spec.dtype]) for each in plan.results]
+    return [x.to(DTYPES[plan.output.dtype]), *saved]
 
 
 def _contracted(op: Conv | Product, step: Step, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -75,9 +76,11 @@ def _elements(
     axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
     for key, names in axes.items():
         leaves[key] = tensors[key].to(x.dtype).reshape(aligned(tensors[key].shape, names, x.ndim))
+    leaves |= {key: tensors[key] for key in step.op.again.values()}
     leaves |= {each.key: meanings["const"](values[each.key]) for each in step.parameters}
     if isinstance(step.op, Elementwise):
-        return fold(step.formula, leaves, meanings).expand(x.shape), {}
+        made_of = fold(step.formula, leaves, meanings).expand(x.shape)
+        return made_of, {each.key: made_of for each in step.results}
     assert isinstance(step.op, Normalization)  # by the kinds of operators
     for reduction in step.op.reductions(step.leaves, step.src):
         leaves |= reduced(reduction, leaves, step)

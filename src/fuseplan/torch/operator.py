@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from fuseplan.arguments import dense
 from fuseplan.errors import ArgumentError
-from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.torch import meaning
 from fuseplan.torch.kernels import Tensors, check_count, given_of, kernel_on, plan_on
 from fuseplan.torch_tensors import DTYPES
@@ -45,7 +43,7 @@ def _described(
     """The outputs without elements; extents that torch leaves open are fixed to those of this call."""
     plan = plan_on(operators, readable(src))
     check_count(plan, given, parameters)
-    ends: list[TensorSpec | Dense] = [plan.output, *(dense(each) for each in plan.results)]
+    ends = (plan.output, *(each.spec for each in plan.results))
     return [
         torch.empty_strided(each.shape, each.element_strides, dtype=DTYPES[each.dtype], device=src.device)
         for each in ends
