@@ -10,7 +10,7 @@ import pytest
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.excerpt import operator_span
-from fuseplan.explain import explain
+from fuseplan.explanation import explain
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.stages import decide
