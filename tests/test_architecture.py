@@ -64,7 +64,7 @@ LAYERS = (
     ("tuning",),
     ("compile", "explanation", "extend", "loaded"),
     ("graph",),
-    ("torch",),
+    ("onnx", "torch"),
     ("bench", "compat", "miopen", "cli"),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

@@ -68,6 +68,15 @@ TOOL_SECONDS = Limit(
 
 # Plans and their texts.
 TEXT_CHARACTERS = Limit(100_000, "characters", "a plan's text", "a PlanError")
+# Models.
+MODEL_BYTES = Limit(2048 * MIB, "bytes", "a file of an ONNX model, its external data not counted", "refused")
+FOLDED_BYTES = Limit(
+    64 * MIB, "bytes", "a value of a model that depends on constants alone", "it is computed at each run"
+)
+SHAPE_ELEMENTS = Limit(
+    1024, "elements", "a constant from which the shape of a result is inferred", "the shape is unknown"
+)
+SHAPES_KEPT = Limit(8, "shapes", "shapes of its inputs that a model is compiled for", "the oldest goes")
 GRAPH_CHARACTERS = Limit(64 * MIB, "characters", "a graph's text", "a PlanError")
 JSON_CHARACTERS = Limit(1_000_000, "characters", "a plan's JSON", "a PlanError")
 OPERATOR_CHARACTERS = Limit(10_000, "characters", "the text of one operator or formula", "a PlanError")

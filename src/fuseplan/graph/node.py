@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.type import Type
+from fuseplan.graph.why import Reason
 
 
 class Origin(NamedTuple):
@@ -25,12 +26,14 @@ class Node:
         inputs: names of values; empty where an optional input of another library's operator is left out.
         outputs: names of the results; empty where a result is not wanted.
         origin: the framework's operator; nodes are compared without it.
+        why: the front end's reason to leave it to its library; None where the table has no row for it.
     """
 
     op: GraphOp
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     origin: Origin = field(default=Origin("", ""), compare=False)
+    why: Reason | None = field(default=None, compare=False)
 
 
 @dataclass

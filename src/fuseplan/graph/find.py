@@ -1,0 +1,294 @@
+"""Finding: a graph cut into plans, and a row for each operator of the framework."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fuseplan.errors import PlanError, Unsupported
+from fuseplan.graph.formulas import formula_of
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.graph.op import Tensor
+from fuseplan.graph.ops import VIEWS, Foreign
+from fuseplan.graph.region import Region, regions
+from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.write import Stage, Unwritten, folded, written
+from fuseplan.layouts import LAYOUTS, ROWS, channel_names
+from fuseplan.ops.affine import Bias
+from fuseplan.ops.matmul import Linear, Matmul, Product
+from fuseplan.plan import FusionPlan
+from fuseplan.stages import Records, decide
+from fuseplan.target import Target
+from fuseplan.template import Accuracy
+from fuseplan.tensor import TensorSpec
+
+
+@dataclass(frozen=True)
+class Site:
+    """A plan and the nodes that it computes.
+
+    Attributes:
+        plan: an ordinary plan.
+        records: what the stages made of it.
+        nodes: in an order of execution.
+        src, dst: names of the values that it reads and makes.
+        operands: by the plan's keys: the name of a value, or an array that is bound once.
+        ended: why the plan goes no further.
+    """
+
+    plan: FusionPlan
+    records: Records
+    nodes: tuple[Node, ...]
+    src: str
+    dst: str
+    operands: Mapping[str, str | Tensor]
+    ended: Reason
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A graph cut into plans.
+
+    Attributes:
+        graph: the graph.
+        sites: the plans, in the order of the nodes that they end with.
+        left: why each other node is in none, by the node's identity; views are not among them.
+    """
+
+    graph: Graph
+    sites: tuple[Site, ...]
+    left: Mapping[int, Reason]
+
+
+def find(
+    graph: Graph, target: Target | str = "cpu", *, threads: int | None = None, accuracy: Accuracy = "default"
+) -> Cut:
+    """Cuts a graph into plans that the target computes; nothing is compiled.
+
+    Raises:
+        ArgumentError: the target, the threads or the accuracy cannot be.
+    """
+    finder = _Finder(graph, target, threads, accuracy)
+    finder.find()
+    order = {id(node): place for place, node in enumerate(graph.nodes)}
+    sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
+    return Cut(graph, tuple(sites), finder.left)
+
+
+def layout_of(made: Type) -> str | None:
+    """How a value lies: channels last where the operator that made it names channels, else in its order."""
+    is_image = made.shape is not None and made.rank in LAYOUTS and made.names == channel_names(made.rank)
+    return LAYOUTS[made.rank][-1] if is_image else None
+
+
+@dataclass
+class _Finder:
+    graph: Graph
+    target: Target | str
+    threads: int | None
+    accuracy: Accuracy
+    sites: list[Site] = field(default_factory=list)
+    claimed: set[int] = field(default_factory=set)
+    left: dict[int, Reason] = field(default_factory=dict)
+    known: dict[str, Records | Unsupported] = field(default_factory=dict)
+
+    def find(self) -> None:
+        for kind in ("contraction", "normalization"):
+            for node in self.graph.nodes:
+                if isinstance(node.op, Layer) and node.op.op.kind == kind:
+                    self._anchored(node, node.op)
+        for node in self.graph.nodes:
+            if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
+                self._alone(node)
+
+    def _anchored(self, node: Node, layer: Layer) -> None:
+        """The site around a contraction or an operator with statistics."""
+        if any(node.outputs[1:]):
+            self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
+            return
+        if layer.op.kind == "contraction" and node.inputs[1] not in self.graph.constants:
+            self.left[id(node)] = Reason(Why.WEIGHT_NOT_CONSTANT, node.inputs[1])
+            return
+        given = [self.graph.types[name] for name in node.inputs]
+        src = layer.src(given)
+        if layer.op.reads == "channels":
+            src = TensorSpec(src.shape, src.dtype, LAYOUTS[src.rank][-1])
+        reason = None
+        for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
+            found = self._with(node, layer, src, region, reason)
+            if isinstance(found, Site):
+                self._keep(found)
+                return
+            reason = reason or found
+        self.left[id(node)] = reason or Reason(Why.REFUSED)
+
+    def _with(
+        self, node: Node, layer: Layer, src: TensorSpec, region: Region, before: Reason | None
+    ) -> Site | Reason:
+        """The site of an anchor and the region behind it, or why there is none."""
+        try:
+            stages = written(self.graph, region, src.channel_axis)
+        except Unwritten as error:
+            return error.reason
+        centre = self._centre(node, layer)
+        if layer.op.kind == "contraction":
+            centre, stages = _folded(centre, stages)
+        ended = before or region.ended
+        for values, nodes, front in self._fronts(node, layer):
+            made = [*front, centre, *stages]
+            site = self._site(src, made, (*nodes, node, *region.nodes), values, region.head, ended)
+            if isinstance(site, Site):
+                return site
+        return site
+
+    def _centre(self, node: Node, layer: Layer) -> Stage:
+        """The anchor with its operands; a product with a weight whose features come first."""
+        operands = {
+            key: self.graph.constants.get(name, name)
+            for key, name in zip(layer.keys, node.inputs[1:], strict=True)
+        }
+        op = layer.op
+        if isinstance(op, Matmul) and not op.transposed and not op.batched:
+            weight = operands["weight"]
+            assert not isinstance(weight, str)  # by the caller
+            return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
+        return Stage(op, operands)
+
+    def _fronts(self, node: Node, layer: Layer) -> Iterator[tuple[str, tuple[Node, ...], list[Stage]]]:
+        """What may stand in front of an anchor: the value read, nodes and stages; at last, nothing."""
+        name = node.inputs[0]
+        maker = self.graph.made_by.get(name)
+        is_own = len(self.graph.readers[name]) == 1 and name not in self.graph.outputs
+        if layer.op.kind == "normalization" and is_own and maker is not None:
+            axis = layer.src([self.graph.types[each] for each in node.inputs]).channel_axis
+            found = (
+                region
+                for spine in self._spines(maker)
+                for region in regions(self.graph, spine, self.claimed, is_inside=False)
+                if region.head == name
+            )
+            for region in found:
+                with contextlib.suppress(Unwritten):
+                    yield region.start, region.nodes, written(self.graph, region, axis)
+        yield name, (), []
+
+    def _alone(self, node: Node) -> None:
+        """The site of formulas without a contraction or statistics."""
+        reason = self._never(node)
+        if reason is not None:
+            self.left.setdefault(id(node), reason)
+            return
+        reasons = []
+        for spine in self._spines(node):
+            for region in regions(self.graph, spine, self.claimed, is_inside=False):
+                if not any(each is node for each in region.nodes):
+                    continue
+                found = self._pointwise(region)
+                if isinstance(found, Site):
+                    self._keep(found)
+                    return
+                reasons.append(found)
+        blamed = Reason(Why.BROADCAST, "no input has the shape of the result")
+        self.left[id(node)] = reasons[-1] if reasons else blamed
+
+    def _never(self, node: Node) -> Reason | None:
+        """Why a node can be in no plan of formulas."""
+        if id(node) in self.left:
+            return self.left[id(node)]
+        if isinstance(node.op, Foreign):
+            return node.why or Reason(Why.NOT_IN_TABLE, node.op.operator)
+        made = self.graph.types[next(filter(None, node.outputs))]
+        if not made.is_float:
+            return Reason(Why.DTYPE, str(made))
+        if not made.is_spec:
+            return Reason(Why.SHAPE, str(made))
+        return None if formula_of(self.graph, node) else Reason(Why.NO_PLAN, node.op.word)
+
+    def _spines(self, node: Node) -> list[str]:
+        """The inputs that may be src of a plan of formulas."""
+        whole = self.graph.types[node.outputs[0]].shape
+        names = [name for name in node.inputs if self.graph.types[name].shape == whole]
+        return [name for name in dict.fromkeys(names) if name not in self.graph.constants]
+
+    def _pointwise(self, region: Region) -> Site | Reason:
+        reason = Reason(Why.FORMULA)
+        for spec in _readings(self.graph.types[region.start]):
+            try:
+                stages = written(self.graph, region, spec.channel_axis)
+            except Unwritten as error:
+                reason = error.reason
+                continue
+            found = self._site(spec, stages, region.nodes, region.start, region.head, region.ended)
+            if isinstance(found, Site):
+                return found
+            reason = found
+        return reason
+
+    def _site(
+        self,
+        src: TensorSpec,
+        stages: Sequence[Stage],
+        nodes: tuple[Node, ...],
+        start: str,
+        head: str,
+        ended: Reason,
+    ) -> Site | Reason:
+        """The site of a plan, or why the plan is refused."""
+        try:
+            plan = FusionPlan(src, *(stage.op for stage in stages))
+        except PlanError as error:
+            return Reason(Why.REFUSED, error.what)
+        records = self._decided(plan)
+        if isinstance(records, Unsupported):
+            code = records.refusals[0].code if records.refusals else ""
+            return Reason(Why.REFUSED, f"{plan} [{code}]")
+        dtype = numpy_dtype(src.compute_dtype)
+        operands: dict[str, str | Tensor] = {}
+        for step, stage in zip(plan.steps, stages, strict=True):
+            for name, given in stage.operands.items():
+                is_wide = not isinstance(given, str) and given.dtype != numpy_dtype(src.dtype)
+                operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
+        return Site(plan, records, nodes, start, head, operands, ended)
+
+    def _decided(self, plan: FusionPlan) -> Records | Unsupported:
+        """The records of a plan; blocks that a model repeats are decided once."""
+        text = str(plan)
+        if text not in self.known:
+            try:
+                self.known[text] = decide(plan, self.target, threads=self.threads, accuracy=self.accuracy)
+            except Unsupported as error:
+                self.known[text] = error
+        return self.known[text]
+
+    def _keep(self, site: Site) -> None:
+        self.sites.append(site)
+        self.claimed |= {id(node) for node in site.nodes}
+
+
+def _folded(centre: Stage, stages: list[Stage]) -> tuple[Stage, list[Stage]]:
+    """A contraction with the linear stages behind it in its weight and a bias."""
+    weight = centre.operands["weight"]
+    is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
+    assert not isinstance(weight, str)  # by the caller
+    if not is_shared:
+        return centre, stages
+    made, bias, rest = folded(stages, weight, weight.shape[0])
+    front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
+    return Stage(centre.op, {"weight": made}), [*front, *rest]
+
+
+def _readings(made: Type) -> Iterator[TensorSpec]:
+    """A tensor with each axis that may be its channels."""
+    shape = made.shape or ()
+    if made.names == channel_names(len(shape)) and len(shape) > 2:
+        yield TensorSpec(shape, made.dtype, LAYOUTS[len(shape)][-1])
+        return
+    yield TensorSpec(shape, made.dtype, made.names or ROWS[len(shape)])
+    if not made.names and len(shape) > 2:
+        yield TensorSpec(shape, made.dtype, channel_names(len(shape)))

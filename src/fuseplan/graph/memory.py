@@ -1,0 +1,74 @@
+"""The memory of a graph's values: one arena, whose places are shared by values that do not live at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from fuseplan.graph.op import Tensor
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass
+class Buffer:
+    """A place for one tensor.
+
+    Attributes:
+        shape, strides: in elements and logical order.
+        dtype: NumPy's.
+        first, last: the steps that write it first and use it last.
+        offset: in the arena, in bytes, once it is planned.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    first: int
+    last: int
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, rounded up to whole lines."""
+        span = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        return -(-span * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT if 0 not in self.shape else 0
+
+    def array(self, memory: Tensor) -> Tensor:
+        """The tensor in a memory of bytes."""
+        begin = memory[self.offset : self.offset + max(self.nbytes, self.dtype.itemsize)].view(self.dtype)
+        return as_strided(begin, self.shape, [step * self.dtype.itemsize for step in self.strides])
+
+    def alone(self) -> Tensor:
+        """A tensor that lies in the same way, in memory of its own that nobody touches."""
+        memory = np.empty(max(self.nbytes, ALIGNMENT), np.uint8).view(self.dtype)
+        return as_strided(memory, self.shape, [step * self.dtype.itemsize for step in self.strides])
+
+
+def plan(buffers: Sequence[Buffer]) -> int:
+    """Gives each buffer its offset, and returns the bytes of the arena.
+
+    The largest are placed first, each at the lowest offset where no buffer lies that lives at the same time.
+    """
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda each: -each.nbytes):
+        beside = [each for each in placed if each.first <= buffer.last and buffer.first <= each.last]
+        offset = 0
+        for other in sorted(beside, key=lambda each: each.offset):
+            if offset + buffer.nbytes <= other.offset:
+                break
+            offset = max(offset, other.offset + other.nbytes)
+        buffer.offset = offset
+        placed.append(buffer)
+    return max((each.offset + each.nbytes for each in buffers), default=0)
+
+
+def arena(nbytes: int) -> Tensor:
+    """Memory of so many bytes, aligned."""
+    whole = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
+    begin = -whole.ctypes.data % ALIGNMENT
+    return whole[begin : begin + nbytes + ALIGNMENT]

@@ -1,0 +1,225 @@
+"""Places for the values of a scheduled graph, and the steps of a run with the copies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fuseplan.graph.find import Cut, Site, layout_of
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.memory import Buffer
+from fuseplan.graph.node import Node
+from fuseplan.graph.op import GraphOp, Tensor
+from fuseplan.graph.schedule import Unit
+from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.layouts import dense, order_of, same_strides
+from fuseplan.tensor import TensorSpec
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value in the arena: a buffer, or views of one."""
+
+    buffer: Buffer
+    views: tuple[GraphOp, ...] = ()
+
+    def array(self, memory: Tensor) -> Tensor:
+        """The tensor in the arena."""
+        return self._viewed(self.buffer.array(memory))
+
+    def alone(self) -> Tensor:
+        """A tensor that lies in the same way, elsewhere."""
+        return self._viewed(self.buffer.alone())
+
+    def _viewed(self, array: Tensor) -> Tensor:
+        for op in self.views:
+            (array,) = op.evaluate([array])
+        return array
+
+
+Held = Placed | str  # a value in the arena, or the name of one that a run holds wherever it is
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Puts a value into a buffer."""
+
+    src: Held
+    dst: Placed
+    value: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Runs a site's kernel; operands in memory that stays are bound once."""
+
+    site: Site
+    src: Placed
+    dst: Placed
+    bound: Mapping[str, Placed]
+    given: Mapping[str, Held]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Runs an operator of ours by NumPy; its result is a buffer's, or held."""
+
+    node: Node
+    inputs: tuple[Held, ...]
+    dst: Placed | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """Runs another library's operators; the results are held."""
+
+    unit: Unit
+    inputs: tuple[Held, ...]
+
+
+Step = Copy | Launch | Compute | Call
+
+
+@dataclass
+class Placement:
+    """The steps of a run, and where each value is.
+
+    Attributes:
+        cut: the graph and its plans.
+        steps: in order.
+        buffers: of the arena.
+        at: the values in the arena; all others are held by the run.
+        dropped: the held values that no step needs any more, by the last step that reads them.
+    """
+
+    cut: Cut
+    steps: list[Step] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    at: dict[str, Placed] = field(default_factory=dict)
+    dropped: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.cut.graph
+
+
+def place(cut: Cut, units: Sequence[Unit]) -> Placement:
+    """The steps of the units, with copies where a value lies in another way than its reader takes."""
+    placer = _Placer(Placement(cut))
+    for unit in units:
+        placer.add(unit)
+    return placer.finish()
+
+
+@dataclass
+class _Placer:
+    made: Placement
+    copies: dict[tuple[str, tuple[int, ...]], Placed] = field(default_factory=dict)
+
+    def add(self, unit: Unit) -> None:
+        """The steps of a unit."""
+        if unit.site is not None:
+            self._launch(unit.site)
+        elif unit.library:
+            self._step(Call(unit, tuple(map(self._held, unit.reads))))
+        elif unit.is_view and self._view(unit.nodes[0]):
+            return
+        else:
+            self._compute(unit.nodes[0])
+
+    def finish(self) -> Placement:
+        """All steps; outputs live until the end, and held values until their last reader."""
+        end = len(self.made.steps)
+        for name in self.made.graph.outputs:
+            if name in self.made.at:
+                self.made.at[name].buffer.last = end
+        last: dict[str, int] = {}
+        for index, step in enumerate(self.made.steps):
+            last |= {each: index for each in _inputs(step) if isinstance(each, str)}
+        for name, index in last.items():
+            if name not in self.made.graph.outputs and name not in self.made.graph.constants:
+                self.made.dropped.setdefault(index, []).append(name)
+        return self.made
+
+    def _step(self, step: Step) -> None:
+        index = len(self.made.steps)
+        for each in (*_inputs(step), getattr(step, "dst", None)):
+            if isinstance(each, Placed):
+                each.buffer.last = max(each.buffer.last, index)
+        self.made.steps.append(step)
+
+    def _held(self, name: str) -> Held:
+        return self.made.at.get(name, name)
+
+    def _new(self, made: Type, strides: Sequence[int]) -> Placed:
+        index = len(self.made.steps)
+        buffer = Buffer(made.shape or (), tuple(strides), numpy_dtype(made.dtype), index, index)
+        self.made.buffers.append(buffer)
+        return Placed(buffer)
+
+    def _launch(self, site: Site) -> None:
+        src = self._as(site.src, site.plan.src)
+        named = {key: each for key, each in site.operands.items() if isinstance(each, str)}
+        declared = {each.key: each for each in site.plan.operands}
+        bound, given = dict[str, Placed](), dict[str, Held]()
+        for key, name in named.items():
+            if declared[key].operand.per == "element":
+                bound[key] = self._as(name, site.plan[declared[key].step].dst)
+            else:
+                given[key] = self._held(name)
+        dst = self._new(self.made.graph.types[site.dst], site.plan.output.element_strides)
+        self.made.at[site.dst] = dst
+        self._step(Launch(site, src, dst, bound, given))
+
+    def _as(self, name: str, spec: TensorSpec) -> Placed:
+        """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere."""
+        held = self._held(name)
+        strides = spec.element_strides
+        if isinstance(held, Placed) and _lies(held, strides):
+            return held
+        known = self.copies.get((name, strides))
+        if known is None:
+            known = self.copies[name, strides] = self._new(self.made.graph.types[name], strides)
+            self._step(Copy(held, known, name))
+        return known
+
+    def _view(self, node: Node) -> bool:
+        """Places a view of a value in the arena; False where the value's elements do not lie so."""
+        held = self._held(node.inputs[0])
+        if isinstance(held, str):
+            return False
+        made = replace(held, views=(*held.views, node.op))
+        array = held.alone()
+        (viewed,) = node.op.evaluate([array])
+        if array.size and not _shares(array, viewed):
+            return False
+        self.made.at[node.outputs[0]] = made
+        return True
+
+    def _compute(self, node: Node) -> None:
+        inputs = tuple(map(self._held, node.inputs))
+        made = self.made.graph.types[node.outputs[0]]
+        dst = None
+        if made.is_float and not any(node.outputs[1:]):
+            shape = made.shape or ()
+            layout = layout_of(made)
+            order = order_of(layout, made.names) if layout else range(len(shape))
+            dst = self.made.at[node.outputs[0]] = self._new(made, dense(shape, order))
+        self._step(Compute(node, inputs, dst))
+
+
+def _inputs(step: Step) -> tuple[Held, ...]:
+    if isinstance(step, Launch):
+        return (step.src, *step.bound.values(), *step.given.values())
+    return (step.src,) if isinstance(step, Copy) else step.inputs
+
+
+def _lies(held: Placed, strides: Sequence[int]) -> bool:
+    array = held.alone()
+    own = [step // array.itemsize for step in array.strides]
+    return same_strides(array.shape, own, strides)
+
+
+def _shares(array: Tensor, viewed: Tensor) -> bool:
+    return viewed.ctypes.data == array.ctypes.data

@@ -1,0 +1,175 @@
+"""Regions: the formulas that read a value and each other, as long as one value leaves them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from fuseplan.errors import PlanError
+from fuseplan.graph.formulas import Axes, Formula, formula_of
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Node, told
+from fuseplan.graph.why import Reason, Why
+from fuseplan.op import Elementwise
+from fuseplan.scalar import REBUILD, Scalar, fold, leaf
+
+X = leaf("x")
+OUTSIDE = "@"  # in front of the names of other values, so that none is taken for x
+MOST_NODES = 64  # of a region: a longer chain of formulas is several kernels
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An operator of plans in a region: that its expression is the operator of `src` with these operands."""
+
+    op: Elementwise
+    src: Scalar
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The formulas from a value x to the value that leaves them.
+
+    Attributes:
+        start: the value x.
+        head: the value that leaves the region; `start` where it is empty.
+        nodes: in an order of execution.
+        expression: of head, over x and the other values that the region reads, each as `@` and its name.
+        axes: of those, the axes of head along which each has more than one element.
+        applied: operators of plans, by their expression.
+        ended: why the region goes no further.
+    """
+
+    start: str
+    head: str
+    nodes: tuple[Node, ...]
+    expression: Scalar
+    axes: dict[str, Axes]
+    applied: dict[Scalar, Applied]
+    ended: Reason
+
+
+@dataclass
+class _Growth:
+    """What is known while a region grows from a value."""
+
+    graph: Graph
+    start: str
+    claimed: Collection[int]
+    is_inside: bool  # x is made by the region's anchor, so that it must not leave either
+    formulas: dict[str, Scalar] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)  # by result, in order
+    axes: dict[str, Axes] = field(default_factory=dict)
+    applied: dict[Scalar, Applied] = field(default_factory=dict)
+    refused: dict[int, Reason] = field(default_factory=dict)  # by node: why it is not in the region
+
+    def grow(self) -> None:
+        """Takes nodes in the order of the graph."""
+        places = {id(node): place for place, node in enumerate(self.graph.nodes)}
+        self.formulas[self.start] = X
+        ahead = [places[id(node)] for node in self.graph.readers[self.start]]
+        heapq.heapify(ahead)
+        seen: set[int] = set()
+        while ahead and len(self.nodes) < MOST_NODES:
+            node = self.graph.nodes[heapq.heappop(ahead)]
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            reason = self._take(node)
+            if reason is not None:
+                self.refused[id(node)] = reason
+                continue
+            for reader in self.graph.readers[node.outputs[0]]:
+                heapq.heappush(ahead, places[id(reader)])
+
+    def _take(self, node: Node) -> Reason | None:
+        """Takes a node, or says why not."""
+        if id(node) in self.claimed:
+            return Reason(Why.CLAIMED, told(node))
+        formula = formula_of(self.graph, node)
+        if formula is None:
+            return Reason(Why.CONSUMER, told(node))
+        types = self.graph.types
+        inner = [name for name in node.inputs if name in self.formulas]
+        whole = types[self.start]
+        if any(types[name].shape != whole.shape for name in (*inner, node.outputs[0])):
+            return Reason(Why.BROADCAST, f"{told(node)} makes {types[node.outputs[0]]} of {whole}")
+        outer = {name: axes for name, axes in formula.axes.items() if name not in self.formulas}
+        if any(self.axes.get(name, axes) != axes for name, axes in outer.items()):
+            return Reason(Why.BROADCAST, f"{told(node)} reads a value along other axes than before it")
+        return self._compose(node, formula, outer)
+
+    def _compose(self, node: Node, formula: Formula, outer: dict[str, Axes]) -> Reason | None:
+        meanings = {name: self.formulas.get(name, leaf(OUTSIDE + name)) for name in formula.axes}
+        try:
+            made = fold(formula.expression, meanings, REBUILD)
+        except PlanError:
+            return Reason(Why.FORMULA, f"{told(node)} makes it too large for a kernel")
+        if formula.op is not None and node.inputs[0] in self.formulas:
+            self.applied[made] = Applied(formula.op, self.formulas[node.inputs[0]], node.inputs[1:])
+        self.axes |= outer
+        self.formulas[node.outputs[0]] = made
+        self.nodes[node.outputs[0]] = node
+        return None
+
+    def regions(self) -> Iterator[Region]:
+        """The regions from the largest to the empty one, each with one value that leaves it."""
+        for head in reversed(self.nodes):
+            inside = self._within(head)
+            if self._leaving(head, inside) is None:
+                yield self._region(head, tuple(inside.values()))
+        yield self._region(self.start, ())
+
+    def _within(self, head: str) -> dict[str, Node]:
+        """The nodes between x and head, by result, in order."""
+        needed, ahead = set[str](), [head]
+        while ahead:
+            name = ahead.pop()
+            if name in self.nodes and name not in needed:
+                needed.add(name)
+                ahead += self.nodes[name].inputs
+        return {name: node for name, node in self.nodes.items() if name in needed}
+
+    def _leaving(self, head: str, inside: dict[str, Node]) -> Reason | None:
+        """Why a value besides head leaves the nodes; None where none does."""
+        kept = {id(node) for node in inside.values()}
+        values = [name for name in inside if name != head]
+        for name in [self.start, *values] if self.is_inside else values:
+            if name in self.graph.outputs:
+                return Reason(Why.GRAPH_OUTPUT, name)
+            outside = [node for node in self.graph.readers[name] if id(node) not in kept]
+            if outside:
+                return self.refused.get(id(outside[0])) or Reason(Why.EXTERNAL_CONSUMER, told(outside[0]))
+        return None
+
+    def _region(self, head: str, nodes: tuple[Node, ...]) -> Region:
+        read = {name for node in nodes for name in node.inputs}
+        axes = {name: axes for name, axes in self.axes.items() if name in read}
+        return Region(self.start, head, nodes, self.formulas[head], axes, self.applied, self._ended(head))
+
+    def _ended(self, head: str) -> Reason:
+        """Why the region that ends at head goes no further."""
+        if head in self.graph.outputs:
+            return Reason(Why.GRAPH_OUTPUT, head)
+        readers = self.graph.readers[head]
+        if len(readers) > 1:
+            return Reason(Why.EXTERNAL_CONSUMER, " and ".join(map(told, readers[:3])))
+        if not readers:
+            return Reason(Why.CONSUMER, "nothing reads it")
+        return self.refused.get(id(readers[0])) or Reason(Why.CONSUMER, told(readers[0]))
+
+
+def regions(graph: Graph, start: str, claimed: Collection[int], *, is_inside: bool) -> Iterator[Region]:
+    """The regions that begin at a value, largest first; the last is empty.
+
+    Args:
+        graph: the graph.
+        start: the value.
+        claimed: ids of nodes that other plans compute.
+        is_inside: the value is made in the same kernel, so that nothing else may read it.
+    """
+    growth = _Growth(graph, start, claimed, is_inside)
+    growth.grow()
+    return growth.regions()

@@ -1,0 +1,156 @@
+"""A graph that runs: plans compiled and bound once, memory planned once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fuseplan.build import build
+from fuseplan.compile import CompiledPlan
+from fuseplan.errors import ArgumentError
+from fuseplan.graph.evaluate import check_inputs
+from fuseplan.graph.find import Cut
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.memory import arena, plan
+from fuseplan.graph.op import Tensor
+from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, place
+from fuseplan.graph.schedule import Unit, schedule
+from fuseplan.graph.type import type_of
+from fuseplan.locks import Lock
+
+Live = dict[str, Any]
+Action = Callable[[Live], None]
+
+
+class Library(Protocol):
+    """What runs another library's operators."""
+
+    def prepare(self, graph: Graph, unit: Unit) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """A function of the unit's `reads` that gives its `writes`."""
+
+    def ran(self, unit: Unit) -> str:
+        """The name of what runs the unit, for reports."""
+
+
+class Session:
+    """A cut graph, ready to run.
+
+    Attributes:
+        cut: the graph and its plans.
+        placement: the steps of a run, and the buffers.
+        compiled: the compiled plan of each site, in order.
+        arena_bytes: memory for all values of a run that plans and NumPy make.
+
+    Any number of threads may call; one runs at a time, since all runs use the same memory.
+    """
+
+    def __init__(self, cut: Cut, libraries: Mapping[str, Library] | None = None) -> None:
+        self.cut, self._libraries = cut, libraries or {}
+        self.units = schedule(cut)
+        self.placement = place(cut, self.units)
+        self.arena_bytes = plan(self.placement.buffers)
+        self._memory = arena(self.arena_bytes)
+        self._guard = Lock()
+        self._built: dict[str, CompiledPlan] = {}
+        self.compiled = [
+            self._compiled(each.site) for each in self.placement.steps if isinstance(each, Launch)
+        ]
+        steps = self.placement.steps
+        dropped = self.placement.dropped
+        self._actions = [(self._action(step), dropped.get(index, ())) for index, step in enumerate(steps)]
+        self._outputs = [(name, self._where(name)) for name in cut.graph.outputs]
+
+    def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs the graph; the outputs by name, in memory of their own.
+
+        Raises:
+            ArgumentError: an input is missing, unknown, or another tensor.
+        """
+        check_inputs(self.cut.graph, given)
+        with self._guard:
+            live: Live = {**self.cut.graph.constants, **given}
+            for action, dropped in self._actions:
+                action(live)
+                for name in dropped:
+                    del live[name]
+            return {name: _own(live[name] if where is None else where) for name, where in self._outputs}
+
+    def _where(self, name: str) -> Tensor | None:
+        placed = self.placement.at.get(name)
+        return None if placed is None else placed.array(self._memory)
+
+    def _compiled(self, site: Any) -> CompiledPlan:
+        text = str(site.plan)
+        if text not in self._built:
+            records = site.records
+            self._built[text] = CompiledPlan(records, build(records.choice, records.kernel, records.target))
+        return self._built[text]
+
+    def _action(self, step: Step) -> Action:
+        """A step as a function of the values that a run holds."""
+        if isinstance(step, Launch):
+            return self._launch(step)
+        if isinstance(step, Copy):
+            take, dst = self._taker(step.src), step.dst.array(self._memory)
+            return lambda live: np.copyto(dst, take(live))
+        if isinstance(step, Compute):
+            return self._compute(step)
+        return self._call(step)
+
+    def _taker(self, held: Held) -> Callable[[Live], Any]:
+        if isinstance(held, Placed):
+            array = held.array(self._memory)
+            return lambda live: array
+        return lambda live: live.get(held)
+
+    def _launch(self, step: Launch) -> Action:
+        bound = {key: each.array(self._memory) for key, each in step.bound.items()}
+        bound |= {key: each for key, each in step.site.operands.items() if not isinstance(each, str)}
+        call = self._compiled(step.site).bind(**bound)
+        src, dst = step.src.array(self._memory), step.dst.array(self._memory)
+        if not step.given:
+            return lambda live: call(src, dst)
+        shapes = {each.key: each.operand.shape for each in step.site.plan.operands}
+        given = {key: (self._taker(each), shapes[key]) for key, each in step.given.items()}
+
+        def launch(live: Live) -> None:
+            call(src, dst, **{key: take(live).reshape(shape) for key, (take, shape) in given.items()})
+
+        return launch
+
+    def _compute(self, step: Compute) -> Action:
+        takers = [self._taker(each) for each in step.inputs]
+        evaluate, outputs = step.node.op.evaluate, step.node.outputs
+        if step.dst is not None:
+            dst = step.dst.array(self._memory)
+            return lambda live: np.copyto(dst, evaluate([take(live) for take in takers])[0])
+
+        def compute(live: Live) -> None:
+            made = evaluate([take(live) for take in takers])
+            live.update(zip(outputs, made, strict=False))
+
+        return compute
+
+    def _call(self, step: Call) -> Action:
+        library = self._libraries.get(step.unit.library)
+        if library is None:
+            raise ArgumentError(f"nothing runs the operators of {step.unit.library!r}")
+        run = library.prepare(self.cut.graph, step.unit)
+        takers = [self._taker(each) for each in step.inputs]
+        names = step.unit.writes
+        types = [self.cut.graph.types[name] for name in names]
+
+        def call(live: Live) -> None:
+            for name, want, made in zip(names, types, run([take(live) for take in takers]), strict=True):
+                if want.shape is not None and type_of(made).shape != want.shape:
+                    raise ArgumentError(f"{name} is {type_of(made)}, and the model's shapes make it {want}")
+                live[name] = made
+
+        return call
+
+
+def _own(value: Any) -> Any:
+    """A tensor in memory of its own, dense."""
+    return np.array(value, order="C") if isinstance(value, np.ndarray) else value

@@ -1,0 +1,95 @@
+"""The catalogue of reasons why an operator is in no plan, or why a plan ends where it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Why(Enum):
+    """The catalogue: the code in reports, the sentence with the cause, and the remedy."""
+
+    NOT_IN_TABLE = (
+        "not-in-table",
+        "the operator has no row in the table of its front end, and its library runs it",
+        "Write it in operators that have a row, or leave it to the library",
+    )
+    NO_PLAN = (
+        "no-plan",
+        "no plan says pools, joins and reductions over any axes: NumPy runs them",
+        "Leave it to NumPy",
+    )
+    WEIGHT_NOT_CONSTANT = (
+        "weight-not-constant",
+        "the second factor of a product is computed at run time",
+        "Make it an initializer, or leave the product to the library",
+    )
+    DTYPE = (
+        "dtype",
+        "plans compute tensors of f64, f32, f16 and bf16",
+        "Cast the input of the operator to one of them",
+    )
+    SHAPE = (
+        "shape",
+        "plans compute tensors of 2 to 5 axes without an extent of 0, whose shapes are known",
+        "Reshape the input of the operator",
+    )
+    BROADCAST = (
+        "broadcast",
+        "an operand of a plan has an element a channel, an element for each of src's, or one for all",
+        "Expand it to the shape of the other input",
+    )
+    FORMULA = (
+        "formula",
+        "no run of a plan's operators computes this formula of several tensors",
+        "Write it as a sum or product of two tensors, and functions of one",
+    )
+    EXTERNAL_CONSUMER = (
+        "external-consumer",
+        "another operator reads the value",
+        "Several readers need the value in memory: nothing is to be done",
+    )
+    GRAPH_OUTPUT = (
+        "graph-output",
+        "the value is an output of the model",
+        "Take it from the model's outputs if nobody needs it",
+    )
+    CONSUMER = (
+        "consumer",
+        "the operator that reads the value is no formula of its elements",
+        "Nothing is to be done",
+    )
+    CLAIMED = (
+        "claimed",
+        "the operator that reads the value is in another plan",
+        "Nothing is to be done: that plan reads it as an operand",
+    )
+    REFUSED = (
+        "refused",
+        "a rule or the templates of the target refuse the plan",
+        "See `fuseplan explain` of the plan that the report shows",
+    )
+
+    def __init__(self, code: str, sentence: str, remedy: str) -> None:
+        self.code, self.sentence, self.remedy = code, sentence, remedy
+
+
+@dataclass(frozen=True)
+class Reason:
+    """An entry of the catalogue with the evidence.
+
+    Attributes:
+        why: the entry.
+        got: the value, operator or refusal to blame.
+    """
+
+    why: Why
+    got: str = ""
+
+    @property
+    def code(self) -> str:
+        """The code."""
+        return self.why.code
+
+    def __str__(self) -> str:
+        return f"{self.why.sentence}: {self.got}" if self.got else self.why.sentence

@@ -1,0 +1,228 @@
+"""A region's expression as operators of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fuseplan.graph.formulas import Axes
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.op import Tensor
+from fuseplan.graph.region import OUTSIDE, Region, X
+from fuseplan.graph.why import Reason, Why
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops import BY_NAME
+from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.ops.affine import Add, BatchNorm, Bias, Scale
+from fuseplan.ops.expression import Expression
+from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of, text
+
+LINEAR = (Bias, Scale, BatchNorm)  # operators that are linear in x, a factor and a summand a channel
+
+
+class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier then
+    """No run of operators computes the expression."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An operator of a plan, and its operands by name: names of values, or arrays."""
+
+    op: Op
+    operands: Mapping[str, str | Tensor] = field(default_factory=dict)
+
+
+def written(graph: Graph, region: Region, channel_axis: int) -> list[Stage]:
+    """The operators from x to the region's head.
+
+    Raises:
+        Unwritten: there are none.
+    """
+    shape = graph.types[region.start].shape or ()
+    writer = _Writer(graph, region, channel_axis, tuple(a for a, extent in enumerate(shape) if extent > 1))
+    return list(writer.stages(region.expression))
+
+
+@dataclass(frozen=True)
+class _Writer:
+    graph: Graph
+    region: Region
+    channel_axis: int
+    whole: Axes  # the axes along which x has more than one element
+
+    def stages(self, root: Scalar) -> Iterator[Stage]:
+        """The operators from x to an expression."""
+        if root == X:
+            return
+        applied = self.region.applied.get(root)
+        if applied is not None:
+            yield from self.stages(applied.src)
+            yield self._applied(applied.op, applied.operands)
+            return
+        operands = leaves_of(root) - {"x"}
+        if not operands:
+            yield Stage(activation(root))
+            return
+        inner = _kernel_of(root, operands)
+        if inner == root:
+            yield from self._binary(root)
+            return
+        yield from self.stages(inner)
+        yield Stage(activation(_replaced(root, inner)))
+
+    def _applied(self, op: Elementwise, names: tuple[str, ...]) -> Stage:
+        declared = [name for name, made in op.operand_fields.items() if made.when(op)]
+        for name in names:
+            kept = self.region.axes.get(name, ())
+            if kept and kept not in (self.whole, self._channel):
+                raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
+        given = (self.graph.constants.get(name, name) for name in names)
+        return Stage(op, dict(zip(declared, given, strict=True)))
+
+    @property
+    def _channel(self) -> Axes:
+        return tuple(axis for axis in (self.channel_axis,) if axis in self.whole)
+
+    def _binary(self, root: Scalar) -> Iterator[Stage]:
+        """A sum, difference, product or quotient of an expression of x and a value."""
+        if root.fn not in ("add", "sub", "mul", "div"):
+            raise Unwritten(Reason(Why.FORMULA, _short(root)))
+        left, right = root.args
+        is_left = "x" in leaves_of(left)
+        inner, other = (left, right) if is_left else (right, left)
+        if other.fn != "leaf" or (root.fn == "div" and not is_left):
+            raise Unwritten(Reason(Why.FORMULA, _short(root)))
+        yield from self.stages(inner)
+        yield self._combined(root.fn, str(other.args[0]).removeprefix(OUTSIDE), is_left)
+
+    def _combined(self, fn: str, name: str, is_left: bool) -> Stage:
+        """x with a value on the right, or on the left."""
+        axes = self.region.axes[name]
+        constant = self.graph.constants.get(name)
+        if axes == self.whole and constant is None:
+            return self._elements(fn, name, is_left)
+        if axes not in (self._channel, ()):
+            raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
+        if constant is not None:
+            return self._constants(fn, constant, is_left)
+        if fn in ("add", "mul") and axes == self._channel:
+            return Stage(Bias(), {"bias": name}) if fn == "add" else Stage(Scale(), {"scale": name})
+        raise Unwritten(Reason(Why.FORMULA, f"{fn} of {name}, which is one element a channel"))
+
+    def _elements(self, fn: str, name: str, is_left: bool) -> Stage:
+        """x with a value of its shape."""
+        if fn == "add":
+            return Stage(Add(), {"other": name})
+        if fn == "sub":
+            return Stage(Add(alpha2=-1.0) if is_left else Add(alpha1=-1.0), {"other": name})
+        product = BY_NAME.get("mul")
+        if fn == "mul" and product is not None and issubclass(product, Elementwise):
+            return Stage(product(), {"other": name})
+        raise Unwritten(Reason(Why.FORMULA, f"{fn} of two tensors of one shape"))
+
+    def _constants(self, fn: str, constant: Tensor, is_left: bool) -> Stage:
+        """x with a constant a channel: its factor and summand."""
+        shape = self.graph.types[self.region.start].shape or ()
+        values = np.broadcast_to(constant.reshape(-1).astype(np.float64), shape[self.channel_axis])
+        if fn in ("add", "sub") and is_left:
+            return Stage(Bias(), {"bias": values if fn == "add" else -values})
+        if fn == "add":
+            return Stage(Bias(), {"bias": values})
+        if fn == "sub":
+            zero = np.zeros_like(values)
+            return _linear(np.full_like(values, -1.0), values, zero)
+        with np.errstate(divide="ignore"):
+            return Stage(Scale(), {"scale": values if fn == "mul" else 1 / values})
+
+
+def _linear(factor: Tensor, summand: Tensor, zero: Tensor) -> Stage:
+    """factor * x + summand, as frozen batch normalization."""
+    operands = {"mean": zero, "inverse_variance": zero + 1, "scale": factor, "shift": summand}
+    return Stage(BatchNorm(inverse=True), operands)
+
+
+def _kernel_of(root: Scalar, operands: frozenset[str]) -> Scalar:
+    """The smallest part that x and the operands reach the root through; the root if there is no smaller."""
+    needed = operands | {"x"}
+    for part in sorted(_parts(root, needed), key=lambda each: each.size):
+        if part != root and leaves_of(_replaced(root, part)) == {"x"}:
+            return part
+    return root
+
+
+def _parts(root: Scalar, needed: frozenset[str]) -> set[Scalar]:
+    """The parts that have all these leaves and are no comparisons."""
+    found: set[Scalar] = set()
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        if node in found or not needed <= leaves_of(node):
+            continue
+        if not node.is_condition:
+            found.add(node)
+        ahead += [arg for arg in node.args if isinstance(arg, Scalar)]
+    return found
+
+
+def _replaced(root: Scalar, part: Scalar) -> Scalar:
+    """The expression with x in the place of a part; the old x, where it is left, has another name."""
+    if root == part:
+        return X
+    if root.fn in ("leaf", "const"):
+        return leaf("x outside") if root == X else root
+    return Scalar(root.fn, tuple(_replaced(arg, part) for arg in root.args))
+
+
+def activation(expression: Scalar) -> Elementwise:
+    """The operator of a formula of x: that of the same formula, else the formula itself."""
+    is_symmetric = expression.fn in ("add", "mul")
+    turned = Scalar(expression.fn, expression.args[::-1]) if is_symmetric else expression
+    return _KNOWN.get(expression) or _KNOWN.get(turned) or Expression(text(expression))
+
+
+def _known() -> Iterator[tuple[Scalar, Elementwise]]:
+    for kind in ACTIVATIONS:
+        for _, op in kind.samples():
+            if isinstance(op, Elementwise):
+                meanings = {"x": X} | {each.name: const(each.value) for each in op.parameters()}
+                yield fold(op.formula(), meanings, REBUILD), op
+
+
+_KNOWN = dict(_known())
+
+
+def _short(root: Scalar) -> str:
+    told = text(root)
+    return told if len(told) <= 80 else f"{told[:77]}..."
+
+
+def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Tensor, Tensor | None, list[Stage]]:
+    """The weight and bias that take up the linear stages behind a contraction, and the other stages.
+
+    Args:
+        stages: the operators behind the contraction.
+        weight: the features along the first axis.
+        features: how many.
+    """
+    factor, summand = np.ones(features), np.zeros(features)
+    count = 0
+    for stage in stages:
+        if not isinstance(stage.op, LINEAR) or any(isinstance(each, str) for each in stage.operands.values()):
+            break
+        operands = {key: np.asarray(each, np.float64) for key, each in stage.operands.items()}
+        numbers = {each.name: each.value for each in stage.op.parameters()}
+        ends = [stage.op.reference(np.full((1, features), x), operands, numbers)[0] for x in (0.0, 1.0)]
+        slope = ends[1] - ends[0]
+        factor, summand, count = factor * slope, summand * slope + ends[0], count + 1
+    if not count:
+        return weight, None, stages
+    spread = (features, *(1,) * (weight.ndim - 1))
+    is_scaled = bool((factor != 1).any())
+    made = (weight.astype(np.float64) * factor.reshape(spread)).astype(weight.dtype) if is_scaled else weight
+    return made, summand, stages[count:]

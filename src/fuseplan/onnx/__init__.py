@@ -1,0 +1,23 @@
+"""Models of ONNX: read, cut into plans, and run on NumPy arrays.
+
+    y = fuseplan.onnx.load("model.onnx").run(None, {"x": x})[0]
+
+- model: `load`, and the model that runs; files: models on disk
+- reader: a model as a graph; table: the graph's operators of each of ONNX's; windows: rows with windows
+- runtime: what runs the operators that no plan computes; given, protos: ONNX's messages as values of ours
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["OnnxModel", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs the package onnx when it is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fuseplan.onnx' has no attribute {name!r}")
+    from fuseplan.onnx import model
+
+    return getattr(model, name)

@@ -1,0 +1,158 @@
+"""A node of ONNX as the rows of the table see it: its inputs, attributes, and what it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.op import GraphOp, Tensor
+from fuseplan.graph.ops import Map
+from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.why import Reason, Why
+from fuseplan.op import Op
+from fuseplan.scalar import REBUILD, const, fold, leaf
+
+
+class LeftError(Exception):
+    """The table's row does not hold for this node: ONNX runs it."""
+
+    def __init__(self, why: Why, got: object = "") -> None:
+        super().__init__(str(got))
+        self.reason = Reason(why, str(got))
+
+
+class Given:
+    """A node, and the graph that its operators are added to.
+
+    Attributes:
+        node: ONNX's message.
+        inputs: names of values; empty where an optional one is left out.
+        added: the nodes so far.
+    """
+
+    def __init__(self, node: Any, parts: Parts, types: dict[str, Type], inputs: list[str]) -> None:
+        self.node, self.inputs, self._parts, self._types = node, inputs, parts, types
+        self.added: list[Node] = []
+        self.made: dict[str, Type] = {}
+        self.constants: dict[str, Tensor] = {}
+        self._attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+    def has(self, place: int) -> bool:
+        """Whether an input is given."""
+        return place < len(self.inputs) and bool(self.inputs[place])
+
+    def type(self, place: int = 0) -> Type:
+        """The type of an input."""
+        return self.type_of(self.inputs[place])
+
+    def type_of(self, name: str) -> Type:
+        """The type of a value."""
+        return self.made.get(name) or self._types[name]
+
+    def shape(self, place: int = 0) -> tuple[int, ...]:
+        """The shape of an input.
+
+        Raises:
+            LeftError: it is known at run time alone.
+        """
+        shape = self.type(place).shape
+        if shape is None:
+            raise LeftError(Why.SHAPE, f"{self.inputs[place]}: {self.type(place)}")
+        return shape
+
+    def floats(self) -> str:
+        """The dtype that all inputs have.
+
+        Raises:
+            LeftError: one has none of plans', or another.
+        """
+        types = [self.type_of(name) for name in self.inputs if name]
+        if len({each.dtype for each in types}) != 1 or not all(each.is_float for each in types):
+            raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
+        return types[0].dtype
+
+    def floats_of_first(self) -> None:
+        """Refuses a first input that is no tensor of a dtype of plans.
+
+        Raises:
+            LeftError: it is none.
+        """
+        if not self.type().is_float:
+            raise LeftError(Why.DTYPE, self.type())
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of the first input."""
+        return numpy_dtype(self.type().dtype)
+
+    def constant(self, place: int) -> Tensor | None:
+        """The elements of an input that is known before the model runs; None where it is not."""
+        return self._parts.constants.get(self.inputs[place]) if self.has(place) else None
+
+    def known(self, place: int, why: Why = Why.SHAPE) -> Tensor:
+        """The elements of an input.
+
+        Raises:
+            LeftError: they are known at run time alone.
+        """
+        found = self.constant(place)
+        if found is None:
+            raise LeftError(why, self.inputs[place])
+        return found
+
+    def integers(self, place: int, name: str = "") -> tuple[int, ...] | None:
+        """The whole numbers of an input, or of the attribute that an older opset has; None for neither."""
+        if self.has(place):
+            return tuple(int(each) for each in self.known(place).reshape(-1))
+        values = self._attributes.get(name)
+        return None if values is None else tuple(values)
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute's value; a text as such; f32's shortest decimal, where the node's dtype is shorter."""
+        value = self._attributes.get(name, default)
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, float) and np.isfinite(value) and self.type().dtype != "f64":
+            return float(str(np.float32(value)))
+        return value
+
+    def wants(self, count: int) -> None:
+        """Refuses a node of which more results are wanted.
+
+        Raises:
+            LeftError: more are.
+        """
+        if any(self.node.output[count:]):
+            raise LeftError(Why.NOT_IN_TABLE, f"{self.node.op_type} with {len(self.node.output)} results")
+
+    def store(self, array: Tensor) -> str:
+        """A constant of the graph."""
+        name = f"{self.node.output[0]}.constant{len(self.constants)}"
+        self.constants[name] = array
+        self.made[name] = Type(tuple(array.shape), self.type().dtype)
+        return name
+
+    def add(self, op: GraphOp, *inputs: str) -> str:
+        """Adds an operator on values, and gives its result's name."""
+        name = f"{self.node.output[0]}.{len(self.added)}"
+        (self.made[name], *_) = op.infer([self.type_of(each) for each in inputs])
+        self.added.append(Node(op, inputs, (name,), Origin(self.node.name, self.node.op_type)))
+        return name
+
+    def layer(self, op: Op, *inputs: str) -> str:
+        """Adds an operator of plans."""
+        return self.add(Layer(op), *inputs)
+
+    def formula(self, text: str, *inputs: str) -> str:
+        """Adds a formula of leaves a, b, c, .."""
+        return self.add(Map(text), *inputs)
+
+    def activation(self, op: Op) -> str:
+        """Adds an elementwise operator on the first input; its formula, where plans lack the rank."""
+        if self.type().is_spec:
+            return self.layer(op, self.inputs[0])
+        meanings = {"x": leaf("a")} | {each.name: const(each.value) for each in op.parameters()}
+        return self.add(Map.of(fold(op.formula(), meanings, REBUILD)), self.inputs[0])  # type: ignore[attr-defined]

@@ -1,0 +1,152 @@
+"""A model of ONNX that runs: `load(path).run(None, inputs)`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from onnx import inliner
+
+from fuseplan import limits
+from fuseplan.errors import ArgumentError
+from fuseplan.graph.find import find
+from fuseplan.graph.session import Session
+from fuseplan.graph.type import Type, type_of
+from fuseplan.locks import Lock
+from fuseplan.onnx.files import model_of
+from fuseplan.onnx.protos import LIBRARY
+from fuseplan.onnx.reader import ReadModel, input_types, read
+from fuseplan.onnx.runtime import Onnx
+from fuseplan.stages import decide
+from fuseplan.target import Target, parse_target
+from fuseplan.template import Accuracy
+
+
+class Prepared:
+    """A model for given types of its inputs.
+
+    Attributes:
+        model: the graph, and the model's outputs.
+        session: its plans, compiled.
+        library: what runs the other operators.
+    """
+
+    def __init__(self, proto: Any, types: Mapping[str, Type], target: Target, accuracy: Accuracy) -> None:
+        self.model: ReadModel = read(proto, types)
+        self.library = Onnx(proto, target.threads)
+        cut = find(self.model.graph, target, accuracy=accuracy)
+        self.session = Session(cut, {LIBRARY: self.library})
+
+
+class OnnxModel:
+    """A model of ONNX; `run` is that of onnxruntime.InferenceSession.
+
+    Made by `fuseplan.onnx.load`. The model is read, cut into plans and compiled for the shapes of a call's
+    inputs; calls with the same shapes share that. Any number of threads may call.
+
+    Attributes:
+        inputs: the types of the inputs, as the model declares them; of unknown shape where an extent is none.
+        outputs: the names of the outputs.
+    """
+
+    def __init__(self, proto: Any, target: Target, accuracy: Accuracy) -> None:
+        self._proto = inliner.inline_local_functions(proto) if proto.functions else proto
+        self._target, self._accuracy = target, accuracy
+        self._prepared: OrderedDict[tuple[Type, ...], Prepared] = OrderedDict()
+        self._guard = Lock()
+        self.inputs = input_types(self._proto)
+        self.outputs = tuple(each.name for each in self._proto.graph.output)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
+        """Runs the model.
+
+        Args:
+            output_names: which outputs; None for all.
+            input_feed: arrays by the names of the inputs.
+
+        Returns:
+            The outputs in that order, in memory of their own.
+
+        Raises:
+            ArgumentError: an input or output is missing or unknown, or an input has another type than the
+                model declares.
+            BuildError: nothing runs one of its operators.
+        """
+        wanted = self.outputs if output_names is None else output_names
+        unknown = [name for name in wanted if name not in self.outputs]
+        if unknown:
+            raise ArgumentError(f"no output is named {unknown[0]!r}; want of {', '.join(self.outputs)}")
+        given = {name: _array(each) for name, each in input_feed.items()}
+        prepared = self.prepare({name: _given_type(each) for name, each in given.items()})
+        made = prepared.session(given)
+        return [made[prepared.model.outputs[name]] for name in wanted]
+
+    def prepare(self, types: Mapping[str, Type] | None = None) -> Prepared:
+        """The model read, cut and compiled for types of its inputs; as declared unless given.
+
+        Raises:
+            ArgumentError: an input is missing, unknown or another tensor; or no types are given, and the
+                model declares an extent that is no number.
+        """
+        found = self._checked(self.inputs if types is None else types)
+        key = tuple(found.values())
+        with self._guard:
+            prepared = self._prepared.pop(key, None)
+            if prepared is None:
+                prepared = Prepared(self._proto, found, self._target, self._accuracy)
+            self._prepared[key] = prepared
+            while len(self._prepared) > limits.SHAPES_KEPT:
+                self._prepared.popitem(last=False)
+        return prepared
+
+    def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
+        listed = ", ".join(f"{name}: {made}" for name, made in self.inputs.items()) or "no inputs"
+        for name in (*types, *self.inputs):
+            if name not in self.inputs or name not in types:
+                problem = "is missing" if name in self.inputs else "is not the model's"
+                raise ArgumentError(f"the input {name!r} {problem}\n  want {listed}")
+            want, got = self.inputs[name], types[name]
+            if want.dtype not in ("?", got.dtype) or want.shape not in (None, got.shape):
+                raise ArgumentError(f"the input {name!r} is another tensor\n  got {got}; want {want}")
+            if got.shape is None and got.dtype != "?":
+                raise ArgumentError(f"the shape of the input {name!r} is not known: give its extents")
+        return {name: types[name] for name in self.inputs}
+
+
+def _array(value: Any) -> Any:
+    is_tensor = hasattr(value, "dtype") and hasattr(value, "shape")
+    return np.asarray(value) if is_tensor else value
+
+
+def _given_type(value: Any) -> Type:
+    return type_of(value) if isinstance(value, np.ndarray) else Type(None, "?")
+
+
+def load(
+    model: str | PathLike[str] | Any,
+    target: Target | str = "cpu",
+    *,
+    threads: int | None = None,
+    accuracy: Accuracy = "default",
+) -> OnnxModel:
+    """Reads a model of ONNX; it is compiled for the shapes of its first call.
+
+        y = fuseplan.onnx.load("model.onnx").run(None, {"x": x})[0]
+
+    Args:
+        model: the path of a file, whose external data lies in the file's folder; or an onnx.ModelProto.
+        target: `cpu`, this machine.
+        threads: the most threads of a launch; the `FUSEPLAN_THREADS` setting or all cores unless given.
+        accuracy: as for `fuseplan.compile`.
+
+    Raises:
+        ArgumentError: the file is no model, or its external data lies elsewhere; or the target cannot be.
+        OSError: the file cannot be read.
+    """
+    known = decide("f32[1x1] -> relu", target, threads=threads).target
+    if parse_target(known).backend != "cpu":
+        raise ArgumentError(f"models run on the cpu; got {known}")
+    return OnnxModel(model_of(model), known, accuracy)

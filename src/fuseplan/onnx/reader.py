@@ -1,0 +1,249 @@
+"""A model of ONNX as a graph, for given types of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import defs, helper, numpy_helper, shape_inference
+
+from fuseplan import limits
+from fuseplan.errors import PlanError
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.op import Tensor
+from fuseplan.graph.type import Type, type_of
+from fuseplan.graph.why import Reason, Why
+from fuseplan.onnx.given import Given, LeftError
+from fuseplan.onnx.protos import array_of, foreign, proto_of_type, read_inside, type_of_proto
+from fuseplan.onnx.runtime import reference
+from fuseplan.onnx.table import OLDER, TABLE
+
+OPSETS = (13, 24)  # the versions of ONNX's own operators that the table is written for
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
+OWN = ("", "ai.onnx")
+SHAPES = ("Shape", "Size")
+_DONE = Reason(Why.CONSUMER)  # the row's operators are added
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model read for given types of its inputs.
+
+    Attributes:
+        graph: the graph.
+        outputs: the value of each of the model's outputs, by the output's name.
+    """
+
+    graph: Graph
+    outputs: Mapping[str, str]
+
+
+def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
+    """The graph of a model.
+
+    Args:
+        model: ONNX's message, its functions inlined.
+        types: of the model's inputs that are no initializers.
+
+    Raises:
+        PlanError: the model is no graph: a name is not made before it is used, or made twice.
+    """
+    reader = _Reader(model)
+    reader.parts.inputs.update(types)
+    reader.types.update(types)
+    for tensor in model.graph.initializer:
+        if tensor.name not in types:
+            reader.keep(tensor.name, array_of(tensor))
+    for node in _sorted(model.graph):
+        reader.take(node)
+    return reader.finish([each.name for each in model.graph.output])
+
+
+def input_types(model: Any) -> dict[str, Type]:
+    """The types of the inputs that a caller gives, as the model declares them."""
+    stored = {each.name for each in model.graph.initializer}
+    stored |= {each.values.name for each in model.graph.sparse_initializer}
+    return {each.name: type_of_proto(each.type) for each in model.graph.input if each.name not in stored}
+
+
+def _sorted(graph: Any) -> list[Any]:
+    """The nodes, each after the makers of its inputs: as they stand, if they stand so.
+
+    Raises:
+        PlanError: a node reads a value that nothing makes, or its own result.
+    """
+    made = {each.name for each in (*graph.input, *graph.initializer)} | {""}
+    made |= {each.values.name for each in graph.sparse_initializer}
+    ahead, found = list(graph.node), list[Any]()
+    while ahead:
+        waiting = []
+        for node in ahead:
+            needed = {*node.input, *read_inside(node.attribute)}
+            if needed <= made:
+                found.append(node)
+                made |= set(node.output)
+            else:
+                waiting.append(node)
+        if len(waiting) == len(ahead):
+            node = waiting[0]
+            missing = sorted({*node.input, *read_inside(node.attribute)} - made)
+            raise PlanError(
+                f"{node.name or node.op_type}: nothing makes its input {missing[0]}",
+                want="an input of the model, an initializer, or the result of another node",
+            )
+        ahead = waiting
+    return found
+
+
+@dataclass
+class _Reader:
+    model: Any
+    parts: Parts = field(default_factory=Parts)
+    types: dict[str, Type] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)  # results that are other values
+    opsets: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.opsets = {each.domain: each.version for each in self.model.opset_import}
+        self.opsets.setdefault("", self.opsets.get("ai.onnx", 1))
+
+    def keep(self, name: str, array: Tensor) -> None:
+        """Adds a constant."""
+        self.parts.constants[name] = array
+        self.types[name] = type_of(array)
+
+    def finish(self, outputs: list[str]) -> ReadModel:
+        """The graph, without constants that nothing reads."""
+        found = {name: self.same.get(name, name) for name in outputs}
+        self.parts.outputs = list(dict.fromkeys(found.values()))
+        needed = {*self.parts.outputs, *(name for node in self.parts.nodes for name in node.inputs)}
+        for name in self.parts.constants.keys() - needed:
+            del self.parts.constants[name]
+        return ReadModel(Graph(**vars(self.parts)), found)
+
+    def take(self, node: Any) -> None:
+        """Adds a node: what the table says, a constant, or the node as ONNX's."""
+        origin = Origin(node.name or next(filter(None, node.output), ""), node.op_type)
+        repeated = [name for name in node.output if name in self.types or name in self.same]
+        if repeated:
+            raise PlanError(f"{origin.name} ({origin.kind}): there is a value {repeated[0]} already")
+        inside = dict.fromkeys(read_inside(node.attribute))
+        inputs = [self.same.get(name, name) for name in (*node.input, *inside)]
+        if self._folded(node, origin, inputs):
+            return
+        reason = self._by_table(node, origin, inputs) if self._is_in_table(node) else None
+        if reason is not _DONE:
+            self._left(node, origin, [*inputs[: len(node.input)], *inside], reason)
+
+    def _is_in_table(self, node: Any) -> bool:
+        """Whether the table has a row for this version of the operator."""
+        if node.domain not in OWN or node.op_type not in TABLE:
+            return False
+        opset = self.opsets[""]
+        versions = [
+            defs.get_schema(node.op_type, version, "").since_version
+            for version in (opset, min(max(opset, OPSETS[0]), OPSETS[1]))
+            if defs.has(node.op_type, version, "")
+        ]
+        return len(versions) == 2 and OLDER.get(node.op_type, versions[1]) <= versions[0] <= OPSETS[1]
+
+    def _by_table(self, node: Any, origin: Origin, inputs: list[str]) -> Reason | None:
+        """Adds the operators of the table's row, or says why the row does not hold."""
+        given = Given(node, self.parts, self.types, inputs)
+        try:
+            result = TABLE[node.op_type](given)
+        except (LeftError, PlanError) as error:
+            return error.reason if isinstance(error, LeftError) else Reason(Why.REFUSED, error.what)
+        if not given.added:
+            self.same[node.output[0]] = result
+            self.parts.folded.append(origin)
+            return _DONE
+        for name, array in given.constants.items():
+            self.keep(name, array)
+        *inner, last = given.added
+        named = Node(last.op, last.inputs, (node.output[0],), origin)
+        self.parts.nodes += [*(Node(each.op, each.inputs, each.outputs, origin) for each in inner), named]
+        self.types |= {name: made for name, made in given.made.items() if name != result}
+        self.types[node.output[0]] = given.made[result]
+        return _DONE
+
+    def _folded(self, node: Any, origin: Origin, inputs: list[str]) -> bool:
+        """Computes a node that depends on constants alone, or on a shape."""
+        made = self._shape(node, inputs) if node.op_type in SHAPES else self._computed(node, inputs)
+        if made is None or not all(each is None or isinstance(each, np.ndarray) for each in made):
+            return False
+        for name, array in zip(node.output, made, strict=False):
+            if name:
+                self.keep(name, array)
+        self.parts.folded.append(origin)
+        return True
+
+    def _shape(self, node: Any, inputs: list[str]) -> list[Any] | None:
+        """The shape of a value, or its size; None where it is not known."""
+        shape = self.types[inputs[0]].shape
+        if shape is None or node.domain not in OWN:
+            return None
+        ends = {each.name: each.i for each in node.attribute}
+        if node.op_type == "Size":
+            return [np.array(math.prod(shape), np.int64)]
+        return [np.array(shape[slice(ends.get("start"), ends.get("end"))], np.int64)]
+
+    def _computed(self, node: Any, inputs: list[str]) -> list[Any] | None:
+        """The results of a node on constants; None where it has other inputs, or makes too much."""
+        constants = self.parts.constants
+        if node.op_type in RANDOM or any(name and name not in constants for name in inputs):
+            return None
+        if any(made.nbytes > limits.FOLDED_BYTES for made in self._inferred(node, inputs)):
+            return None
+        return reference(self.model, node, {name: constants[name] for name in inputs if name})
+
+    def _left(self, node: Any, origin: Origin, inputs: list[str], reason: Reason | None) -> None:
+        """Adds a node as ONNX's; inner graphs read values by the names that they have in the model."""
+        for name in inputs[len(node.input) :]:
+            if name in self.same:
+                raise PlanError(f"{origin.name}: its inner graph reads {name}, which was taken away")
+        results = self._inferred(node, inputs)
+        op = foreign(node, self.opsets.get(node.domain, 1), results)
+        self.parts.nodes.append(Node(op, tuple(inputs), tuple(node.output), origin, reason))
+        self.types |= {name: made for name, made in zip(node.output, results, strict=True) if name}
+
+    def _inferred(self, node: Any, inputs: list[str]) -> tuple[Type, ...]:
+        """The types of a node's results; of unknown shape, or no type, where ONNX does not tell."""
+        unknown = tuple(Type(None, "?") for _ in node.output)
+        domain = "" if node.domain in OWN else node.domain
+        version = self.opsets.get(domain, 1)
+        if not defs.has(node.op_type, version, domain):
+            return unknown
+        types, data = {}, {}
+        for name, renamed in zip(node.input, inputs, strict=False):
+            made = proto_of_type(self.types[renamed]) if name else None
+            if name and made is None:
+                return unknown
+            if name:
+                types[name] = made
+            array = self.parts.constants.get(renamed)
+            if name and array is not None and array.size <= limits.SHAPE_ELEMENTS:
+                data[name] = numpy_helper.from_array(array)
+        schema = defs.get_schema(node.op_type, version, domain)
+        opsets = [helper.make_opsetid(*each) for each in self.opsets.items()]
+        try:
+            found = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=opsets, ir_version=self.model.ir_version or 8
+            )
+        except (shape_inference.InferenceError, RuntimeError, ValueError, KeyError):
+            return unknown
+        return tuple(
+            type_of_proto(found[name]) if name in found else each
+            for name, each in zip(node.output, unknown, strict=True)
+        )

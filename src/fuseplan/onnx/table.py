@@ -1,0 +1,361 @@
+"""The table: for each operator of ONNX that graphs have, the operators that it becomes.
+
+A row is a function of a node. It adds operators and gives the name of the result, which may be one of the
+node's inputs. `LeftError` leaves the node to ONNX. Rows hold for opsets 13 to 24; `OLDER` has the operators
+whose earlier versions they read too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
+from fuseplan.graph.why import Why
+from fuseplan.onnx.given import Given, LeftError
+from fuseplan.onnx.windows import average_pool, convolution, max_pool
+from fuseplan.op import Op
+from fuseplan.ops.activation import (
+    Abs,
+    Clamp,
+    Elu,
+    Gelu,
+    Hardswish,
+    LeakyRelu,
+    Mish,
+    Relu,
+    Sigmoid,
+    Softplus,
+    Softsign,
+    Tanh,
+)
+from fuseplan.ops.affine import BatchNorm, Bias, Prelu
+from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.rows import LayerNorm, RmsNorm
+
+Row = Callable[[Given], str]
+
+# Formulas of inputs, of one dtype of plans.
+FORMULAS = {
+    "Add": "a + b",
+    "Sub": "a - b",
+    "Mul": "a * b",
+    "Div": "a / b",
+    "Neg": "-a",
+    "Sqrt": "sqrt(a)",
+    "Exp": "exp(a)",
+    "Log": "log(a)",
+    "Erf": "erf(a)",
+    "Reciprocal": "1 / a",
+}
+# Of formulas with an attribute: its name and default, and the formula that it is put into.
+WITH_ALPHA = {
+    "ThresholdedRelu": (1.0, "where(a > {0}, a, 0)"),
+    "Celu": (1.0, "maximum(a, 0) + minimum({0} * expm1(a / {0}), 0)"),
+    "Swish": (1.0, "a * sigmoid({0} * a)"),
+}
+# Of any number of inputs: how two are joined.
+JOINED = {"Sum": "a + b", "Mean": "a + b", "Max": "maximum(a, b)", "Min": "minimum(a, b)"}
+# Operators of plans, made of the node's attributes.
+ACTIVATIONS: dict[str, Callable[[Given], Op]] = {
+    "Relu": lambda given: Relu(),
+    "Sigmoid": lambda given: Sigmoid(),
+    "Tanh": lambda given: Tanh(),
+    "Softplus": lambda given: Softplus(),
+    "Softsign": lambda given: Softsign(),
+    "Abs": lambda given: Abs(),
+    "Mish": lambda given: Mish(),
+    "HardSwish": lambda given: Hardswish(),
+    "Elu": lambda given: Elu(given.attribute("alpha", 1.0)),
+    "LeakyRelu": lambda given: LeakyRelu(given.attribute("alpha", 0.01)),
+    "Gelu": lambda given: Gelu(given.attribute("approximate", "none")),
+}
+REDUCTIONS = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "ReduceMin": "amin"}
+# Operators whose versions before opset 13 the rows read too, and the first of these versions.
+OLDER = {
+    **dict.fromkeys((*FORMULAS, *JOINED, *ACTIVATIONS), 7),
+    **dict.fromkeys(("Conv", "Flatten", "Transpose", "Concat", "GlobalAveragePool", "GlobalMaxPool"), 1),
+    **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
+    **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
+    **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7},
+}
+
+
+def _formula(text: str) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        return given.formula(text, *given.inputs)
+
+    return row
+
+
+def _with_alpha(default: float, text: str) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        return given.formula(text.format(repr(given.attribute("alpha", default))), given.inputs[0])
+
+    return row
+
+
+def _joined(name: str, text: str) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        made, *others = given.inputs
+        for other in others:
+            made = given.formula(text, made, other)
+        return given.formula(f"a / {len(given.inputs)}", made) if name == "Mean" and others else made
+
+    return row
+
+
+def _activation(make: Callable[[Given], Op]) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        return given.activation(make(given))
+
+    return row
+
+
+def _reduction(kind: str) -> Row:
+    def row(given: Given) -> str:
+        given.floats_of_first()
+        axes = given.integers(1, "axes")
+        shape = given.shape()
+        if not axes and given.attribute("noop_with_empty_axes", 0):
+            return given.inputs[0]
+        listed = sorted({axis % len(shape) for axis in axes} if axes else range(len(shape)))
+        if math.prod(shape) == 0:
+            raise LeftError(Why.SHAPE, given.type())
+        return given.add(Reduce(kind, tuple(listed), bool(given.attribute("keepdims", 1))), given.inputs[0])
+
+    return row
+
+
+def _clip(given: Given) -> str:
+    given.floats_of_first()
+    bounds = []
+    for place, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
+        found = given.known(place, Why.FORMULA) if given.has(place) else None
+        bounds.append(float(found.reshape(())) if found is not None else given.attribute(name, default))
+    if any(map(math.isnan, bounds)):
+        raise LeftError(Why.FORMULA, "a bound is NaN")
+    low, high = bounds
+    if low > high:
+        raise LeftError(Why.FORMULA, f"min={low}, max={high}")
+    return given.activation(Relu() if bounds == [0, math.inf] else Clamp(low, high))
+
+
+def _hard_sigmoid(given: Given) -> str:
+    given.floats()
+    alpha, beta = given.attribute("alpha", 0.2), given.attribute("beta", 0.5)
+    return given.formula(f"minimum(maximum({alpha!r} * a + {beta!r}, 0), 1)", given.inputs[0])
+
+
+def _selu(given: Given) -> str:
+    given.floats()
+    alpha = given.attribute("alpha", 1.67326319217681884765625)
+    gamma = given.attribute("gamma", 1.05070102214813232421875)
+    return given.formula(f"{gamma!r} * where(a > 0, a, {alpha!r} * expm1(a))", given.inputs[0])
+
+
+def _pow(given: Given) -> str:
+    given.floats_of_first()
+    power = given.constant(1)
+    if power is not None and power.size == 1 and np.ndim(power) <= len(given.shape()):
+        text = {2.0: "a * a", 3.0: "a * a * a"}.get(float(power.reshape(())))
+        return given.formula(text or f"a ** {float(power.reshape(()))!r}", given.inputs[0])
+    given.floats()
+    return given.formula("a ** b", *given.inputs)
+
+
+def _prelu(given: Given) -> str:
+    given.floats()
+    slope, shape = given.constant(1), given.shape()
+    lone = (1,) * (len(shape) - 2)
+    if slope is not None and given.type().is_spec and slope.shape == (shape[1], *lone) and lone:
+        return given.layer(Prelu(), given.inputs[0], given.store(slope.reshape(-1)))
+    if np.broadcast_shapes(given.shape(1), shape) != shape:
+        raise LeftError(Why.BROADCAST, given.type(1))
+    return given.formula("where(a > 0, a, b * a)", *given.inputs)
+
+
+def _same(given: Given) -> str:
+    given.wants(1)
+    if given.type().dtype == "?":
+        raise LeftError(Why.DTYPE, "no tensor")
+    return given.inputs[0]
+
+
+def _dropout(given: Given) -> str:
+    given.wants(1)
+    if given.has(2) and bool(given.known(2).reshape(-1)[0]):
+        raise LeftError(Why.NOT_IN_TABLE, "Dropout in training")
+    return given.inputs[0]
+
+
+def _cast(given: Given) -> str:
+    if given.type().dtype == "?" or str(helper.tensor_dtype_to_np_dtype(given.attribute("to", 0))) != str(
+        np.dtype(given.numpy_dtype())
+    ):
+        raise LeftError(Why.NOT_IN_TABLE, "Cast to another dtype")
+    return given.inputs[0]
+
+
+def _reshaped(given: Given, shape: tuple[int, ...]) -> str:
+    return given.inputs[0] if shape == given.shape() else given.add(Reshape(shape), given.inputs[0])
+
+
+def _reshape(given: Given) -> str:
+    wanted, shape = list(given.integers(1, "shape") or ()), given.shape()
+    if not given.attribute("allowzero", 0):
+        wanted = [shape[place] if extent == 0 else extent for place, extent in enumerate(wanted)]
+    if -1 in wanted:
+        others = math.prod(extent for extent in wanted if extent != -1)
+        if not others:
+            raise LeftError(Why.SHAPE, given.type())
+        wanted[wanted.index(-1)] = math.prod(shape) // others
+    return _reshaped(given, tuple(wanted))
+
+
+def _flatten(given: Given) -> str:
+    shape = given.shape()
+    axis = given.attribute("axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    return _reshaped(given, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+def _squeeze(given: Given) -> str:
+    shape = given.shape()
+    axes = given.integers(1, "axes")
+    gone = {a % len(shape) for a in axes} if axes else {a for a, extent in enumerate(shape) if extent == 1}
+    return _reshaped(given, tuple(extent for axis, extent in enumerate(shape) if axis not in gone))
+
+
+def _unsqueeze(given: Given) -> str:
+    shape, axes = list(given.shape()), given.integers(1, "axes") or ()
+    rank = len(shape) + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        shape.insert(axis, 1)
+    return _reshaped(given, tuple(shape))
+
+
+def _transpose(given: Given) -> str:
+    shape = given.shape()
+    axes = tuple(range(len(shape)))
+    order = tuple(given.attribute("perm", axes[::-1]))
+    return given.inputs[0] if order == axes else given.add(Permute(order), given.inputs[0])
+
+
+def _concat(given: Given) -> str:
+    given.floats()
+    rank = len(given.shape())
+    if len(given.inputs) == 1:
+        return given.inputs[0]
+    return given.add(Concat(given.attribute("axis", 0) % rank), *given.inputs)
+
+
+def _global(kind: str) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        return given.add(Reduce(kind, tuple(range(2, len(given.shape())))), given.inputs[0])
+
+    return row
+
+
+def _matmul(given: Given) -> str:
+    given.floats()
+    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    if weight.ndim != 2 or not given.type().is_spec:
+        raise LeftError(Why.SHAPE, f"{given.type()} and {given.type(1)}")
+    return given.layer(Matmul(weight.shape[1]), *given.inputs)
+
+
+def _gemm(given: Given) -> str:
+    given.floats()
+    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    if not given.type().is_spec:
+        raise LeftError(Why.SHAPE, given.type())
+    src = given.add(Permute((1, 0)), given.inputs[0]) if given.attribute("transA", 0) else given.inputs[0]
+    features = weight.shape[0 if given.attribute("transB", 0) else 1]
+    op: Op = Linear(features) if given.attribute("transB", 0) else Matmul(features)
+    made = given.layer(op, src, given.inputs[1])
+    alpha, beta = given.attribute("alpha", 1.0), given.attribute("beta", 1.0)
+    if alpha != 1:
+        made = given.formula(f"a * {alpha!r}", made)
+    if not given.has(2) or beta == 0:
+        return made
+    summand = given.inputs[2]
+    if beta != 1:
+        return given.formula(f"a + b * {beta!r}", made, summand)
+    if given.constant(2) is not None and given.shape(2) == (features,):
+        return given.layer(Bias(), made, summand)
+    return given.formula("a + b", made, summand)
+
+
+def _batch_norm(given: Given) -> str:
+    given.floats()
+    given.wants(1)
+    if given.attribute("training_mode", 0) or not given.type().is_spec:
+        raise LeftError(Why.NOT_IN_TABLE, f"BatchNormalization of {given.type()}, or in training")
+    src, scale, shift, mean, variance = given.inputs
+    return given.layer(BatchNorm(epsilon=given.attribute("epsilon", 1e-5)), src, mean, variance, scale, shift)
+
+
+def _rows(given: Given, make: Any, operands: int) -> str:
+    """A normalization of all axes from one on, as rows of a matrix."""
+    given.floats()
+    given.wants(1)
+    shape = given.shape()
+    axis = given.attribute("axis", -1) % len(shape)
+    inner = shape[axis:]
+    if any(given.shape(place) != inner for place in range(1, operands + 1) if given.has(place)):
+        raise LeftError(Why.BROADCAST, given.type(1))
+    is_last = axis == len(shape) - 1 and given.type().is_spec
+    rows = (math.prod(shape[:axis]), math.prod(inner))
+    if not all(rows):
+        raise LeftError(Why.SHAPE, given.type())
+    src = given.inputs[0] if is_last else given.add(Reshape(rows), given.inputs[0])
+    kept = []
+    for place in range(1, operands + 1):
+        value = np.zeros(rows[1], given.numpy_dtype()) if not given.has(place) else given.constant(place)
+        flat = given.inputs[place] if value is None else given.store(value.reshape(-1))
+        kept.append(given.add(Reshape((rows[1],)), flat) if value is None and len(inner) > 1 else flat)
+    made = given.layer(make(epsilon=given.attribute("epsilon", 1e-5)), src, *kept)
+    return made if is_last else given.add(Reshape(shape), made)
+
+
+TABLE: dict[str, Row] = {
+    **{name: _formula(text) for name, text in FORMULAS.items()},
+    **{name: _with_alpha(*each) for name, each in WITH_ALPHA.items()},
+    **{name: _joined(name, text) for name, text in JOINED.items()},
+    **{name: _activation(make) for name, make in ACTIVATIONS.items()},
+    **{name: _reduction(kind) for name, kind in REDUCTIONS.items()},
+    "Clip": _clip,
+    "HardSigmoid": _hard_sigmoid,
+    "Selu": _selu,
+    "Pow": _pow,
+    "PRelu": _prelu,
+    "Identity": _same,
+    "Dropout": _dropout,
+    "Cast": _cast,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Concat": _concat,
+    "GlobalAveragePool": _global("mean"),
+    "GlobalMaxPool": _global("amax"),
+    "AveragePool": average_pool,
+    "MaxPool": max_pool,
+    "Conv": convolution,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": lambda given: _rows(given, LayerNorm, 2),
+    "RMSNormalization": lambda given: _rows(given, RmsNorm, 1),
+}

@@ -1,0 +1,105 @@
+"""Rows of the table for operators whose window moves over spatial axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.graph.ops import Pool
+from fuseplan.graph.why import Why
+from fuseplan.onnx.given import Given, LeftError
+from fuseplan.ops.affine import Bias
+from fuseplan.ops.conv import CONVOLUTIONS
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a window moves: a number, or (low, high), a spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[Pair, ...]
+    dst: tuple[int, ...]
+
+
+def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
+    """The window that a node's attributes tell.
+
+    Raises:
+        LeftError: they are no window of plans.
+    """
+    spatial = given.shape()[2:]
+    if not spatial or len(spatial) != len(kernel):
+        raise LeftError(Why.SHAPE, given.type())
+    ones = (1,) * len(spatial)
+    stride, dilation = (tuple(given.attribute(name, ones)) for name in ("strides", "dilations"))
+    reach = tuple((taps - 1) * step + 1 for taps, step in zip(kernel, dilation, strict=True))
+    padding, dst = [], []
+    for axis, extent in enumerate(spatial):
+        pair, count = _along(given, axis, extent, reach[axis], stride[axis])
+        padding.append(pair)
+        dst.append(count)
+    if min(dst) < 1 or any(side < 0 for pair in padding for side in pair):
+        raise LeftError(Why.SHAPE, f"pads={padding} of {given.type()}")
+    return Window(kernel, stride, dilation, tuple(padding), tuple(dst))
+
+
+def _along(given: Given, axis: int, extent: int, reach: int, stride: int) -> tuple[Pair, int]:
+    """Padding and number of windows along an axis."""
+    pads = tuple(given.attribute("pads", (0,) * 2 * (len(given.shape()) - 2)))
+    mode = given.attribute("auto_pad", "NOTSET")
+    low, high = (0, 0) if mode == "VALID" else (pads[axis], pads[axis + len(pads) // 2])
+    if mode.startswith("SAME"):
+        count = -(-extent // stride)
+        total = max(0, (count - 1) * stride + reach - extent)
+        least = total // 2
+        return ((least, total - least) if mode == "SAME_UPPER" else (total - least, least)), count
+    room = extent + low + high - reach
+    count = room // stride + 1
+    if given.attribute("ceil_mode", 0) and room % stride:
+        begin = count * stride
+        count += begin < extent + low  # the last window begins inside src or its low padding
+    return (low, high), count
+
+
+def convolution(given: Given) -> str:
+    """Conv: a convolution, and a bias."""
+    given.floats()
+    weight = given.known(1, Why.WEIGHT_NOT_CONSTANT)
+    window = window_of(given, tuple(weight.shape[2:]))
+    if not given.type().is_spec or len(window.kernel) > len(CONVOLUTIONS):
+        raise LeftError(Why.SHAPE, given.type())
+    op = CONVOLUTIONS[len(window.kernel) - 1](
+        weight.shape[0],
+        window.kernel,
+        stride=window.stride,
+        padding=window.padding,
+        dilation=window.dilation,
+        groups=given.attribute("group", 1),
+    )
+    made = given.layer(op, *given.inputs[:2])
+    return given.layer(Bias(), made, given.inputs[2]) if given.has(2) else made
+
+
+def max_pool(given: Given) -> str:
+    """MaxPool without its indices."""
+    given.floats()
+    given.wants(1)
+    window = window_of(given, tuple(given.attribute("kernel_shape", ())))
+    return given.add(
+        Pool("amax", window.kernel, window.stride, window.padding, window.dst, window.dilation),
+        given.inputs[0],
+    )
+
+
+def average_pool(given: Given) -> str:
+    """AveragePool."""
+    given.floats()
+    window = window_of(given, tuple(given.attribute("kernel_shape", ())))
+    counts = bool(given.attribute("count_include_pad", 0))
+    return given.add(
+        Pool("mean", window.kernel, window.stride, window.padding, window.dst, window.dilation, counts),
+        given.inputs[0],
+    )

@@ -1,0 +1,230 @@
+"""Models of ONNX, read, cut into plans, and run: equal to onnxruntime and to float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fuseplan.onnx
+from fuseplan.errors import ArgumentError, BuildError, PlanError
+from fuseplan.graph.type import Type, type_of
+from fuseplan.onnx.model import OnnxModel
+from onnx_models import cnn, mlp, model, positive, weights
+
+RNG = np.random.default_rng(3)
+
+
+def peer(proto: Any, given: dict[str, Any]) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    return list(session.run(None, given))
+
+
+def check(proto: Any, given: dict[str, Any], rtol: float = 2e-5) -> OnnxModel:
+    """Runs a model twice, and compares the results with onnxruntime's."""
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    for _ in range(2):
+        for made, want in zip(ours.run(None, given), peer(proto, given), strict=True):
+            assert made.dtype == want.dtype
+            np.testing.assert_allclose(made, want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
+    return ours
+
+
+def plans(ours: OnnxModel, given: dict[str, Any]) -> list[str]:
+    prepared = ours.prepare({name: type_of(each) for name, each in given.items()})
+    return [str(site.plan) for site in prepared.session.cut.sites]
+
+
+def test_a_network_of_convolutions() -> None:
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours = check(cnn(), given)
+    assert plans(ours, given) == [
+        "f32[1x3x32x32, nhwc] -> conv2d(16, kernel=7, stride=2, padding=3) -> bias -> relu",
+        "f32[1x16x8x8, nhwc] -> conv2d(16, kernel=3, padding=1) -> add -> relu",
+        "f32[1x16x1x1, nhwc] -> conv2d(16, kernel=1) -> sigmoid",
+        "f32[1x16x8x8, nhwc] -> scale",
+        "f32[1x16x8x8, nhwc] -> conv2d(16, kernel=3, stride=2, padding=1, groups=16) -> hardswish",
+        "f32[1x16] -> linear(10) -> bias",
+    ]
+    check(cnn(), {"x": RNG.standard_normal((3, 3, 32, 32), np.float32)})
+
+
+@pytest.mark.parametrize("opset", [17, 24])
+def test_a_feed_forward_block(opset: int) -> None:
+    given = {name: RNG.standard_normal((2, 5, 24), np.float32) for name in ("x", "r")}
+    ours = check(mlp(opset), given)
+    found = plans(ours, given)
+    assert len(found) == 4
+    assert found[2].startswith('f32[2x5x24] -> linear(64) -> bias -> elementwise("')
+    assert found[3] == "f32[2x5x64] -> linear(24) -> bias -> add"
+
+
+def test_the_graph_is_right_in_float64() -> None:
+    given = {name: RNG.standard_normal((2, 5, 24), np.float32) for name in ("x", "r")}
+    ours = fuseplan.onnx.load(mlp(), threads=1)
+    prepared = ours.prepare({name: type_of(each) for name, each in given.items()})
+    exact = prepared.model.graph.evaluate(given)
+    for made, want in zip(ours.run(None, given), exact.values(), strict=True):
+        np.testing.assert_allclose(made, want, rtol=1e-5, atol=1e-5)
+
+
+def test_each_shape_is_compiled_once_and_kept() -> None:
+    ours = fuseplan.onnx.load(mlp(), threads=1)
+    types = [{name: Type((1, rows, 24), "f32") for name in ("x", "r")} for rows in (3, 4)]
+    first, other, again = (ours.prepare(each) for each in (*types, types[0]))
+    assert first is again is not other
+    with pytest.raises(ArgumentError, match="the shape of the input 'x' is not known"):
+        ours.prepare()
+
+
+def test_a_file_with_data_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(cnn(), path, save_as_external_data=True, location="model.data", size_threshold=0)
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    made = fuseplan.onnx.load(path, threads=1).run(["y"], given)[0]
+    np.testing.assert_allclose(made, peer(onnx.load(str(path)), given)[0], rtol=1e-4, atol=1e-6)
+    (tmp_path / "model.data").rename(tmp_path / "elsewhere")
+    with pytest.raises(ArgumentError, match=r"the file 'model.data', with the data of .*, is missing"):
+        fuseplan.onnx.load(path)
+    (tmp_path / "inner").mkdir()
+    for name in ("../elsewhere", str(tmp_path / "elsewhere"), "link"):
+        broken = onnx.load(str(path), load_external_data=False)
+        for tensor in broken.graph.initializer:
+            tensor.external_data[0].value = name
+        (tmp_path / "inner" / "broken.onnx").write_bytes(broken.SerializeToString())
+        if name == "link":
+            (tmp_path / "inner" / "link").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ArgumentError, match="outside of the model's folder"):
+            fuseplan.onnx.load(tmp_path / "inner" / "broken.onnx")
+
+
+def test_wrong_files_and_calls(tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("no model")
+    with pytest.raises(ArgumentError, match="is no ONNX model"):
+        fuseplan.onnx.load(tmp_path / "text.onnx")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(ArgumentError, match="it has no graph"):
+        fuseplan.onnx.load(tmp_path / "empty.onnx")
+    with pytest.raises(FileNotFoundError):
+        fuseplan.onnx.load(tmp_path / "none.onnx")
+    with pytest.raises(ArgumentError, match="want the path of an ONNX model"):
+        fuseplan.onnx.load(3)
+    with pytest.raises(ArgumentError, match="models run on the cpu"):
+        fuseplan.onnx.load(cnn(), "triton:sm_90")
+    ours = fuseplan.onnx.load(cnn(), threads=1)
+    image = np.zeros((1, 3, 32, 32), np.float32)
+    for given, problem in (
+        ({}, "the input 'x' is missing"),
+        ({"x": image, "z": image}, "the input 'z' is not the model's"),
+        ({"x": image.astype(np.float64)}, r"got f64\[1x3x32x32\]; want f32"),
+    ):
+        with pytest.raises(ArgumentError, match=problem):
+            ours.run(None, given)
+    with pytest.raises(ArgumentError, match="no output is named 'z'; want of y"):
+        ours.run(["z"], {"x": image})
+
+
+def test_broken_graphs_name_the_node() -> None:
+    node = helper.make_node
+    missing = model([node("Relu", ["q"], ["y"], "first")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(PlanError, match="first: nothing makes its input q"):
+        fuseplan.onnx.load(missing).prepare()
+    twice = model([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"], "b")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(PlanError, match=r"b \(Neg\): there is a value y already"):
+        fuseplan.onnx.load(twice).prepare()
+    unknown = model([node("Nonsense", ["x"], ["y"], "c")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(BuildError, match=r"nothing runs c \(Nonsense\)"):
+        fuseplan.onnx.load(unknown).prepare()
+
+
+def test_nodes_may_stand_in_any_order() -> None:
+    proto = mlp()
+    nodes = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    given = {name: RNG.standard_normal((2, 5, 24), np.float32) for name in ("x", "r")}
+    want = peer(mlp(), given)[0]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(mlp().graph.initializer)
+    assert fuseplan.onnx.load(proto, threads=1).run(["y"], given)[0].shape == want.shape
+
+
+def test_control_flow_reads_values_from_outside() -> None:
+    node = helper.make_node
+    told = helper.make_tensor_value_info("t", TensorProto.FLOAT, None)
+    other = helper.make_tensor_value_info("e", TensorProto.FLOAT, None)
+    then = helper.make_graph([node("Add", ["l", "x"], ["t"])], "then", [], [told])
+    els = helper.make_graph([node("Sub", ["l", "x"], ["e"])], "else", [], [other])
+    nodes = [
+        node("MatMul", ["x", "w"], ["l"], "product"),
+        node("ReduceMax", ["x"], ["top"], "top", keepdims=0),
+        node("Greater", ["top", "limit"], ["c"], "compare"),
+        node("If", ["c"], ["y"], "branch", then_branch=then, else_branch=els),
+    ]
+    proto = model(nodes, {"x": [3, 4]}, ["y"], {"w": weights(4, 4), "limit": np.float32(2)})
+    for size in (0.1, 10.0):
+        ours = check(proto, {"x": size * RNG.standard_normal((3, 4)).astype(np.float32)})
+    assert len(plans(ours, {"x": np.zeros((3, 4), np.float32)})) == 1
+
+
+def test_shapes_that_data_decide_are_left_to_onnx() -> None:
+    node = helper.make_node
+    nodes = [
+        node("Relu", ["x"], ["r"], "relu"),
+        node("NonZero", ["r"], ["places"], "places"),
+        node("Cast", ["places"], ["f"], "cast", to=TensorProto.FLOAT),
+        node("Mul", ["f", "f"], ["y"], "square"),
+    ]
+    ours = check(model(nodes, {"x": [3, 4]}, ["y"], {}), {"x": RNG.standard_normal((3, 4), np.float32)})
+    assert plans(ours, {"x": np.zeros((3, 4), np.float32)}) == ["f32[3x4] -> relu"]
+
+
+def test_what_depends_on_shapes_and_constants_alone_is_computed_once() -> None:
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["shape"], "shape"),
+        node("Gather", ["shape", "zero"], ["n"], "rows"),
+        node("Concat", ["n", "rest"], ["wanted"], "wanted", axis=0),
+        node("Reshape", ["x", "wanted"], ["flat"], "flat"),
+        node("Transpose", ["w"], ["t"], "transpose"),
+        node("MatMul", ["flat", "t"], ["y"], "product"),
+        node("Identity", ["x"], ["same"], "same"),
+    ]
+    stored = {"zero": np.zeros(1, np.int64), "rest": np.array([-1], np.int64), "w": weights(5, 12)}
+    proto = model(nodes, {"x": ["n", 3, 4]}, ["y", "same"], stored)
+    given = {"x": RNG.standard_normal((2, 3, 4), np.float32)}
+    ours = check(proto, given)
+    graph = ours.prepare({"x": type_of(given["x"])}).model.graph
+    assert {each.name for each in graph.folded} == {"shape", "rows", "wanted", "transpose", "same"}
+    assert [node.op.word for node in graph.nodes] == ["reshape", "matmul"]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_other_dtypes(dtype: Any) -> None:
+    node = helper.make_node
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [
+            node("Gemm", ["x", "w", "b"], ["l"], transB=1, alpha=0.5, beta=2.0),
+            node("Elu", ["l"], ["y"], alpha=0.3),
+        ],
+        "model",
+        [helper.make_tensor_value_info("x", element, [3, 8])],
+        [helper.make_tensor_value_info("y", element, None)],
+        [
+            numpy_helper.from_array(weights(4, 8).astype(dtype), "w"),
+            numpy_helper.from_array(positive(4).astype(dtype), "b"),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    rtol = 1e-12 if dtype == np.float64 else 3e-3
+    ours = check(proto, {"x": RNG.standard_normal((3, 8)).astype(dtype)}, rtol)
+    assert len(plans(ours, {"x": np.zeros((3, 8), dtype)})) == 1

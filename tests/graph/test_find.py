@@ -1,0 +1,207 @@
+"""Graphs cut into plans: what ends in which plan, why the rest does not, and that the plans are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuseplan.graph.find import Cut, find
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.ops import VIEWS
+from fuseplan.graph.session import Session
+from fuseplan.graph.why import Why
+from graphs import graph_of, random_inputs
+
+BOTTLENECK = """
+input x: f32[1x64x14x14]
+constant w1: f32[16x64x1x1]
+constant m: f32[16]
+constant v: f32[16]
+constant s: f32[16]
+constant h: f32[16]
+constant w2: f32[64x16x1x1]
+constant b2: f32[64]
+y1 = conv2d(16, kernel=1)(x, w1)
+y2 = batch_norm(y1, m, v, s, h)
+y3 = relu(y2)
+y4 = conv2d(64, kernel=1)(y3, w2)
+y5 = bias(y4, b2)
+y6 = map("a + b")(x, y5)
+y7 = relu(y6)
+output y7
+"""
+EXCITE = """
+input x: f32[1x32x7x7, nchw]
+constant w1: f32[8x32x1x1]
+constant w2: f32[32x8x1x1]
+p = reduce('mean', axes=(2, 3))(x)
+e = conv2d(8, kernel=1)(p, w1)
+t = sigmoid(e)
+u = map("a * b")(e, t)
+c = conv2d(32, kernel=1)(u, w2)
+g = sigmoid(c)
+y = map("a * b")(g, x)
+output y
+"""
+NORMED = """
+input x: f32[2x6x16]
+input r: f32[2x6x16]
+constant scale: f32[16]
+constant shift: f32[16]
+constant w: f32[24x16]
+s = map("a + b")(x, r)
+n = layer_norm(s, scale, shift)
+l = linear(24)(n, w)
+output l
+"""
+PRE_NORM = NORMED.replace("output l", "output l\noutput s")
+SPELLED = """
+input x: f32[4x16]
+constant w: f32[16x16]
+constant b: f32[16]
+constant root: f32[] = 1.4142135
+constant half: f32[] = 0.5
+constant one: f32[1] = [1.0]
+l = matmul(16)(x, w)
+z = map("a + b")(b, l)
+d = map("a / b")(z, root)
+e = map("erf(a)")(d)
+f = map("a + b")(one, e)
+g = map("a * b")(half, f)
+y = map("a * b")(g, z)
+output y
+"""
+NORM_IN_PIECES = """
+input x: f32[1x8x5x5]
+constant w: f32[8x8x3x3]
+constant mean: f32[8x1x1]
+constant k: f32[1x8x1x1]
+constant shift: f32[8x1x1]
+y = conv2d(8, kernel=3)(x, w)
+d = map("a - b")(y, mean)
+n = map("a * b")(k, d)
+z = map("a + b")(n, shift)
+q = map("a / b")(z, k)
+r = map("b - a")(q, shift)
+output r
+"""
+FORMULAS = """
+input x: f32[2x3x4]
+input y: f32[2x3x4]
+input row: f32[4]
+constant k: f32[3x1]
+a = map("a - b")(x, y)
+b = leaky_relu(0.2)(a)
+c = map("a * b")(b, k)
+d = map("a + b")(c, row)
+output d
+"""
+
+
+def texts(cut: Cut) -> list[str]:
+    return [str(site.plan) for site in cut.sites]
+
+
+@pytest.mark.parametrize(
+    ("text", "plans"),
+    [
+        (
+            BOTTLENECK,
+            [
+                "f32[1x64x14x14, nhwc] -> conv2d(16, kernel=1) -> bias -> relu",
+                "f32[1x16x14x14, nhwc] -> conv2d(64, kernel=1) -> bias -> add -> relu",
+            ],
+        ),
+        (
+            EXCITE,
+            [
+                "f32[1x32x1x1, nhwc] -> conv2d(8, kernel=1) -> silu",
+                "f32[1x8x1x1, nhwc] -> conv2d(32, kernel=1) -> sigmoid",
+                "f32[1x32x7x7, nhwc] -> scale",
+            ],
+        ),
+        (NORMED, ["f32[2x6x16] -> add -> layer_norm", "f32[2x6x16] -> linear(24)"]),
+        (PRE_NORM, ["f32[2x6x16, bsc] -> add", "f32[2x6x16] -> layer_norm", "f32[2x6x16] -> linear(24)"]),
+        (
+            SPELLED,
+            ['f32[4x16] -> linear(16) -> bias -> elementwise("0.5 * (1 + erf(x / 1.4142135381698608)) * x")'],
+        ),
+        (NORM_IN_PIECES, ["f32[1x8x5x5, nhwc] -> conv2d(8, kernel=3) -> bias"]),
+        (FORMULAS, ["f32[2x3x4] -> add(alpha2=-1) -> leaky_relu(0.2) -> scale", "f32[2x3x4, bsc] -> bias"]),
+    ],
+    ids=["bottleneck", "excite", "norm", "pre-norm", "gelu in pieces", "norm in pieces", "formulas"],
+)
+def test_plans_are_found_and_right(text: str, plans: list[str]) -> None:
+    graph = graph_of(text)
+    cut = find(graph, threads=1)
+    assert texts(cut) == plans
+    books(cut)
+    inputs = random_inputs(graph)
+    session = Session(cut)
+    exact = graph.evaluate(inputs)
+    for _ in range(2):  # the memory of a run is used again
+        made = session(inputs)
+        for name, want in exact.items():
+            assert made[name].dtype == np.float32
+            np.testing.assert_allclose(made[name], want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+def books(cut: Cut) -> None:
+    """Each node is in exactly one plan, left for a reason, or a view."""
+    inside = [id(node) for site in cut.sites for node in site.nodes]
+    for node in cut.graph.nodes:
+        places = [inside.count(id(node)), id(node) in cut.left, isinstance(node.op, VIEWS)]
+        assert sum(places) == 1, node
+
+
+def why(graph: Graph, name: str) -> Why:
+    return find(graph, threads=1).left[id(graph.made_by[name])].why
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "code"),
+    [
+        ("y: f32[2x3] = onnx.Foo(x)", "y", Why.NOT_IN_TABLE),
+        ("y = reduce('sum', axes=(1,))(x)", "y", Why.NO_PLAN),
+        ("y = linear(4)(x, w)", "y", Why.WEIGHT_NOT_CONSTANT),
+        ("y = map('a + 1')(v)", "y", Why.SHAPE),
+        ("y = map('a * b')(x, r)", "y", Why.BROADCAST),
+        ("y = map('a + b')(c, r)", "y", Why.BROADCAST),
+        ("y = map('a / b')(x, z)", "y", Why.FORMULA),
+        ("y = reshape((3, 2))(i)\nq: i64[3x2] = onnx.Neg(y)", "q", Why.NOT_IN_TABLE),
+    ],
+)
+def test_what_is_left_has_its_reason(lines: str, name: str, code: Why) -> None:
+    head = """
+input x: f32[2x3]
+input z: f32[2x3]
+input w: f32[4x3]
+input r: f32[2x1]
+input v: f32[3]
+input i: i64[2x3]
+constant c: f32[1x3]
+"""
+    assert why(graph_of(f"{head}{lines}\noutput {name}"), name) == code
+
+
+def test_a_plan_ends_where_a_value_is_needed_elsewhere() -> None:
+    head = "input x: f32[2x3]\nconstant w: f32[3x3]\n"
+    ends = {
+        "l = linear(3)(x, w)\ny = relu(l)\noutput y\noutput l": Why.GRAPH_OUTPUT,
+        "l = linear(3)(x, w)\ny = relu(l)\nz = linear(3)(l, w)\noutput y\noutput z": Why.EXTERNAL_CONSUMER,
+        "l = linear(3)(x, w)\ny = linear(3)(l, w)\noutput y": Why.CONSUMER,
+    }
+    for lines, code in ends.items():
+        site = find(graph_of(head + lines), threads=1).sites[0]
+        assert str(site.plan) == "f32[2x3] -> linear(3)"
+        assert site.ended.why == code
+
+
+def test_a_gate_of_several_readers_is_one_plan() -> None:
+    """x * sigmoid(x) reads a product's result twice, and nothing else does."""
+    graph = graph_of(
+        "input x: f32[2x3]\nconstant w: f32[3x3]\nl = linear(3)(x, w)\ng = sigmoid(l)\n"
+        'y = map("a * b")(g, l)\noutput y'
+    )
+    (plan,) = texts(find(graph, threads=1))
+    assert plan == "f32[2x3] -> linear(3) -> silu"

@@ -1,0 +1,155 @@
+"""Running a cut graph: order, memory, copies, and other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuseplan.errors import ArgumentError
+from fuseplan.graph.find import find
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.memory import Buffer, plan
+from fuseplan.graph.place import Call, Compute, Copy, Launch
+from fuseplan.graph.schedule import Unit, schedule
+from fuseplan.graph.session import Session
+from graphs import graph_of, random_inputs
+
+CHAIN = """
+input x: f32[1x8x16x16]
+constant w1: f32[8x8x3x3]
+constant w2: f32[8x8x3x3]
+constant w3: f32[8x8x3x3]
+constant fc: f32[5x2048]
+a = conv2d(8, kernel=3, padding=1)(x, w1)
+b = conv2d(8, kernel=3, padding=1)(a, w2)
+c = conv2d(8, kernel=3, padding=1)(b, w3)
+d = reshape((1, 2048))(c)
+y = linear(5)(d, fc)
+output y
+"""
+# Two of another library's operators that may run together, though the graph has a plan between them.
+MIXED = """
+input x: f32[2x3]
+constant w: f32[4x3]
+p: f32[2x3] = other.Double(x)
+l = linear(4)(x, w)
+q: f32[2x3] = other.Double(p)
+i: i64[2] = other.Rows(q)
+s = map("a + a")(q)
+output l
+output i
+output s
+"""
+
+
+class Doubling:
+    """A library of two operators; it counts its runs."""
+
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+
+    def prepare(self, graph: Graph, unit: Unit) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        self.units.append(unit)
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            found = dict(zip(unit.reads, values, strict=True))
+            for node in unit.nodes:
+                (value,) = (found[name] for name in node.inputs)
+                found[node.outputs[0]] = (
+                    2 * value if node.op.word == "other.Double" else np.arange(len(value))
+                )
+            return [found[name] for name in unit.writes]
+
+        return run
+
+    def ran(self, unit: Unit) -> str:
+        return "doubling"
+
+
+def kinds(session: Session) -> list[type]:
+    return [type(step) for step in session.placement.steps]
+
+
+def test_memory_is_shared_by_values_that_do_not_live_at_once() -> None:
+    graph = graph_of(CHAIN)
+    session = Session(find(graph, threads=1))
+    image = 8 * 16 * 16 * 4
+    assert 2 * image <= session.arena_bytes <= 2 * image + 256
+    # The input is copied to lie channels last, and the last image to lie as rows of a matrix.
+    assert kinds(session) == [Copy, Launch, Launch, Launch, Compute, Launch]
+    assert len(session.compiled) == 4
+    assert len({id(each) for each in session.compiled}) == 2  # equal plans are compiled once
+    inputs = random_inputs(graph)
+    first, second = session(inputs)["y"], session(inputs)["y"]
+    np.testing.assert_array_equal(first, second)
+    assert not np.shares_memory(first, second)
+    np.testing.assert_allclose(first, graph.evaluate(inputs)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_views_cost_nothing_where_elements_lie_so() -> None:
+    graph = graph_of(
+        "input x: f32[2x8x1x1]\nconstant w: f32[6x8x1x1]\nconstant fc: f32[3x6]\n"
+        "a = conv2d(6, kernel=1)(x, w)\nb = reshape((2, 6))(a)\ny = linear(3)(b, fc)\noutput y"
+    )
+    session = Session(find(graph, threads=1))
+    assert kinds(session) == [Copy, Launch, Launch]
+    image = graph_of(
+        "input x: f32[1x4x3x3]\nconstant w: f32[6x4x1x1]\nconstant fc: f32[2x6]\n"
+        "a = conv2d(6, kernel=1)(x, w)\nb = permute((0, 2, 3, 1))(a)\ny = linear(2)(b, fc)\noutput y"
+    )
+    assert kinds(Session(find(image, threads=1))) == [Copy, Launch, Launch]
+
+
+def test_a_library_runs_its_operators_together() -> None:
+    graph = graph_of(MIXED)
+    library = Doubling()
+    session = Session(find(graph, threads=1), {"other": library})
+    assert [[node.outputs[0] for node in unit.nodes] for unit in library.units] == [["p", "q", "i"]]
+    assert library.units[0].writes == ("i", "q")
+    assert kinds(session).count(Call) == 1
+    inputs = random_inputs(graph)
+    made = session(inputs)
+    np.testing.assert_array_equal(made["s"], 8 * inputs["x"])
+    np.testing.assert_array_equal(made["i"], [0, 1])
+    with pytest.raises(ArgumentError, match="nothing runs the operators of 'other'"):
+        Session(find(graph, threads=1))
+
+
+def test_a_wrong_input_is_refused() -> None:
+    session = Session(find(graph_of(CHAIN), threads=1))
+    with pytest.raises(ArgumentError, match=r"got f32\[1x8x16x15\]; want f32\[1x8x16x16\]"):
+        session({"x": np.zeros((1, 8, 16, 15), np.float32)})
+    with pytest.raises(ArgumentError, match="the input 'x' is missing"):
+        session({})
+
+
+def test_units_come_after_those_that_they_read() -> None:
+    cut = find(graph_of(MIXED), threads=1)
+    made = {"x", "w"}
+    for unit in schedule(cut):
+        assert made.issuperset(unit.reads)
+        made |= set(unit.writes)
+    assert made.issuperset(cut.graph.outputs)
+
+
+def test_buffers_that_live_at_once_lie_apart() -> None:
+    rng = np.random.default_rng(0)
+    buffers = []
+    for _ in range(60):
+        size, (first, last) = int(rng.integers(1, 900)), sorted(rng.integers(0, 30, 2).tolist())
+        buffers.append(Buffer((size,), (1,), np.dtype(np.float32), first, last))
+    nbytes = plan(buffers)
+    for place, one in enumerate(buffers):
+        assert one.offset % 64 == 0
+        assert one.offset + one.nbytes <= nbytes
+        for other in buffers[:place]:
+            at_once = one.first <= other.last and other.first <= one.last
+            apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
+            assert apart or not at_once
+    busiest = max(
+        sum(each.nbytes for each in buffers if each.first <= step <= each.last) for step in range(30)
+    )
+    assert busiest <= nbytes <= 1.5 * busiest
