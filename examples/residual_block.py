@@ -15,12 +15,12 @@ PLAN = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -
 def main() -> None:
     plan = FusionPlan.parse(PLAN)
     for each in plan.operands:
-        made = each.operand
+        made = each
         print(f"{each.key:<9} {made.dtype}{list(made.shape)}, for {plan[each.step].op.name}")
 
     generator = np.random.default_rng(1)
     given = {
-        each.key: generator.standard_normal(each.operand.shape, np.float32)
+        each.key: generator.standard_normal(each.shape, np.float32)
         for each in plan.operands
         if each.key != "other"
     }

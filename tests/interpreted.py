@@ -284,7 +284,7 @@ def assert_interpreted(
         assert isinstance(chosen, GpuTemplate)
         template = chosen
     arrays = random_arrays(plan, seed)
-    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    parameters = {each.key: each.value for each in plan.parameters}
     with np.errstate(all="ignore"):
         out, saved = evaluated(plan, arrays)
     got, results = interpret_all(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters)

@@ -180,11 +180,11 @@ def random_operands(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDA
     """Operands and old results by key: normal, weights scaled to keep results near 1, variances positive."""
     made: dict[str, NDArray[np.float64]] = {}
     for each in plan.operands:
-        values = rng.standard_normal(each.operand.shape)
-        if each.operand.per == "weight":
-            values /= math.sqrt(terms(plan[each.step], each.operand))
-        made[each.key] = np.abs(values) + 0.5 if "variance" in each.operand.name else values
+        values = rng.standard_normal(each.shape)
+        if each.per == "weight":
+            values /= math.sqrt(terms(plan[each.step], each))
+        made[each.key] = np.abs(values) + 0.5 if "variance" in each.name else values
     for old in plan.results:
-        if old.result.updated:
-            made[old.key] = np.abs(rng.standard_normal(old.result.shape)) + 0.5
+        if old.updated:
+            made[old.key] = np.abs(rng.standard_normal(old.shape)) + 0.5
     return made

@@ -8,14 +8,14 @@ from math import prod
 from typing import Any
 
 from fuseplan.arrays import Buffer, described, overlap
-from fuseplan.declarations import Operand, Shape
+from fuseplan.declarations import Operand, Result, Shape
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.given import number
 from fuseplan.op import Op
 from fuseplan.ops.matmul import Matmul
 from fuseplan.plan import FusionPlan, as_plan
-from fuseplan.step import PlanOperand, PlanResult, Step
+from fuseplan.step import Step
 from fuseplan.tensor import Dense
 from fuseplan.text import operator_text
 
@@ -42,7 +42,7 @@ NO_KEYS = {
 Batch normalization is not folded into a weight. By hand, with k = scale / sqrt(variance + epsilon):
   multiply each feature's weight by k, give (bias - mean) * k + shift as bias, and write `-> bias` for both"""
 }
-Tensor = End | PlanOperand | PlanResult
+Tensor = End | Operand | Result
 
 
 class Arguments:
@@ -160,22 +160,21 @@ def check_value(plan: FusionPlan, key: str, value: Any) -> None:
 
 
 def operand_buffer(
-    plan: FusionPlan, operand: PlanOperand, value: Any, view: Callable[..., Buffer] = described
+    plan: FusionPlan, operand: Operand, value: Any, view: Callable[..., Buffer] = described
 ) -> Buffer:
     """The tensor given for an operand, as `view` sees it.
 
     Raises:
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
     """
-    wanted = operand.operand
-    buffer = view(value, operand, in_place=wanted.per == "element")
+    buffer = view(value, operand, in_place=operand.per == "element")
     src, place = plan[operand.step].src, plan[operand.step].dst
-    if buffer.shape != wanted.shape:
-        remedy = _reshaped(plan[operand.step].op, buffer.shape, wanted.shape)
-        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(wanted), remedy)
-    if buffer.dtype not in dtypes_taken(wanted, src.dtype):
-        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(wanted, src.dtype))
-    if wanted.per == "element" and not place.same_layout(buffer.strides):
+    if buffer.shape != operand.shape:
+        remedy = _reshaped(plan[operand.step].op, buffer.shape, operand.shape)
+        raise _refused(plan, operand, "has the wrong shape", buffer, want_text(operand), remedy)
+    if buffer.dtype not in dtypes_taken(operand, src.dtype):
+        raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(operand, src.dtype))
+    if operand.per == "element" and not place.same_layout(buffer.strides):
         remedy = "The kernel reads it in place: copy it into that layout, or give the plan's src this layout"
         raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer
@@ -195,7 +194,7 @@ def _reshaped(op: Op, got: Shape, want: Shape) -> str | None:
 
 
 def result_buffer(
-    plan: FusionPlan, result: PlanResult, value: Any, view: Callable[..., Buffer] = described
+    plan: FusionPlan, result: Result, value: Any, view: Callable[..., Buffer] = described
 ) -> Buffer:
     """The tensor given for a result, as `view` sees it: it is written where it lies.
 
@@ -211,7 +210,7 @@ def result_buffer(
     ):
         if not is_right:
             remedy = "The kernel writes it in place: pass a dense tensor of that shape and dtype"
-            remedy += "" if result.result.updated else ", or leave it out for a new tensor"
+            remedy += "" if result.updated else ", or leave it out for a new tensor"
             raise _refused(plan, result, f"has {what}", buffer, str(wanted), remedy)
     if buffer.readonly:
         raise ArgumentError(result, " is read-only: pass a writable tensor")
@@ -258,7 +257,7 @@ def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[T
 
 def _refused(
     plan: FusionPlan,
-    tensor: PlanOperand | PlanResult,
+    tensor: Operand | Result,
     what: str,
     got: Buffer,
     want: str,

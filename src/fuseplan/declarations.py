@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -32,12 +32,15 @@ class Operand:
     """A tensor that an operator is given at run time, for a known src.
 
     Attributes:
-        name: its key among an operator's arguments.
+        name: its key among the operator's arguments.
         shape: logical extents.
         dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
             too, and widened.
         per: `channel`, `activation`, `element`, `shared`, or `weight` for any other shape.
         axes: the axes of src that it has, in its own order; none of a weight.
+        key: its name in a plan: its own where it is the first of that name, else `name_2`, `name_3`; "" of an
+            operator by itself. Nothing else in the plan has the same.
+        step: the index of its operator in the plan.
     """
 
     name: str
@@ -45,6 +48,11 @@ class Operand:
     dtype: str
     per: str
     axes: tuple[int, ...] = ()
+    key: str = ""
+    step: int = 0
+
+    def __str__(self) -> str:
+        return f"operand `{self.key}`"
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,9 @@ class Result:
         per: `channel`, `activation`, or `element`: a value of the plan, in its dtype and layout.
         updated: the caller gives the tensor, and its new value depends on the old one.
         axes: the axes of src that it has.
+        spec: how its tensor lies in memory.
+        key: as an operand's.
+        step: as an operand's.
     """
 
     name: str
@@ -65,15 +76,26 @@ class Result:
     dtype: str
     per: str
     updated: bool
-    axes: tuple[int, ...] = ()
+    axes: tuple[int, ...]
+    spec: TensorSpec | Dense
+    key: str = ""
+    step: int = 0
+
+    def __str__(self) -> str:
+        return f"result `{self.key}`"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that an operator is given at run time, and the value the plan has for it."""
+    """A number that an operator is given at run time, and the value the plan has for it.
+
+    `key` and `step` are as an operand's.
+    """
 
     name: str
     value: float
+    key: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True)

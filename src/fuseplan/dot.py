@@ -47,8 +47,7 @@ def _node(name: str, label: str, shape: str) -> Iterator[str]:
 def _given(step: Any) -> Iterator[str]:
     """The step's operands and results, and the arrows from and to them."""
     for each in step.operands:
-        operand = each.operand
-        yield from _tensor(each.key, Dense(operand.shape, operand.dtype))
+        yield from _tensor(each.key, Dense(each.shape, each.dtype))
         yield f"  {each.key} -> {_name(step.index)}"
     for each in step.results:
         yield from _tensor(each.key, each.spec)

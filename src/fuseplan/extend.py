@@ -61,7 +61,7 @@ def _try(kind: type[Elementwise]) -> None:
         plan = FusionPlan(src, op)
         if FusionPlan.parse(str(plan)) != plan:
             raise ArgumentError(f"{plan} is another plan when it is parsed")
-        arrays = {each.key: np.ones(each.operand.shape) for each in plan.operands}
+        arrays = {each.key: np.ones(each.shape) for each in plan.operands}
         plan.reference(np.ones(plan.src.shape), arrays)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fuseplan.declarations import Operand, Result
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, Output, Stage
 from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
@@ -13,7 +14,7 @@ from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.save import Save
 from fuseplan.rules.normalization import row_stride
 from fuseplan.scalar import Scalar, leaf
-from fuseplan.step import PlanOperand, PlanResult, Step
+from fuseplan.step import Step
 from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
 
@@ -66,7 +67,7 @@ def _normalization(
         return _in_rows(kernel, steps)
     return replace(
         kernel,
-        outputs=(*(_result(each, formulas[each.result.name]) for each in centre.results), *kernel.outputs),
+        outputs=(*(_result(each, formulas[each.name]) for each in centre.results), *kernel.outputs),
         reduced_per=op.per,
     )
 
@@ -83,13 +84,12 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
     )
 
 
-def _row_operand(given: PlanOperand) -> KernelOperand:
+def _row_operand(made: Operand) -> KernelOperand:
     """What is per channel of the plan is per position of a row, and shared in rows of one element."""
-    made = given.operand
     if made.per in ("element", "shared"):
-        return KernelOperand(given.key, made.per, made.shape, made.dtype, "epilogue")
+        return KernelOperand(made.key, made.per, made.shape, made.dtype, "epilogue")
     per = "position" if made.shape != (1,) else "shared"
-    return KernelOperand(given.key, per, made.shape, made.dtype, "epilogue")
+    return KernelOperand(made.key, per, made.shape, made.dtype, "epilogue")
 
 
 def rows_of(spec: TensorSpec) -> TensorSpec:
@@ -105,9 +105,8 @@ def rows_of(spec: TensorSpec) -> TensorSpec:
     return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
-def _result(given: PlanResult, formula: Scalar) -> Output:
-    made = given.result
-    return Output(given.key, made.per, made.shape, made.dtype, formula, made.updated)
+def _result(made: Result, formula: Scalar) -> Output:
+    return Output(made.key, made.per, made.shape, made.dtype, formula, made.updated)
 
 
 def _saved(step: Step) -> Output:
@@ -121,14 +120,13 @@ def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
             yield _operand(each, step.src, role)
 
 
-def _operand(given: PlanOperand, src: TensorSpec, role: str) -> KernelOperand:
+def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
     """The operand with its axes in the order n, c, spatial."""
-    made = given.operand
     order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
     if order == tuple(range(len(order))):
-        return KernelOperand(given.key, made.per, made.shape, made.dtype, role)
+        return KernelOperand(made.key, made.per, made.shape, made.dtype, role)
     shape = tuple(made.shape[axis] for axis in order)
-    return KernelOperand(given.key, made.per, shape, made.dtype, role, order)
+    return KernelOperand(made.key, made.per, shape, made.dtype, role, order)
 
 
 def _stage(step: Step) -> Stage:

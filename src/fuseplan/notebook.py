@@ -29,6 +29,6 @@ class PlanTable:
         plan: Any = self
         rows: list[Sequence[object]] = [("", "src", "", plan.src)]
         for step in plan.steps:
-            given = [f"{each.key}: {Dense(each.operand.shape, each.operand.dtype)}" for each in step.operands]
+            given = [f"{each.key}: {Dense(each.shape, each.dtype)}" for each in step.operands]
             rows.append((step.index, operator_text(step.op), ", ".join(given), step.dst))
         return table(("", "operator", "operands", "output"), rows)

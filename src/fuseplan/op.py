@@ -42,7 +42,7 @@ from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
 from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
-from fuseplan.tensor import MAX_BYTES, TensorSpec
+from fuseplan.tensor import MAX_BYTES, Dense, TensorSpec
 
 # What a module of operators needs.
 __all__ = ["Array", "Elementwise", "Op", "inner", "operand", "operator", "parameter", "result"]
@@ -153,8 +153,9 @@ class Op(ABC):
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
         per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
         axes = PER[per](src)
-        dtype = src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
-        return Result(name, extents(src, axes), dtype, per, declared.updated, axes)
+        shape, dtype = extents(src, axes), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
+        spec = self.output(src) if per == "element" else Dense(shape, dtype)
+        return Result(name, shape, dtype, per, declared.updated, axes, spec)
 
     def spread(self, src: Array, operands: Mapping[str, Array], names: str | None = None) -> dict[str, Array]:
         """The operands in float64, each with as many axes as src."""

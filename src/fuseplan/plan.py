@@ -5,12 +5,14 @@ A plan is a value: it prints, parses, compares, and has a meaning in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 from numpy.typing import ArrayLike
 
 from fuseplan import naming
-from fuseplan.declarations import Array
+from fuseplan.declarations import Array, Operand, Parameter, Result
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
 from fuseplan.excerpt import ARROW, shown
 from fuseplan.fields import refused
@@ -21,10 +23,11 @@ from fuseplan.op import Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.save import Save
 from fuseplan.reasons import Reason, Refusal
-from fuseplan.step import PlanOperand, PlanParameter, PlanResult, Step
-from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.step import Step
+from fuseplan.tensor import TensorSpec
 from fuseplan.text import check_count, named_text, parse_json, parse_plan, plan_json, plan_text
 
+Placed = TypeVar("Placed", Operand, Parameter, Result)
 DIRECTIONS = ("vertical", "horizontal")
 
 
@@ -102,21 +105,18 @@ class FusionPlan(PlanTable):
                 op,
                 src,
                 dst,
-                tuple(PlanOperand(_key(each.name, self._taken), index, each) for each in operands),
-                tuple(PlanParameter(_key(each.name, self._taken), index, each) for each in op.parameters()),
-                tuple(
-                    PlanResult(
-                        _key(each.name, self._taken),
-                        index,
-                        each,
-                        dst if each.per == "element" else Dense(each.shape, each.dtype),
-                    )
-                    for each in results
-                ),
+                self._placed(operands),
+                self._placed(op.parameters()),
+                self._placed(results),
                 tuple((name, _key(name, self._taken)) for name in statistics),
             )
         )
         return self._steps[-1]
+
+    def _placed(self, declared: Iterable[Placed]) -> tuple[Placed, ...]:
+        """Operands, parameters or results of the next operator with their keys in the plan."""
+        made = (replace(each, key=_key(each.name, self._taken), step=len(self)) for each in declared)
+        return tuple(made)
 
     def _check_again(self, op: Op, operand: str, key: str) -> None:
         """Checks that an operator's operand is an earlier value of the plan, of the right shape."""
@@ -164,17 +164,17 @@ class FusionPlan(PlanTable):
         return tuple(step.op for step in self._steps)
 
     @property
-    def operands(self) -> tuple[PlanOperand, ...]:
+    def operands(self) -> tuple[Operand, ...]:
         """All tensors given at run time besides the input, in the plan's order."""
         return tuple(operand for step in self._steps for operand in step.operands)
 
     @property
-    def parameters(self) -> tuple[PlanParameter, ...]:
+    def parameters(self) -> tuple[Parameter, ...]:
         """All numbers given at run time, in the plan's order."""
         return tuple(parameter for step in self._steps for parameter in step.parameters)
 
     @property
-    def results(self) -> tuple[PlanResult, ...]:
+    def results(self) -> tuple[Result, ...]:
         """All tensors that the plan gives besides its output, in the plan's order."""
         return tuple(result for step in self._steps for result in step.results)
 
@@ -278,8 +278,8 @@ class FusionPlan(PlanTable):
             ArgumentError: an array is missing, unknown or of another shape.
         """
         given = parameters or {}
-        shapes = {each.key: each.operand.shape for each in self.operands}
-        shapes |= {each.key: each.result.shape for each in self.results if each.result.updated}
+        shapes = {each.key: each.shape for each in self.operands}
+        shapes |= {each.key: each.shape for each in self.results if each.updated}
         check_keys("operand", operands, shapes, required=True)
         check_keys("parameter", given, {each.key for each in self.parameters}, required=False)
         arrays = {key: wide(key, operands[key], shape) for key, shape in shapes.items()}
@@ -289,7 +289,7 @@ class FusionPlan(PlanTable):
             mine = {name: arrays[key] for name, key in step.keys.items() if key in arrays}
             mine |= {name: results[key] for name, key in step.op.again.items()}
             numbers = {
-                each.parameter.name: number(each.key, step.title, given.get(each.key, each.parameter.value))
+                each.name: number(each.key, step.title, given.get(each.key, each.value))
                 for each in step.parameters
             }
             out, made = step.op.evaluate(out, mine, numbers, slip, step.src.names)

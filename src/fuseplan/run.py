@@ -62,7 +62,7 @@ class BoundPlan:
             self._memory.settle()
         self._makers = {key: self._memory.maker(each.spec) for key, each in runner.results.items()}
         self._hold(values, words, in_place)
-        needed = (*runner.operands, *(key for key, each in runner.results.items() if each.result.updated))
+        needed = (*runner.operands, *(key for key, each in runner.results.items() if each.updated))
         self._missing = tuple(key for key in needed if key not in values)
         self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
@@ -319,7 +319,7 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
 
 
 def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
-    told = {each.key: (each.step, want_text(each.operand)) for each in plan.operands}
+    told = {each.key: (each.step, want_text(each)) for each in plan.operands}
     updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
     wanted = [
         f"`{key}` of operator {step} ({plan[step].op.name}): {want}"

@@ -75,7 +75,7 @@ class Runner:
     def parameters(self, given: Mapping[str, float]) -> tuple[Words, list[Packed]]:
         """The plan's parameters, but for those given, as the kernel reads them: by pointer or by value."""
         dtype = NUMPY_COMPUTE[self.plan.src.compute_dtype]
-        listed = [given.get(each.key, each.parameter.value) for each in self.plan.parameters]
+        listed = [given.get(each.key, each.value) for each in self.plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
             values = np.array(listed, np.float64).astype(dtype)
         words: Words = []

@@ -8,54 +8,7 @@ from fuseplan.declarations import Operand, Parameter, Result
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.normalization import Normalization
 from fuseplan.scalar import Scalar
-from fuseplan.tensor import Dense, TensorSpec
-
-
-@dataclass(frozen=True)
-class PlanOperand:
-    """An operand in its plan: `key` is its own name where it is the first of that name, else `name_2`, ..."""
-
-    key: str
-    step: int
-    operand: Operand
-
-    def __str__(self) -> str:
-        return f"operand `{self.key}`"
-
-    @property
-    def name(self) -> str:
-        """What its operator calls it."""
-        return self.operand.name
-
-
-@dataclass(frozen=True)
-class PlanParameter:
-    """A parameter in its plan; keys are made as operands' are, and no operand has the same."""
-
-    key: str
-    step: int
-    parameter: Parameter
-
-
-@dataclass(frozen=True)
-class PlanResult:
-    """A result in its plan; keys are made as operands' are, and nothing else has the same.
-
-    `spec` is how its tensor lies.
-    """
-
-    key: str
-    step: int
-    result: Result
-    spec: TensorSpec | Dense
-
-    def __str__(self) -> str:
-        return f"result `{self.key}`"
-
-    @property
-    def name(self) -> str:
-        """What its operator calls it."""
-        return self.result.name
+from fuseplan.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -69,9 +22,9 @@ class Step:
     op: Op
     src: TensorSpec
     dst: TensorSpec
-    operands: tuple[PlanOperand, ...]
-    parameters: tuple[PlanParameter, ...]
-    results: tuple[PlanResult, ...] = ()
+    operands: tuple[Operand, ...]
+    parameters: tuple[Parameter, ...]
+    results: tuple[Result, ...] = ()
     statistics: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -82,9 +35,8 @@ class Step:
     @property
     def keys(self) -> dict[str, str]:
         """What the plan calls each operand, parameter and result, by the operator's own name of it."""
-        named = {each.operand.name: each.key for each in self.operands}
-        named |= {each.parameter.name: each.key for each in self.parameters}
-        return named | {each.result.name: each.key for each in self.results}
+        given: tuple[Operand | Parameter | Result, ...] = (*self.operands, *self.parameters, *self.results)
+        return {each.name: each.key for each in given}
 
     @property
     def leaves(self) -> dict[str, str]:

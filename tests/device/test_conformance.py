@@ -65,7 +65,7 @@ def pieces(plan: FusionPlan, tensors: Tensors) -> Iterator[tuple[str, Any, Any]]
 
 def _part(plan: FusionPlan, axis: int, key: str, tensor: Any, some: slice) -> Any:
     """What a part of the plan has of a tensor."""
-    per_element = {held.key for held in plan.operands if held.operand.per == "element"} | {"src"}
+    per_element = {held.key for held in plan.operands if held.per == "element"} | {"src"}
     if axis:
         return tensor[:, some] if key in per_element else tensor[some]
     return tensor[some] if key in per_element else tensor
@@ -98,9 +98,9 @@ def computed(plan: FusionPlan, tensors: Tensors, target: str) -> Tensors:
     device = tensors["src"].device
     out = output(plan, str(device))
     given = {
-        held.key: torch.full(held.result.shape, torch.nan, device=device)
+        held.key: torch.full(held.shape, torch.nan, device=device)
         for held in plan.results
-        if not held.result.updated
+        if not held.updated
     }
     given |= {key: tensor.clone() for key, tensor in tensors.items() if key in updated(plan)}
     made = compile_plan(plan, target)(out=out.tensor, **{**tensors, **given})
@@ -110,7 +110,7 @@ def computed(plan: FusionPlan, tensors: Tensors, target: str) -> Tensors:
 
 def updated(plan: FusionPlan) -> set[str]:
     """The keys of results whose old values are read."""
-    return {held.key for held in plan.results if held.result.updated}
+    return {held.key for held in plan.results if held.updated}
 
 
 def run(plan: FusionPlan, target: str = "cuda") -> float:

@@ -292,6 +292,4 @@ def test_plans_of_layers_print_as_plans() -> None:
     assert str(plan) == (
         "f32[2x6x7x5, nhwc] -> conv2d(11, kernel=3, padding=1) -> bias -> batch_norm -> relu"
     )
-    assert [each.operand.shape for each in plan.operands] == [
-        tuple(each.shape) for each in fused.operands_of(block)
-    ]
+    assert [each.shape for each in plan.operands] == [tuple(each.shape) for each in fused.operands_of(block)]

@@ -22,7 +22,7 @@ FORKS = 6  # of forty children, 38 hung once
 def is_right(channels: int) -> bool:
     """Whether a plan that is compiled now computes a sum of `channels` ones."""
     compiled = fuseplan.compile(f"f32[5x{channels}] -> matmul(7) -> relu", threads=2, cache=False)
-    weight = np.ones(compiled.plan.operands[0].operand.shape, np.float32)
+    weight = np.ones(compiled.plan.operands[0].shape, np.float32)
     return bool((compiled(np.ones((5, channels), np.float32), weight=weight) == channels).all())
 
 

@@ -69,7 +69,7 @@ def assert_right(
     """dst and every result are within a few roundings; the results."""
     plan, kernel = lowered(text)
     arrays = random_arrays(plan, 3) if arrays is None else arrays
-    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    parameters = {each.key: each.value for each in plan.parameters}
     dst, results = interpret_all(template, kernel, H100, arrays, parameters)
     given = {key: wide(array) for key, array in arrays.items() if key != "src"}
     want, wanted = plan.evaluate(wide(arrays["src"]), given)
@@ -185,7 +185,7 @@ def test_f64_keeps_its_digits_at_any_mean(
     arrays["src"] += 1e6
     arrays["running_variance"][...] = arrays["running_mean"][...] = 0
     template = GpuNormalization(*knobs, warps=4, resident=1)
-    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    parameters = {each.key: each.value for each in plan.parameters}
     _, results = interpret_all(template, kernel, H100, arrays, parameters)
     near = arrays["src"] - 1e6  # without a rounding
     axes = (0, 2, 3) if mode == "spatial" else (0,)

@@ -141,7 +141,7 @@ def test_exceptions_stand_where_they_do_in_the_reference(operator: str, dtype: s
         arrays["src"].view(np.uint16)[...] = bits
     else:
         arrays["src"][...] = special
-    parameters = {each.key: each.parameter.value for each in plan.parameters}
+    parameters = {each.key: each.value for each in plan.parameters}
     template = next(iter(GpuPointwise.candidates(kernel_of(plan), TARGET, "default")))
     assert isinstance(template, GpuPointwise)
     got = wide(interpret(template, kernel_of(plan), TARGET, arrays, parameters))

@@ -60,8 +60,8 @@ def data(plan: FusionPlan, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     """Operands by key: small integers over eight, so that sums are exact; variances above zero."""
     found = {}
     for each in plan.operands:
-        values = rng.integers(-8, 9, each.operand.shape) / 8
-        found[each.key] = np.abs(values) + 0.5 if each.operand.name == "variance" else values
+        values = rng.integers(-8, 9, each.shape) / 8
+        found[each.key] = np.abs(values) + 0.5 if each.name == "variance" else values
     return found
 
 
@@ -87,7 +87,7 @@ def emulated(
     arrays = in_kernel_order(plan, kernel, arrays)
     source = choice.emit(kernel, target)
     dst = np.full(kernel.dst.span, np.nan, np.float32)
-    values = {each.key: each.parameter.value for each in plan.parameters}
+    values = {each.key: each.value for each in plan.parameters}
     memories: list[Any] = []
     for slot in source.slots:
         if slot.kind in ("src", "dst"):

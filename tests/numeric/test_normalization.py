@@ -155,7 +155,7 @@ def test_the_same_numbers_on_any_number_of_threads(tensor: str, chain: str) -> N
     """Whole sums and parts, on one thread and many: the same parts are combined in the same order."""
     text = f"f32[{tensor}] -> {chain}"
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))
-    updated = [each.key for each in plan.results if each.result.updated]
+    updated = [each.key for each in plan.results if each.updated]
 
     def outcome(template: Normalization, threads: int) -> Any:
         own = {key: arrays[key].copy() for key in updated}

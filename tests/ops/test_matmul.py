@@ -122,7 +122,7 @@ def test_every_order_of_the_weight_has_one_canonical_form(plan: FusionPlan) -> N
     assert conv.is_matrix_product
     assert (conv.weight_per_batch, conv.weight_transposed) == (op.batched, not op.transposed)
     (held,) = plan.operands
-    weight = np.random.default_rng(0).standard_normal(held.operand.shape)
+    weight = np.random.default_rng(0).standard_normal(held.shape)
     canonical = kernel.canonical_weight(weight)
     images = (plan.src.batch,) if op.batched else ()
     assert canonical.shape == conv.weight_shape
@@ -268,7 +268,7 @@ def test_channels_before_a_product_are_not_guessed() -> None:
         FusionPlan.parse("f32[2x3x5] -> bias -> linear(4)")
     (line,) = [line.strip() for line in str(caught.value).splitlines() if "bsc" in line]
     plan = FusionPlan.parse(line)
-    assert plan.operands[0].operand.shape == (5,)
+    assert plan.operands[0].shape == (5,)
     assert FusionPlan.parse(str(plan)) == plan
 
 

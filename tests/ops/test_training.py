@@ -179,8 +179,8 @@ def test_results_are_asked_for() -> None:
         (False, False): [], (False, True): saved, (True, False): running, (True, True): saved + running
     }  # fmt: skip
     plan = FusionPlan(src, BatchNormTraining("per_activation", running=True))
-    assert {(each.result.dtype, each.result.shape) for each in plan.results} == {("f32", (3, 2, 2))}
-    assert [each.key for each in plan.results if each.result.updated] == running
+    assert {(each.dtype, each.shape) for each in plan.results} == {("f32", (3, 2, 2))}
+    assert [each.key for each in plan.results if each.updated] == running
 
 
 def test_statistics_are_keys_that_nothing_else_has() -> None:

@@ -169,7 +169,7 @@ def test_power_in_half_precision_has_miopens_threshold() -> None:
 def test_batch_norm_parameters_have_the_convolutions_shape() -> None:
     """MIOpenDriver takes them from the input."""
     plan = read("fuseplan driver CBAInfer -F 3 -n 1 -c 4 -H 9 -W 8 -k 6")
-    assert [each.operand.shape for each in plan.operands[1:]] == [(6, 7, 6)] * 4
+    assert [each.shape for each in plan.operands[1:]] == [(6, 7, 6)] * 4
 
 
 def test_letters_of_operators_that_a_mode_has_not_change_nothing() -> None:

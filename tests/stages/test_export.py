@@ -144,7 +144,7 @@ def test_an_exported_kernel_computes_what_the_compiled_one_does(
             values[argument.name] = arrays[argument.name].copy(order="K")
         else:
             result = next(each for each in compiled.plan.results if each.key == argument.name)
-            values[argument.name] = np.zeros(result.result.shape, np.float32)
+            values[argument.name] = np.zeros(result.shape, np.float32)
         given.append(values[argument.name].ctypes.data)
     calling = "".join(
         f"void pack_{key}(const float *x, float *y) {{ block7_pack_{key}(x, y); }}\n" for key in calls

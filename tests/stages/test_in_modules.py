@@ -102,7 +102,7 @@ def test_a_copied_module_has_its_own_tensors(layer: Layer, src: torch.Tensor) ->
 
 def test_a_copy_writes_its_own_results() -> None:
     compiled = fuseplan.compile("f32[4x8] -> batch_norm_training(running=True)", cache=False)
-    running = {each.key: np.zeros(8, np.float32) for each in compiled.plan.results if each.result.updated}
+    running = {each.key: np.zeros(8, np.float32) for each in compiled.plan.results if each.updated}
     bound = compiled.bind(scale=np.ones(8, np.float32), shift=np.zeros(8, np.float32), **running)
     copied: dict[str, Any] = copy.deepcopy({"bound": bound, **running})
     src = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

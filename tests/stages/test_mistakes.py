@@ -74,7 +74,7 @@ def test_folding_batch_normalization_is_answered_by_the_way_by_hand() -> None:
     assert "Batch normalization is not folded into a weight" in printed
     assert "k = scale / sqrt(variance + epsilon)" in printed
     drawn = np.random.default_rng(0).random
-    given = {each.key: drawn(each.operand.shape) for each in plan.operands}
+    given = {each.key: drawn(each.shape) for each in plan.operands}
     k = given["scale"] / np.sqrt(given["variance"] + 1e-5)
     folded = {"weight": given["weight"] * k[:, None, None, None]}
     folded["bias"] = (given["bias"] - given["mean"]) * k + given["shift"]

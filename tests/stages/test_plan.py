@@ -61,7 +61,7 @@ def test_keys_are_the_operands_own_names_numbered_from_the_second_on() -> None:
         *("bias", "bias_2", "mean", "variance", "scale", "shift", "bias_3"),
         *("mean_2", "variance_2", "scale_2", "shift_2"),
     ]
-    assert [(each.key, each.parameter.value) for each in plan.parameters] == [
+    assert [(each.key, each.value) for each in plan.parameters] == [
         *(("epsilon", 1e-5), ("epsilon_2", 1e-3), ("k", 2.0)),
     ]
     assert [each.step for each in plan.operands[:3]] == [0, 1, 2]

@@ -267,7 +267,7 @@ def test_tensors_of_inference_mode_are_written_in_any_mode(
 def test_results_that_are_written_raise_their_versions() -> None:
     compiled = fuseplan.compile("f32[4x8] -> batch_norm_training(running=True)", cache=False)
     given = {key: torch.ones(8) for key in ("scale", "shift")}
-    running = {each.key: torch.ones(8) for each in compiled.plan.results if each.result.updated}
+    running = {each.key: torch.ones(8) for each in compiled.plan.results if each.updated}
     src = torch.randn(4, 8)
     compiled(src, **given, **running)
     assert [each._version for each in running.values()] == [1] * len(running)

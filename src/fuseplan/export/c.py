@@ -92,7 +92,7 @@ class CObject:
             buffer = operand_buffer(self._plan, operand, weights[operand.key], memory.view)
             held[Slot("operand", operand.key)] = memory.packed(packing, buffer, keep=True).array.tobytes()
         compute = NUMPY_COMPUTE[self._plan.src.compute_dtype]
-        values = [each.parameter.value for each in self._plan.parameters]
+        values = [each.value for each in self._plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
             held[Slot("parameters")] = np.array(values, np.float64).astype(compute).tobytes()
         return {slot: content for slot, content in held.items() if slot in self._source.slots}
@@ -110,16 +110,16 @@ class CObject:
             return Argument("workspace", "void", True, told)
         if slot.kind == "result":
             result = next(each for each in plan.results if each.key == key)
-            told = f"{result.spec}, {'read and ' if result.result.updated else ''}written"
+            told = f"{result.spec}, {'read and ' if result.updated else ''}written"
             # A plan may call a value of its own as C calls something else.
-            name = f"{key}_saved" if result.result.per == "element" else key
+            name = f"{key}_saved" if result.per == "element" else key
             return Argument(name, C_TYPES[result.spec.dtype], True, told)
         return self._operand(key, self.packings[key])
 
     def _operand(self, key: str, packing: Packing | None) -> Argument:
         operand = next(each for each in self._plan.operands if each.key == key)
         if packing is None:
-            return Argument(key, C_TYPES[operand.operand.dtype], False, str(self._plan[operand.step].dst))
+            return Argument(key, C_TYPES[operand.dtype], False, str(self._plan[operand.step].dst))
         told = (
             f"{prod(packing.extents)} packed elements of {self.name}_pack_{key}, aligned to {ALIGNMENT} bytes"
         )

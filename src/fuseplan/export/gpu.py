@@ -73,7 +73,7 @@ def _operands(records: Records, packings: Packings) -> Iterator[tuple[str, Any]]
 
 def _arguments(records: Records, artifact: Artifact) -> Iterator[dict[str, Any]]:
     """Every argument of the binary in its order: slots, what follows tensor maps, and two null pointers."""
-    values = {each.key: each.parameter.value for each in records.plan.parameters}
+    values = {each.key: each.value for each in records.plan.parameters}
     for place, (slot, kind) in enumerate(zip(records.source.slots, artifact.types, strict=True)):
         if slot.map is not None:
             yield from _mapped(slot, artifact.maps[place].swizzle, artifact.maps[place].box)

@@ -112,7 +112,7 @@ class Session:
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
         if not step.given:
             return lambda live: call(src, dst)
-        shapes = {each.key: each.operand.shape for each in step.site.plan.operands}
+        shapes = {each.key: each.shape for each in step.site.plan.operands}
         given = {key: (self._taker(each), shapes[key]) for key, each in step.given.items()}
 
         def launch(live: Live) -> None:

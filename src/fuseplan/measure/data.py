@@ -70,12 +70,12 @@ def random_arrays(
     tensors = {"src": space.fill(space.empty(plan.src), plan.src, INPUTS[inputs](draws, plan.src.shape))}
     for step in plan.steps:
         for held in step.operands:
-            values = _values(draws, step, held.operand, gain)
-            if held.operand.per == "element":
+            values = _values(draws, step, held, gain)
+            if held.per == "element":
                 tensors[held.key] = space.fill(space.empty(step.dst), step.dst, values)
             else:
-                tensors[held.key] = space.rounded(values, held.operand.dtype, plan.src.dtype)
-        for old in (each.result for each in step.results if each.result.updated):
+                tensors[held.key] = space.rounded(values, held.dtype, plan.src.dtype)
+        for old in (each for each in step.results if each.updated):
             values = _sized(draws.normal(old.shape), old.name)
             tensors[step.keys[old.name]] = space.rounded(values, old.dtype, "f32")
     settle(plan, tensors)
@@ -84,7 +84,7 @@ def random_arrays(
 
 def _check_size(plan: FusionPlan) -> None:
     """Refuses what in float64 is larger than memory can be, which NumPy calls an error of the value."""
-    largest = max((plan.src.size, *(math.prod(held.operand.shape) for held in plan.operands)))
+    largest = max((plan.src.size, *(math.prod(held.shape) for held in plan.operands)))
     if largest * np.dtype(np.float64).itemsize > MAX_BYTES:
         raise MemoryError(f"{largest} random numbers in float64 are larger than memory can be")
 
@@ -116,7 +116,7 @@ def laid_out(plan: FusionPlan, arrays: Tensors) -> dict[str, Tensor]:
     """Copies of what `random_arrays` gave, read from a file, that lie in memory as the plan says."""
     specs = {"src": plan.src}
     for step in plan.steps:
-        specs |= {held.key: step.dst for held in step.operands if held.operand.per == "element"}
+        specs |= {held.key: step.dst for held in step.operands if held.per == "element"}
     made = {key: np.array(array) for key, array in arrays.items() if key not in specs}
     for key, spec in specs.items():
         made[key] = empty(spec)

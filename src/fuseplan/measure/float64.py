@@ -67,8 +67,7 @@ def _normalized(
         leaves |= {name: (1 + slip) * number for name, number in reduced(each, leaves, step).items()}
     formulas = op.result_formulas(step.leaves, step.src)
     results = {
-        each.key: fold(formulas[each.result.name], leaves, meanings).reshape(each.result.shape)
-        for each in step.results
+        each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
     }
     return fold(op.formula(step.leaves, step.src), leaves, meanings).expand(x.shape), results
 

@@ -56,7 +56,7 @@ class Ground:
             self._old = {
                 each.key: space_of(self.tensors["src"]).copy(self.tensors[each.key])
                 for each in plan.results
-                if each.result.updated
+                if each.updated
             }
 
     def _evaluated(self, slip: float = 0.0) -> tuple[Any, dict[str, Any]]:
@@ -84,7 +84,7 @@ class Ground:
 
     def results(self) -> dict[str, Any]:
         """New tensors for the plan's results by key: NaN, or the old values of what is updated."""
-        fresh = [each for each in self._plan.results if not each.result.updated]
+        fresh = [each for each in self._plan.results if not each.updated]
         made = {each.key: empty(each.spec, self._device, NAN) for each in fresh}
         return made | {key: space_of(old).copy(old) for key, old in self._old.items()}
 

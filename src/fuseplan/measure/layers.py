@@ -57,7 +57,7 @@ def plain_layers(plan: FusionPlan) -> list[Layer]:
             name=step.op.name,
             attributes=step.op.attributes(),
             parameters={parameter.name: parameter.value for parameter in step.op.parameters()},
-            keys={operand.operand.name: operand.key for operand in step.operands},
+            keys={operand.name: operand.key for operand in step.operands},
             step=step,
         )
         for step in plan.steps
@@ -84,7 +84,7 @@ def convolution_of(layer: Layer) -> tuple[Conv, Window]:
 
 def running(plan: FusionPlan) -> list[str]:
     """Keys of the tensors that come anew with every call: `src` and what is given per element."""
-    return ["src", *(operand.key for operand in plan.operands if operand.operand.per == "element")]
+    return ["src", *(operand.key for operand in plan.operands if operand.per == "element")]
 
 
 def refuse(name: str, layer: Layer) -> CannotRunError:

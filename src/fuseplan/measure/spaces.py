@@ -151,11 +151,11 @@ def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     """The leaves of a step's formulas by key, float64, each to be broadcast over x."""
     space = space_of(x)
     leaves: dict[str, Tensor] = {"x": x}
-    axes = {held.key: held.operand.axes for held in step.operands}
-    axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
+    axes = {held.key: held.axes for held in step.operands}
+    axes |= {each.key: each.axes for each in step.results if each.updated}
     for key in axes:
         value = space.exact(tensors[key])
         leaves[key] = value.reshape(aligned(value.shape, axes[key], x.ndim))
     leaves |= {key: tensors[key] for key in step.op.again.values()}
     const = space.meanings["const"]
-    return leaves | {each.key: const(each.parameter.value) for each in step.parameters}
+    return leaves | {each.key: const(each.value) for each in step.parameters}

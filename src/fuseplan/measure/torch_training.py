@@ -55,7 +55,7 @@ def _forward(
     """What a layer calls, and what comes behind it, in place where torch can; the running ones are copies."""
     import torch
 
-    names = [each.key for each in layer.step.results if each.result.updated]
+    names = [each.key for each in layer.step.results if each.updated]
     running = [tensors[key].clone() for key in names]
     how = True, layer.parameters.get("momentum", 0.0), layer.parameters["epsilon"]
     given = tensors["src"], tensors[layer.keys["scale"]], tensors[layer.keys["shift"]]

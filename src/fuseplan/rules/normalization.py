@@ -36,7 +36,7 @@ class NormalizationRule:
             is_even = row_stride(spec) is not None
             yield claim(is_even, Reason.UNEVEN_ROWS, got=str(spec), want=words, operator=rows.index)
         for step in plan:
-            names = [each.name for each in step.operands if each.operand.per == "activation"]
+            names = [each.name for each in step.operands if each.per == "activation"]
             told = f"{step.title} has {' and '.join(names)} for each element of an image"
             is_row = not names or plan.src.rank == 2
             yield claim(is_row, Reason.IMAGES_OF_ROWS, got=told, operator=step.index)

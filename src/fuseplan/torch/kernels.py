@@ -11,11 +11,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.declarations import Operand, Result
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.excerpt import ARROW
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
-from fuseplan.step import PlanOperand, PlanResult
 from fuseplan.tensor import TensorSpec
 
 Tensors = Sequence[torch.Tensor]
@@ -25,9 +25,9 @@ ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 Mark = tuple[int, int, int]  # of an operand: its storage, its address, its version
 
 
-def given_of(plan: FusionPlan) -> tuple[PlanOperand | PlanResult, ...]:
+def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
     """The tensors besides src that a call gives, in order: operands, then old values of updated results."""
-    return (*plan.operands, *(each for each in plan.results if each.result.updated))
+    return (*plan.operands, *(each for each in plan.results if each.updated))
 
 
 def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
@@ -60,7 +60,7 @@ class Kernel:
         self.plan = plan
         self._compiled: CompiledPlan = compile_plan(plan, target, threads=threads)
         self._packed: dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]] = {}
-        per_call = {each.key for each in plan.operands if each.operand.per == "element"}
+        per_call = {each.key for each in plan.operands if each.per == "element"}
         per_call |= {each.key for each in plan.results}
         self._keys = tuple(each.key for each in given_of(plan))
         self._per_call = tuple(place for place, key in enumerate(self._keys) if key in per_call)

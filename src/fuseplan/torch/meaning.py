@@ -37,7 +37,7 @@ def evaluated(
     """
     compute = DTYPES[plan.src.compute_dtype]
     tensors = dict(zip((each.key for each in given_of(plan)), given, strict=True))
-    numbers = [float(each.parameter.value) for each in plan.parameters]
+    numbers = [float(each.value) for each in plan.parameters]
     values = dict(zip((each.key for each in plan.parameters), parameters or numbers, strict=True))
     x, results = src.to(compute), dict[str, torch.Tensor]()
     for step in plan.steps:
@@ -72,8 +72,8 @@ def _elements(
     meanings = dict(space_of(x).meanings)
     meanings["const"] = lambda value: torch.tensor(value, dtype=x.dtype, device=x.device)
     leaves: dict[str, torch.Tensor] = {"x": x}
-    axes = {each.key: each.operand.axes for each in step.operands}
-    axes |= {each.key: each.result.axes for each in step.results if each.result.updated}
+    axes = {each.key: each.axes for each in step.operands}
+    axes |= {each.key: each.axes for each in step.results if each.updated}
     for key, names in axes.items():
         leaves[key] = tensors[key].to(x.dtype).reshape(aligned(tensors[key].shape, names, x.ndim))
     leaves |= {key: tensors[key] for key in step.op.again.values()}
@@ -86,7 +86,6 @@ def _elements(
         leaves |= reduced(reduction, leaves, step)
     formulas = step.op.result_formulas(step.leaves, step.src)
     made = {
-        each.key: fold(formulas[each.result.name], leaves, meanings).reshape(each.result.shape)
-        for each in step.results
+        each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
     }
     return fold(step.formula, leaves, meanings).expand(x.shape), made

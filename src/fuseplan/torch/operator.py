@@ -116,7 +116,7 @@ def run(operators: str, src: torch.Tensor, **given: Any) -> Any:
     if unknown or missing:
         told = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(sorted(unknown))}"
         raise ArgumentError(f"`{plan}` takes {', '.join([*keys, *numbers]) or 'nothing'} besides src; {told}")
-    values = [float(given.get(each.key, each.parameter.value)) for each in plan.parameters]
+    values = [float(given.get(each.key, each.value)) for each in plan.parameters]
     changed = any(key in given for key in numbers)
     made = launched(operators, src, [given[key] for key in keys], values if changed else [])
     return tuple(made) if plan.results else made[0]

@@ -72,7 +72,7 @@ def _given(alone: FusionPlan, step: Step, arrays: Mapping[str, Any]) -> dict[str
     keys = step.leaves
     given = {own.key: arrays[keys[own.name]] for own in alone.operands}
     results = zip(alone.results, step.results, strict=True)
-    return given | {own.key: arrays[ours.key] for own, ours in results if own.result.updated}
+    return given | {own.key: arrays[ours.key] for own, ours in results if own.updated}
 
 
 def bound_plan(records: Records, operands: Mapping[str, Any]) -> BoundPlan:

@@ -33,7 +33,7 @@ class Fuseplan(Peer):
         Raises:
             CannotRunError: a call changes what the next one reads.
         """
-        if any(each.result.updated for each in plan.results):
+        if any(each.updated for each in plan.results):
             raise CannotRunError("running statistics change with every call, and are not measured")
         compiled = compile_plan(plan, self.target, threads=self.threads, accuracy=self.accuracy)
         specs: dict[str, TensorSpec | Dense] = {"out": plan.output}

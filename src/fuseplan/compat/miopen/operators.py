@@ -86,8 +86,8 @@ def check_described(plan: FusionPlan, key: str, name: str, given: TensorSpec) ->
     Raises:
         StatusError: it has another shape, or a type that the plan does not take it in.
     """
-    takes = {each.key: dtypes_taken(each.operand, plan[each.step].src.dtype) for each in plan.operands}
-    takes |= {each.key: (each.result.dtype,) for each in plan.results}
+    takes = {each.key: dtypes_taken(each, plan[each.step].src.dtype) for each in plan.operands}
+    takes |= {each.key: (each.dtype,) for each in plan.results}
     shape = dict(_shapes(plan)).get(key)
     if shape is None:
         return
@@ -111,8 +111,8 @@ def without_ones(plan: FusionPlan, key: str, value: Any) -> Any:
 
 
 def _shapes(plan: FusionPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from ((each.key, each.operand.shape) for each in plan.operands)
-    yield from ((each.key, each.result.shape) for each in plan.results)
+    yield from ((each.key, each.shape) for each in plan.operands)
+    yield from ((each.key, each.shape) for each in plan.results)
 
 
 def lowered(src: TensorSpec, operators: Sequence[Operator], scaled: frozenset[int] = frozenset()) -> Lowered:
