@@ -164,7 +164,7 @@ class _Placer:
         declared = {each.key: each for each in site.plan.operands}
         bound, given = dict[str, Placed](), dict[str, Held]()
         for key, name in named.items():
-            if declared[key].operand.per == "element":
+            if declared[key].per == "element":
                 bound[key] = self._as(name, site.plan[declared[key].step].dst)
             else:
                 given[key] = self._held(name)
