@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from operator import mul
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, staging
+from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.loops import nested, pieces, places
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
-from fuseplan.backends.cpu.templates import direct_writer
-from fuseplan.backends.cpu.templates.direct_writer import DirectKnobs
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
+from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing, Pad, Reshape, Transpose
 from fuseplan.reasons import Claim
 from fuseplan.target import Target
-from fuseplan.template import (
-    Accuracy,
-    Template,
-    Traffic,
-    lanes,
-)
+from fuseplan.template import Accuracy, Template, Traffic, lanes
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
+_ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 
 
 @dataclass(frozen=True)
-class Direct(DirectKnobs):
+class Direct(model.SumOfProducts):
     """Tiles of output positions x features in registers; every kernel size, stride, dilation, group and rank.
 
     reads:  src once for each block of features that does not fit beside it in the second cache; weight once
             for each block of positions
     writes: dst once
     chosen: where no algorithm with fewer multiplications fits; a 1x1 kernel is a plain matrix product here
+
+    Attributes:
+        rows: output positions in a tile.
+        vectors: vectors of features in a tile.
+        block: tiles of positions in a task.
+        block_panels: tile widths of features in a task.
+        lines: output lines (of the first spatial axis) for which a task copies src into its thread's own part
+            of the workspace; 0 where src is copied whole, or not copied.
     """
+
+    rows: int
+    vectors: int
+    block: int
+    block_panels: int
+    lines: int = 0
 
     name: ClassVar[str] = "direct"
     efficiency: ClassVar[float] = 0.95
@@ -71,7 +86,8 @@ class Direct(DirectKnobs):
         return _waste(kernel, target, self.rows, self.vectors) * _transposing(kernel, target)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return direct_writer.write(self, kernel, target)
+        writer = _Writer(self, kernel, target)
+        return writer.by_lines() if self.lines else writer.by_blocks()
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][group][panel][tap, channel][feature of the panel].
@@ -107,13 +123,13 @@ def _transposing(kernel: Kernel, target: Target) -> float:
 
 
 def _covering(kernel: Kernel, rows: int) -> Tiling:
-    return tiling(staging.staged(kernel), rows, direct_writer.sheet(kernel))
+    return tiling(staging.staged(kernel), rows, sheet(kernel))
 
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
     """Tiles whose accumulators and row of weights fit the registers; LLVM wants an eighth to move in."""
     conv = kernel.contraction
-    width, positions = lanes(kernel, target), direct_writer.sheet(kernel)
+    width, positions = lanes(kernel, target), sheet(kernel)
     most = positions if model.features_innermost(kernel) else min(positions, width)
     for vectors in range(1, min(4, -(-conv.features_per_group // width)) + 1):
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
@@ -147,7 +163,7 @@ def _blocks(kernel: Kernel, target: Target, rows: int, panels: int) -> tuple[int
     fitting = max(1, int(target.l2_bytes * 0.4) // (position_bytes * rows))
     usual = max(1, (192 if covering.positions > 2000 else 96) // rows)
     block = min(fitting, usual, covering.count)
-    sheets = conv.groups * (conv.batch if direct_writer.is_per_image(kernel) else 1)
+    sheets = conv.groups * (conv.batch if is_per_image(kernel) else 1)
     blocks = sheets * -(-covering.count // block)
     parts = min(panels, -(-4 * target.threads // blocks))
     return block, -(-panels // parts)
@@ -171,8 +187,197 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
         return tiling(plan, rows, lines * inner).waste * blocks * (1 + 0.03 * copied)
 
     room = target.l2_bytes // 4 // model.itemsize(kernel)
-    fitting = bisect_right(range(1, height + 1), room, key=partial(direct_writer.room, plan))
+    fitting = bisect_right(range(1, height + 1), room, key=partial(_room, plan))
     shared = height // -(-3 * target.threads // conv.batch)
     counts = range(-(-rows // inner), min(fitting, shared) + 1)
     best = min(counts[:: max(1, len(counts) // _LINE_COUNTS)], key=loss, default=0)
     return best if best and loss(best) < 1.2 * _covering(kernel, rows).waste else 0
+
+
+def sheet(kernel: Kernel) -> int:
+    """Positions that one sequence of tiles runs over: the batch, or an image."""
+    image = prod(kernel.dst.shape[2:])
+    return image if is_per_image(kernel) else kernel.dst.batch * image
+
+
+def is_per_image(kernel: Kernel) -> bool:
+    """Whether tiles stay inside an image: its positions are innermost in dst, or its weight is its own."""
+    return kernel.contraction.weight_per_batch or not model.features_innermost(kernel)
+
+
+def _room(plan: staging.Staged, lines: int) -> int:
+    """Elements of padded src under `lines` output lines of the first spatial axis."""
+    needed = plan.lines_under(lines) * plan.line + 2 * UNROLL
+    return -(-needed // _ALIGN) * _ALIGN
+
+
+class _Writer:
+    def __init__(self, knobs: Direct, planned: Kernel, target: Target) -> None:
+        kernel = as_rows(planned)
+        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
+        self.staged = staging.staged(kernel)
+        self.frame = Frame(knobs, kernel, target, workspace=self.staged.copies, planned=planned)
+        self.b: Builder = self.frame.body
+        self.lanes = self.frame.lanes
+        self.panel = knobs.vectors * self.lanes
+        self.panels = -(-self.conv.features_per_group // self.panel)
+        self.innermost = model.features_innermost(kernel)
+        # Where a task's part of src is an image's, its tiles are too.
+        self.per_image = is_per_image(kernel) or knobs.lines > 0
+        self.image = prod(self.conv.dst_spatial)
+        positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
+        self.tiling = tiling(self.staged, knobs.rows, positions)
+        self.tail = Elementwise(self.frame, "epilogue")
+        self.kept = None if self.innermost else Kept(self.tail, self.panel)
+        self.weight = self.frame.pointer("operand", kernel.weight.key)
+
+    # ---- tasks
+
+    def by_blocks(self) -> Source:
+        """A task is a block of tiles x a block of features; src is copied before them where it must be."""
+        workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
+        self.src = staging.emit(self.frame, self.staged, workspace)
+        knobs, conv, b = self.knobs, self.conv, self.b
+        images = conv.batch if self.per_image else 1
+        blocks, panel_blocks = -(-self.tiling.count // knobs.block), -(-self.panels // knobs.block_panels)
+        with self.frame.tasks(images * blocks * conv.groups * panel_blocks) as task:
+            image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
+            first, begin = block * knobs.block, panel_block * knobs.block_panels
+            tiles = (first, b.smaller(first + knobs.block, self.tiling.count))
+            panels = (begin, b.smaller(begin + knobs.block_panels, self.panels))
+            self._panels(image if self.per_image else None, 0, group, tiles, panels)
+        return self.frame.source(workspace=self.staged.elements * model.itemsize(self.kernel))
+
+    def by_lines(self) -> Source:
+        """A task copies the lines of src under its output lines to its thread's part of the workspace."""
+        b, conv, lines = self.b, self.conv, self.knobs.lines
+        size = _room(self.staged, lines)
+        stager = staging.Stager(self.frame, self.staged)
+        scratch = b.at(self.frame.pointer("workspace"), self.frame.thread * size)
+        height, inner = conv.dst_spatial[0], prod(conv.dst_spatial[1:])
+        blocks = -(-height // lines)
+        above = self.staged.lines_under(1) - self.staged.lines_under(0)
+        with self.frame.tasks(conv.batch * blocks) as task:
+            image, block = task // blocks, task % blocks
+            # The last block starts early where it would be short, and computes some lines twice.
+            line = b.smaller(block * lines, height - lines) if height % lines else block * lines
+            first = image * (self.staged.rows // conv.batch) + line * above
+            stager.copy_lines(first, self.staged.lines_under(lines), scratch)
+            # The scratch is addressed as if the copy of all lines lay there.
+            self.src = b.at(scratch, 0 - first * self.staged.line)
+            group = b.const(0, "i64")
+            self._panels(image, line * inner, group, (0, self.tiling.count), (0, self.panels))
+        return self.frame.source(workspace_per_thread=size * model.itemsize(self.kernel))
+
+    def _panels(
+        self,
+        image: Index | None,
+        base: Index,
+        group: Index,
+        tiles: tuple[Index, Index],
+        panels: tuple[Index, Index],
+    ) -> None:
+        """Each panel of weights passes over all tiles of the task while a cache holds it.
+
+        `base` is the position at which the tiles' sheet begins in its image.
+        """
+        b, features = self.b, self.conv.features_per_group
+
+        def run(panel: Index, count: int) -> None:
+            if self.kept:
+                self.kept.fill(group * features + panel * self.panel, count)
+            with b.loop(*tiles, name="tile") as tile:
+                self._tile(image, base + self.tiling.start(b, tile), group, panel, count)
+
+        pieces(b, features, self.panel, run, name="panel", within=panels, numbered=True)
+
+    # ---- one tile
+
+    def _tile(self, image: Index | None, position: Index, group: Index, panel: Index, features: int) -> None:
+        """`rows` positions from `position` on, `features` features of one panel."""
+        b = self.b
+        sums = Sums(b, self.knobs.rows, -(-features // self.lanes))
+        matrix: Index = group
+        if image is not None and self.conv.weight_per_batch:
+            matrix = image * self.conv.groups + group
+        where = (matrix * self.panels + panel) * (self.conv.depth * self.panel)
+        self._products(sums, self._starts(image, position, group), b.at(self.weight, where))
+        feature = group * self.conv.features_per_group + panel * self.panel
+        if self.kept is None:
+            self._store_features(sums.values(), image, position, feature, features)
+        else:
+            self._store_positions(sums.values(), self.kept, image, position, feature, features)
+
+    def _starts(self, image: Index | None, position: Index, group: Index) -> list[Value]:
+        """Where in src the first tap of each of the tile's positions lies."""
+        b, channel = self.b, group * self.conv.channels_per_group
+        distances = self.tiling.distances()
+        if distances is None:
+            offsets = [self.tiling.offset(b, position + r, image) for r in range(self.knobs.rows)]
+            return [b.at(self.src, offset + channel) for offset in offsets]
+        first = b.at(self.src, self.tiling.offset(b, position, image) + channel)
+        return [b.at(first, distance) for distance in distances]
+
+    def _products(self, sums: Sums, starts: Sequence[Value], weight: Value) -> None:
+        """Adds src times weight over all taps and channels."""
+        conv, b = self.conv, self.b
+        # Without groups or gaps, the channels of neighbouring taps along a line follow one another.
+        merged = conv.groups == 1 and conv.dilation[-1] == 1
+        kernel = conv.kernel[:-1] if merged else conv.kernel
+        run = conv.channels_per_group * (conv.kernel[-1] if merged else 1)
+        tap: Index = 0
+        offset: Index = 0
+        with nested(b, kernel, "tap") as at:
+            steps = map(mul, conv.dilation, self.staged.strides)
+            for index, taps, step in zip(at, kernel, steps, strict=False):
+                tap, offset = index + tap * taps, index * step + offset
+            rows = [b.at(start, offset) for start in starts]
+            panel = b.at(weight, tap * (run * self.panel))
+            add_products(sums, run, partial(self._operands, rows, panel, sums.vectors))
+
+    def _operands(self, rows: Sequence[Value], weight: Value, vectors: int, k: Index) -> Operands:
+        """Weights of neighbouring features, and an element of src of each position."""
+        b = self.b
+        xs, panel = [b.at(row, k) for row in rows], b.at(weight, k * self.panel)
+
+        def weights(step: int) -> list[Value]:
+            return [b.load(b.at(panel, step * self.panel + j * self.lanes)) for j in range(vectors)]
+
+        return weights, lambda step, row: b.broadcast(xs[row], step)
+
+    # ---- results
+
+    def _store_features(
+        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
+    ) -> None:
+        known: dict[object, Value] = {}
+        first = position if image is None else image * self.image + position
+        for r, line in enumerate(values):
+            for j, value in enumerate(line):
+                count = min(self.lanes, features - j * self.lanes)
+                channel = feature + j * self.lanes
+                place = Place((first + r) * self.conv.features + channel, channel, True, count)
+                finish(self.frame, self.tail, value, place, known)
+
+    def _store_positions(
+        self,
+        values: list[list[Value]],
+        kept: Kept,
+        image: Index | None,
+        position: Index,
+        feature: Index,
+        features: int,
+    ) -> None:
+        """Features lie apart in dst and positions side by side: the tile is transposed in registers first."""
+        b = self.b
+        nothing = Value(b, b.vector, "poison")
+        known: dict[object, Value] = {}
+        plane: Index = 0 if image is None else image * self.conv.features
+        for j in range(len(values[0])):
+            square = [line[j] for line in values] + [nothing] * (self.lanes - len(values))
+            count = min(self.lanes, features - j * self.lanes)
+            for i, column in enumerate(transposed(b, square)[:count]):
+                channel = feature + (j * self.lanes + i)
+                place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
+                kept.spread(j * self.lanes + i, place, known)
+                finish(self.frame, self.tail, column, place, known)
