@@ -229,7 +229,7 @@ class CompiledPlan(RunnablePlan):
             MemoryError: the tensors, or what float64 needs besides, do not fit.
         """
         from fuseplan.measure.ground import ground_of
-        from fuseplan.tuning.judging import verdict_on
+        from fuseplan.tuning.verdict import verdict_on
 
         runner = self._running(self._runner)
         ground = ground_of(self.plan, self.target, seed)

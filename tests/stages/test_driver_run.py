@@ -16,9 +16,9 @@ from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.toolchain import compile_object
 from fuseplan.cli.commands import fuseplan
 from fuseplan.compat.miopen_driver import run as driving
-from fuseplan.compat.miopen_driver.combinations import combinations
 from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES
 from fuseplan.compat.miopen_driver.report import driver_report
+from fuseplan.compat.miopen_driver.sweep import combinations
 from fuseplan.measure import clock, data, ground
 from fuseplan.measure.data import evaluated
 from fuseplan.plan import FusionPlan

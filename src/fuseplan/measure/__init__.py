@@ -8,6 +8,5 @@
 - `machine`, `versions`: what a measurement was made on: processor, GPU, cores, versions, commit.
 - `quiet`: whether other programs ran meanwhile.
 - `peaks`, `peak_kernels`: the most this machine can do, measured; a kernel's floor is taken from it.
-- `kept`: where such measurements are stored.
 - `ground`: where a plan is tried: tensors in the target's memory, the right answer, the clock that fits.
 """

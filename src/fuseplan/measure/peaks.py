@@ -7,20 +7,24 @@ directory and read from then on, unless other programs ran meanwhile. A rate is 
 from __future__ import annotations
 
 import ctypes
+import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan import cache, limits, private
 from fuseplan.emit import FIRST_SLOT
 from fuseplan.kernel import Kernel
-from fuseplan.measure.kept import place_of, read_kept, write_kept
 from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch, undisturbed
+from fuseplan.reading import json_of, record
 from fuseplan.target import Target, parse_target
 
 if TYPE_CHECKING:
@@ -33,6 +37,11 @@ CHUNK = 64 * 1024  # regions are whole chunks: every step of every vector width 
 COPIED_BYTES = 1 << 30  # on a GPU
 SIDE = 8192  # of the square matrices of 16-bit numbers on a GPU; a quarter of the work in the slower dtypes
 SLOW_SIDE = 4096
+FORMAT = 1  # of the files; what has another number is measured again
+
+R = TypeVar("R")
+# Those that no folder took last as long as the process.
+_unkept: dict[tuple[Path | None, str], Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -311,3 +320,34 @@ def _product_rate(clock: GpuClock, name: str) -> float:
     left, right = (torch.randn(side, side, device=clock.device).to(dtype) for _ in range(2))
     dst = torch.empty_like(left)
     return 2.0 * side**3 / clock.least(lambda: torch.mm(left, right, out=dst))
+
+
+def place_of(*words: str) -> str:
+    """The name of a measurement's file; what no file name may have is replaced."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(words)).strip("-").lower()
+    return f"{name}.json"
+
+
+def read_kept(place: str, kind: type[R]) -> R | None:
+    """The measurement in a file; None where it is absent, unreadable, or of another format."""
+    try:
+        told = _told(cache.folder(), place)
+        return None if told is None else record(kind, told)
+    except (OSError, ValueError):
+        return None
+
+
+def _told(where: Path | None, place: str) -> Mapping[str, Any] | None:
+    if where is None or (where, place) in _unkept:
+        return _unkept.get((where, place))
+    told = json_of(private.read(where / place, limits.MEASUREMENT_BYTES))
+    return told if isinstance(told, dict) and told.pop("format", None) == FORMAT else None
+
+
+def write_kept(place: str, found: Mapping[str, Any]) -> None:
+    """Keeps a measurement; where that is not possible, says so once, and this process alone knows it."""
+    where = cache.folder()
+    _unkept.pop((where, place), None)
+    data = json.dumps({"format": FORMAT, **found}, indent=1).encode()
+    if where is None or not cache.stored(where / place, data):
+        _unkept[where, place] = found

@@ -9,7 +9,7 @@ from math import prod
 
 from fuseplan.backends.cpu import model, staging, storage
 from fuseplan.backends.cpu.grouping import grouping
-from fuseplan.backends.cpu.windows import NO_AXIS, Axis, axes
+from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
 from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason

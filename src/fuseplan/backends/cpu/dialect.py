@@ -19,8 +19,7 @@ from functools import partial
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.math_exponential import erf, exp, expm1, tanh
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
-from fuseplan.backends.cpu.math_logarithm import log, log1p
-from fuseplan.backends.cpu.math_power import constant_power, power
+from fuseplan.backends.cpu.math_logarithm import constant_power, log, log1p, power
 
 
 def table(builder: Builder) -> dict[str, Callable[..., Value]]:

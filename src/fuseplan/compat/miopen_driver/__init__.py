@@ -2,7 +2,7 @@
 
 - `letters`: the table of letters, modes and activations, and how a value is read
 - `problem`: from letters to a plan; `command`: from a plan to the line that reproduces it
-- `combinations`: the lines of every combination; `sweep`: the lines of a file, and a line's words
+- `sweep`: the lines of a file and of every combination, and a line's words
 - `cli`: the command `fuseplan driver`; `run`: one line, run; `report`: the report on many
 """
 

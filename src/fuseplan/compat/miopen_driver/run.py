@@ -15,8 +15,7 @@ from fuseplan.measure.ground import Ground, ground_of
 from fuseplan.plan import FusionPlan
 from fuseplan.runner import runner_of
 from fuseplan.tuned import processor_of
-from fuseplan.tuning.judging import verdict_on
-from fuseplan.tuning.verdict import Verdict
+from fuseplan.tuning.verdict import Verdict, verdict_on
 
 
 @dataclass(frozen=True)
