@@ -4,10 +4,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 
+from benchmarks.suite import FOLDER
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
 from fuseplan.backends.cpu.loops import batches, pieces, places
@@ -60,7 +60,7 @@ ODD = (
 
 
 def plans_of_suites() -> Iterator[str]:
-    for suite in sorted((files("fuseplan") / "data" / "suites").iterdir(), key=lambda each: each.name):
+    for suite in sorted(FOLDER.iterdir(), key=lambda each: each.name):
         if suite.name.endswith(".toml"):
             yield from (case["plan"] for case in tomllib.loads(suite.read_text())["case"])
 
