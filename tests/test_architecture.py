@@ -47,7 +47,7 @@ LAYERS = (
         "untraced",
     ),
     ("child", "private", "reading", "stock"),
-    ("dtypes", "layouts", "tensor", "scalar", "formula", "derivative", "reduction"),
+    ("dtypes", "layouts", "tensor", "scalar", "formula", "derivative", "parts", "reduction"),
     ("declarations", "op", "fields"),
     ("ops",),
     ("text", "naming", "dot", "given", "notebook", "step", "plan"),
@@ -73,7 +73,7 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
-LINES_AN_IMPORT = 11_750  # of the 40,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 12_250  # of the 40,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 

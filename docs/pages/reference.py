@@ -96,7 +96,7 @@ def _operator(kind: type[Op]) -> Lines:
 def _formulas(src: TensorSpec, op: Op) -> Lines:
     """What an element is, and before it the statistics and the results that come of them."""
     if isinstance(op, Elementwise):
-        yield text(op.formula())
+        yield ", ".join(map(text, op.formulas(src)))
     if isinstance(op, Normalization):
         lines = [f"{each.text}, per {op.per}" for each in op.reductions(Names(), src)]
         lines += [f"{name} = {text(made)}" for name, made in op.result_formulas(Names(), src).items()]

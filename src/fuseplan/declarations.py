@@ -13,7 +13,18 @@ from fuseplan.tensor import Dense, TensorSpec
 
 Array = NDArray[np.float64]
 Shape = tuple[int, ...]
-Per = str | Callable[[Any, TensorSpec], str | Shape]  # a word of PER, or a function of (op, src)
+
+
+@dataclass(frozen=True)
+class Along:
+    """The extents of an operand along some axes of src, in src's order: perhaps not src's own extents."""
+
+    axes: tuple[int, ...]
+    shape: Shape
+
+
+# A word of PER, or a function of (op, src): such a word, some axes with other extents, or a weight's shape.
+Per = str | Callable[[Any, TensorSpec], str | Along | Shape]
 
 # The axes that an operand has, of those of src.
 PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
@@ -36,7 +47,8 @@ class Operand:
         shape: logical extents.
         dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
             too, and widened.
-        per: `channel`, `activation`, `element`, `shared`, or `weight` for any other shape.
+        per: `channel`, `activation`, `element`, `shared`, `axes` for any other axes of src, or `weight` for
+            any other shape.
         axes: the axes of src that it has, in its own order; none of a weight.
         key: its name in a plan: its own where it is the first of that name, else `name_2`, `name_3`; "" of an
             operator by itself. Nothing else in the plan has the same.
@@ -128,7 +140,8 @@ def operand(
 
     Args:
         per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
-            `shared` (one element), or a function of (op, src) that gives one of these words or a shape.
+            `shared` (one element), or a function of (op, src) that gives one of these words, extents `Along`
+            some axes, or a shape.
         when: whether the operator has it.
         default: of the field; type checkers read it.
         kw_only: likewise.

@@ -39,6 +39,7 @@ OPERATORS: Answers = {
     **_each("lambda expression function", "elementwise"),
     **_each("mm bmm dot einsum batchmatmul matrixmultiply", "matmul"),
     **_each("convolution", "conv2d"),
+    **_each("rope rotarypositionembedding applyrotaryposemb", "rotary"),
 }
 
 _PRODUCT = """\
@@ -53,6 +54,7 @@ _ROWS = (
     "the plan"
 )
 _GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
+_GATED = "Write `glu({})`; where the gate's features come first, `glu({}, gate=first)`"
 _SHAPES = "Operators here keep the order of the axes: give src another shape, layout or strides"
 _WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before or after the plan"
 
@@ -66,7 +68,9 @@ LACKING: Answers = {
     **_each("sum", "`add` adds a tensor of the same shape. No operator sums over an axis without a weight"),
     **_each("argmax argmin topk sort max min any all crossentropy mseloss nllloss", _ROWS),
     **_each("attention multiheadattention scaleddotproductattention flashattention sdpa", _ROWS),
-    **_each("swiglu geglu reglu glu", _GATES),
+    **_each("swiglu siluandmul", _GATED.format("silu", "silu")),
+    **_each("geglu geluandmul", _GATED.format("gelu", "gelu")),
+    **_each("reglu", _GATED.format("relu", "relu")),
     **_each("div divide truediv", "`scale` multiplies each channel by its number: give it the reciprocals"),
     **_each("sub subtract minus", "Write `add(alpha2=-1)`: x - other"),
     **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias per channel"),

@@ -7,8 +7,8 @@ not in the record: they are given at run time, and two plans that differ only th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fuseplan.dtypes import dtype_of
 from fuseplan.locks import cached_property
+from fuseplan.parts import Split
 from fuseplan.reduction import Reduction
-from fuseplan.scalar import Scalar, fold, leaves_of, text
+from fuseplan.scalar import Scalar, calls, leaves_of, text
 from fuseplan.tensor import Dense, TensorSpec
 
 
@@ -27,12 +28,23 @@ class Stage:
 
     `op_text` is the operator as the plan writes it, without parameter values; generated code names it in
     comments. `saves` names the value that it makes, where the kernel writes that or later stages read it.
+    Where dst is made in parts, `expression` is that of part 0, and `others` are those behind it.
     """
 
     step: int
     op_text: str
     expression: Scalar
     saves: str = ""
+    others: tuple[Scalar, ...] = ()
+
+    @property
+    def expressions(self) -> tuple[Scalar, ...]:
+        """The formula of each part that the operator makes."""
+        return (self.expression, *self.others)
+
+    def of_part(self, number: int) -> Stage:
+        """The stage that makes, or is applied to, one part."""
+        return replace(self, expression=self.expressions[number], others=()) if self.others else self
 
 
 @dataclass(frozen=True)
@@ -130,8 +142,9 @@ class Convolution:
 class KernelOperand:
     """A tensor the kernel reads besides `src`.
 
-    `per` is `channel`, `activation`, `position`, `element` or `shared` of the stage that reads it, or
-    `weight`; `role` says where: `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+    `per` is `channel`, `activation`, `position`, `element` or `shared` of the stage that reads it, `weight`,
+    or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where: `prologue`
+    (indexed as src is), `weight`, `epilogue` (indexed as dst is).
 
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so.
     """
@@ -142,6 +155,7 @@ class KernelOperand:
     dtype: str
     role: str
     order: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -156,7 +170,8 @@ class KernelOperand:
     @property
     def text(self) -> str:
         """All fields in one line."""
-        return f"{self.key}: {self.role} per {self.per} {Dense(self.shape, self.dtype)}"
+        per = f"axes {self.axes}" if self.per == "axes" else self.per
+        return f"{self.key}: {self.role} per {per} {Dense(self.shape, self.dtype)}"
 
 
 @dataclass(frozen=True)
@@ -193,7 +208,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Everything a template may know of a plan."""
+    """Everything a template may know of a plan.
+
+    Where `parts` is not None, the first stage of the epilogue reads src, as the prologue leaves it, in parts.
+    """
 
     src: TensorSpec
     dst: TensorSpec
@@ -205,6 +223,7 @@ class Kernel:
     reductions: tuple[Reduction, ...] = ()
     outputs: tuple[Output, ...] = ()
     reduced_per: str = "channel"
+    parts: Split | None = None
 
     @cached_property
     def text(self) -> str:
@@ -219,8 +238,10 @@ class Kernel:
             yield self.convolution.text
         for reduction in self.reductions:
             yield f"per {self.reduced_per}: {reduction.text}"
+        if self.parts:
+            yield self.parts.text
         for stage in self.epilogue:
-            yield f"epilogue {stage.op_text}: x = {text(stage.expression)}"
+            yield f"epilogue {stage.op_text}: x = {', '.join(map(text, stage.expressions))}"
         yield f"dst: {self.dst}"
         yield from (operand.text for operand in self.operands)
         yield from (f"result {output.text}" for output in self.outputs)
@@ -352,29 +373,6 @@ class Kernel:
         return self.src if operand.role == "prologue" else self.dst
 
 
-class _Counting(dict[str, Callable[..., None]]):
-    """A table for `fold` in which every function counts its call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __missing__(self, name: str) -> Callable[..., None]:
-        def count(*_: object) -> None:
-            self.calls += name != "const"
-
-        return count
-
-
-class _Nothing(dict[str, None]):
-    """Every leaf, with no value."""
-
-    def __missing__(self, name: str) -> None:
-        return None
-
-
 def functions(expression: Scalar) -> int:
     """How many scalar functions one element takes; a shared part counts once."""
-    table = _Counting()
-    fold(expression, _Nothing(), table)
-    return table.calls
+    return len(calls(expression))

@@ -11,7 +11,9 @@ from fuseplan.match import Match
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
+from fuseplan.parts import Split
 from fuseplan.rules.normalization import row_stride
 from fuseplan.scalar import Scalar, leaf
 from fuseplan.step import Step
@@ -24,7 +26,7 @@ def lower(match: Match) -> Kernel:
     steps = match.steps
     centre = next((step for step in steps if step.op.kind != "elementwise"), None)
     if centre is None:
-        return _kernel(steps, (), steps)
+        return _pointwise(steps)
     before, after = steps[: centre.index], steps[centre.index + 1 :]
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
@@ -51,6 +53,32 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         parameters=tuple(each.key for step in steps for each in step.parameters),
         outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
     )
+
+
+def _pointwise(steps: Sequence[Step]) -> Kernel:
+    """A kernel of elementwise operators; those in front of one that reads parts are applied to each part."""
+    parted = next((step for step in steps if isinstance(step.op, Parted)), None)
+    if parted is None:
+        return _kernel(steps, (), steps)
+    before, after = steps[: parted.index], steps[parted.index :]
+    operands = tuple(
+        _operand(_along(each), step.src, "prologue" if step in before else "epilogue")
+        for step in steps
+        for each in step.operands
+    )
+    return replace(_kernel(steps, before, after), parts=split_of(parted), operands=operands)
+
+
+def split_of(step: Step) -> Split:
+    """The parts that a step reads and makes; the axis in the order n, c, spatial."""
+    assert isinstance(step.op, Parted)
+    split = step.op.split(step.src)
+    return replace(split, axis=step.src.canonical_order.index(split.axis))
+
+
+def _along(operand: Operand) -> Operand:
+    """The operand by its axes, of which parts are read one by one."""
+    return operand if operand.per in ("element", "shared") else replace(operand, per="axes")
 
 
 def _normalization(
@@ -122,6 +150,9 @@ def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
 
 def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
     """The operand with its axes in the order n, c, spatial."""
+    if made.per == "axes":
+        axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
+        return KernelOperand(made.key, made.per, made.shape, made.dtype, role, axes=axes)
     order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
     if order == tuple(range(len(order))):
         return KernelOperand(made.key, made.per, made.shape, made.dtype, role)
@@ -131,7 +162,8 @@ def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
 
 def _stage(step: Step) -> Stage:
     saves = step.op.key if isinstance(step.op, Save) else ""
-    return Stage(step.index, operator_text(step.op, parameters=False), step.formula, saves)
+    formula, *others = step.formulas
+    return Stage(step.index, operator_text(step.op, parameters=False), formula, saves, tuple(others))
 
 
 def _convolution(step: Step) -> Convolution:

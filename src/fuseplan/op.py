@@ -24,6 +24,7 @@ from fuseplan.declarations import (
     IN_SRC_DTYPE,
     PER,
     SAMPLE_TENSORS,
+    Along,
     Array,
     Operand,
     OperandField,
@@ -56,12 +57,14 @@ class Op(ABC):
         kind: `contraction`, `normalization` or `elementwise`.
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
+        has_parts: its formula reads an axis of src in parts.
     """
 
     name: ClassVar[str]
     kind: ClassVar[str]
     onnx: ClassVar[str | None] = None
     torch: ClassVar[str | None] = None
+    has_parts: ClassVar[bool] = False
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
     result_fields: ClassVar[Mapping[str, ResultField]] = {}
 
@@ -88,7 +91,8 @@ class Op(ABC):
         if isinstance(value, Op):
             listed = [key for key, made in value.operand_fields.items() if made.when(value)]
             got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
-            if isinstance(value, Elementwise) and not listed and not value.results_made:
+            is_plain = isinstance(value, Elementwise) and not value.has_parts
+            if is_plain and not listed and not value.results_made:
                 self._check_apart(name, value)
                 return
         raise refused(
@@ -130,8 +134,12 @@ class Op(ABC):
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
-        axes, word = (PER[per](src), per) if isinstance(per, str) else ((), "weight")
-        shape = extents(src, axes) if isinstance(per, str) else per
+        if isinstance(per, str):
+            axes, word, shape = PER[per](src), per, extents(src, PER[per](src))
+        elif isinstance(per, Along):
+            axes, word, shape = per.axes, "axes", per.shape
+        else:
+            axes, word, shape = (), "weight", per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
         if prod(shape) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
@@ -248,7 +256,7 @@ class Elementwise(Op):
     """
 
     kind = "elementwise"
-    apply: ClassVar[Callable[..., Scalar]]
+    apply: ClassVar[Callable[..., Any]]
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides."""
@@ -256,10 +264,19 @@ class Elementwise(Op):
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
         """The formula over `x`, its operands and its parameters; `keys` gives some of them other names."""
+        made: Scalar = type(self).apply(self, leaf("x"), **self.leaves(keys))
+        return made
+
+    def formulas(self, src: TensorSpec, keys: Mapping[str, str] | None = None) -> tuple[Scalar, ...]:
+        """The formula of each part of dst that has its own: one, unless an axis of src is read in parts."""
+        return (self.formula(keys),)
+
+    def leaves(self, keys: Mapping[str, str] | None = None) -> dict[str, Scalar]:
+        """Operands and parameters by name, as leaves; `keys` gives some of them other names."""
         names = [name for name, declared in self.operand_fields.items() if declared.when(self)]
         names += [each.name for each in self.parameters()]
         renamed = keys or {}
-        return type(self).apply(self, leaf("x"), **{name: leaf(renamed.get(name, name)) for name in names})
+        return {name: leaf(renamed.get(name, name)) for name in names}
 
     def reference(
         self,

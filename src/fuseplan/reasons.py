@@ -77,17 +77,28 @@ class Reason(Enum):
         "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
+    SEVERAL_PARTS = (
+        "several-parts",
+        "one kernel reads one axis in parts, once",
+        "Split the plan in front of the second operator that reads parts",
+    )
+    PARTS_BESIDE = (
+        "parts-beside",
+        "an operator that reads parts of an axis stands in a kernel of elementwise operators",
+        "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",
+    )
 
     # Kernels that a backend has no template for.
     STRIDED_PROLOGUE = (
         "strided-prologue",
-        "an operand per element or activation in front of a contraction needs a src in a named layout",
+        "an operand per element or activation in front of a contraction, or of parts, needs a src in a "
+        "named layout",
         "Copy src into a named layout, and make the plan for that layout",
     )
     SAVED_PROLOGUE = (
         "saved-prologue",
-        "a contraction reads each element of src several times, so no value in front of it is saved",
-        "Save it in a plan of the operators in front, whose output the contraction's plan takes",
+        "a value in front of a contraction, or of parts of an axis, is not saved: it lies otherwise than dst",
+        "Save it in a plan of the operators in front, whose output another plan takes",
     )
     ACCURACY = (
         "accuracy",

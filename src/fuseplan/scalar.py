@@ -306,6 +306,20 @@ def leaves_of(root: Scalar) -> frozenset[str]:
     return frozenset().union(*map(leaves_of, root.args))
 
 
+def calls(root: Scalar) -> list[str]:
+    """The functions of an expression; a shared part once."""
+    met: dict[Scalar, None] = {}
+
+    def visit(node: Scalar) -> None:
+        if node.fn not in ("leaf", "const") and node not in met:
+            met[node] = None
+            for child in node.args:
+                visit(child)
+
+    visit(root)
+    return [node.fn for node in met]
+
+
 # How infix functions print: the sign, how tightly it binds, and how tightly its sides must bind.
 _INFIX = {
     "gt": (" > ", 1, 2, 2), "ge": (" >= ", 1, 2, 2),

@@ -44,14 +44,14 @@ class Step:
         return self.keys | dict(self.statistics) | self.op.again
 
     @property
-    def formula(self) -> Scalar:
-        """The formula of one element over `x` and the plan's keys.
+    def formulas(self) -> tuple[Scalar, ...]:
+        """The formula of one element over `x` and the plan's keys; of each part where dst is made in parts.
 
         Raises:
             TypeError: the operator is a contraction.
         """
         if isinstance(self.op, Normalization):
-            return self.op.formula(self.leaves, self.src)
+            return (self.op.formula(self.leaves, self.src),)
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")
-        return self.op.formula(self.leaves)
+        return self.op.formulas(self.src, self.leaves)

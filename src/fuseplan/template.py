@@ -61,7 +61,10 @@ def summation_bound(kernel: Kernel) -> float:
 
 
 def layout_claims(kernel: Kernel) -> Iterator[Claim]:
-    """Nothing in front of a contraction is saved; operands there that lie as src does need a dense src."""
+    """Nothing in front of a contraction is saved; operands there that lie as src does need a dense src.
+
+    So it is in front of parts.
+    """
     early = next((stage for stage in kernel.prologue if stage.saves), None)
     at, told = (None, None) if early is None else (early.step, early.op_text)
     yield claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)

@@ -18,6 +18,11 @@ POINTWISE = (
     "{d}[3x5x7x2, strides=1:84:12:3] -> add(alpha1=0.5, alpha2=2) -> prelu(shared=True)",
     "{d}[1x3x2x5x7, ndhwc] -> add(alpha1=0.5, alpha2=2) -> hardswish",
     "{d}[8x64x57x55{l}] -> batch_norm -> add -> leaky_relu",
+    "{d}[37x518] -> bias -> add -> glu(silu, gate=first) -> scale -> add",
+    "{d}[3x5x1030, bsc] -> glu(gelu, interleaved=True)",
+    "{d}[3x18x9x11{l}] -> batch_norm -> glu(axis=c) -> batch_norm(mode=per_activation)",
+    "{d}[2x5x129x64, bhsd] -> add -> rotary",
+    "{d}[2x129x5x66, bshd] -> rotary(dims=24, interleaved=True) -> scale",
 )
 PRODUCTS = (
     "{d}[33x40] -> matmul(24) -> bias -> gelu(approximate=tanh)",

@@ -66,7 +66,7 @@ def test_keys_are_the_operands_own_names_numbered_from_the_second_on() -> None:
     ]
     assert [each.step for each in plan.operands[:3]] == [0, 1, 2]
     assert plan[3].keys == {"bias": "bias_3"}
-    assert text(plan[3].formula) == "x + bias_3"
+    assert text(plan[3].formulas[0]) == "x + bias_3"
 
 
 def test_an_operand_and_a_parameter_never_share_a_key() -> None:
@@ -80,7 +80,7 @@ def test_an_operand_and_a_parameter_never_share_a_key() -> None:
 
 def test_a_contraction_has_no_formula_of_one_element() -> None:
     with pytest.raises(TypeError, match="conv2d has no formula"):
-        _ = FusionPlan.parse(RESNET)[0].formula
+        _ = FusionPlan.parse(RESNET)[0].formulas
 
 
 def test_plans_are_compared_by_value() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fuseplan.kernel import KernelOperand
+from fuseplan.parts import part_of
 from fuseplan.scalar import Scalar
 
 
@@ -22,11 +23,9 @@ class Dependence:
     def varies(self, node: Scalar) -> bool:
         """Whether the value differs between positions of one channel."""
         if node.fn == "leaf":
-            return node.args[0] in ("x", *self.values) or self._per(node) in (
-                "element",
-                "activation",
-                "position",
-            )
+            name = part_of(str(node.args[0]))[0]
+            axes = ("element", "activation", "position", "axes")
+            return name in ("x", *self.values) or self._per(node) in axes
         return any(map(self.varies, children(node)))
 
     def channelled(self, node: Scalar) -> bool:
@@ -52,7 +51,7 @@ class Dependence:
             yield from self.inputs(child)
 
     def _per(self, leaf: Scalar) -> str:
-        operand = self.operands.get(str(leaf.args[0]))
+        operand = self.operands.get(part_of(str(leaf.args[0]))[0])
         return operand.per if operand else ""
 
 

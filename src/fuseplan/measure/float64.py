@@ -6,15 +6,17 @@ once more, as products of float64 matrices: no library's convolution is trusted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import prod
+from typing import Any
 
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.parts import Parted
 from fuseplan.plan import FusionPlan
 from fuseplan.reduction import Reduction
 from fuseplan.scalar import fold
@@ -48,7 +50,7 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         TypeError: there is no such sum here.
     """
     if isinstance(step.op, Elementwise):
-        return fold(step.formula, leaves_of(step, x, tensors), space_of(x).meanings).expand(x.shape)
+        return elements(step, leaves_of(step, x, tensors), space_of(x).meanings)
     if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()
@@ -56,6 +58,14 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         return convolved(step.op, step.src, x, weight)
     matrix = weight.mT if step.op.transposed else weight
     return (x.reshape(x.shape[0], -1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
+
+
+def elements(step: Step, leaves: Tensors, meanings: Mapping[str, Callable[..., Any]]) -> Tensor:
+    """The result of an elementwise operator, whose leaves are torch's tensors, by its formulas."""
+    x = leaves["x"]
+    if isinstance(step.op, Parted):
+        return step.op.split(step.src).fill(x.new_empty(step.dst.shape), step.formulas, leaves, meanings)
+    return fold(step.formulas[0], leaves, meanings).expand(x.shape)
 
 
 def _normalized(

@@ -15,6 +15,7 @@ from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.parts import PARTED
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import TRAINING
@@ -26,6 +27,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *AFFINE,
     Save,
     *ACTIVATIONS,
+    *PARTED,
     *ROW_NORMALIZATIONS,
     *TRAINING,
     Expression,

@@ -33,3 +33,7 @@ def alone(plan: FusionPlan, kind: str, none: Reason) -> Iterator[Claim]:
     second = first_two[1].index if len(first_two) > 1 else None
     for several, reason in SEVERAL.items():
         yield claim(second is None or kinds != several, reason, got=met, operator=second)
+    parted = next((step for step in plan if step.op.has_parts), None)
+    behind = max((each.index for each in (parted, *first_two) if each), default=None)
+    title = parted.title if parted else None
+    yield claim(parted is None, Reason.PARTS_BESIDE, got=title, operator=behind)

@@ -20,10 +20,12 @@ class PointwiseRule:
     name: ClassVar[str] = "pointwise"
 
     def conditions(self, plan: FusionPlan) -> Iterator[Claim]:
-        """All operators are elementwise."""
+        """All operators are elementwise, and one at most reads an axis in parts."""
         yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
         yield _none("contraction", plan, Reason.CONTRACTION_IN_POINTWISE)
         yield _none("normalization", plan, Reason.NORMALIZATION_IN_POINTWISE)
+        parted = [step for step in plan if step.op.has_parts][1:]
+        yield claim(not parted, Reason.SEVERAL_PARTS, operator=parted[0].index if parted else None)
 
 
 def _none(kind: str, plan: FusionPlan, reason: Reason) -> Claim:

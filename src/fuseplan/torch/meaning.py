@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuseplan.declarations import aligned
-from fuseplan.measure.float64 import reduced
+from fuseplan.measure.float64 import elements, reduced
 from fuseplan.measure.spaces import space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.conv import Conv
@@ -79,7 +79,7 @@ def _elements(
     leaves |= {key: tensors[key] for key in step.op.again.values()}
     leaves |= {each.key: meanings["const"](values[each.key]) for each in step.parameters}
     if isinstance(step.op, Elementwise):
-        made_of = fold(step.formula, leaves, meanings).expand(x.shape)
+        made_of = elements(step, leaves, meanings)
         return made_of, {each.key: made_of for each in step.results}
     assert isinstance(step.op, Normalization)  # by the kinds of operators
     for reduction in step.op.reductions(step.leaves, step.src):
@@ -88,4 +88,4 @@ def _elements(
     made = {
         each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
     }
-    return fold(step.formula, leaves, meanings).expand(x.shape), made
+    return fold(step.formulas[0], leaves, meanings).expand(x.shape), made

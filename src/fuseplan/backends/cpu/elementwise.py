@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from fuseplan.backends.cpu import dialect, storage
@@ -11,8 +11,10 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import PTR
 from fuseplan.backends.dependence import Dependence, children
+from fuseplan.backends.parts import End
 from fuseplan.kernel import KernelOperand, Stage, functions
 from fuseplan.locks import cached_property
+from fuseplan.parts import part_of
 from fuseplan.scalar import Scalar, leaf
 
 # Scalar functions that stages written out may have. A kernel has stages for 5 to 40 vectors in its code, so
@@ -33,6 +35,8 @@ class Place:
         count: lanes that exist.
         inside: lane 0's place in its image, as an operand per activation is stored; unless told, what remains
             of `element`.
+        step: elements from a lane's place in storage to the next lane's.
+        others: lane 0's place in each operand with axes of its own, by key, and elements to the next lane's.
     """
 
     element: Index
@@ -40,6 +44,8 @@ class Place:
     along_channels: bool
     count: int
     inside: Index | None = None
+    step: int = 1
+    others: Mapping[str, tuple[Index, int]] = field(default_factory=dict)
 
 
 class Formulas:
@@ -53,6 +59,7 @@ class Formulas:
         parameters: keys, in the order in which they lie in memory.
         pointers: where each operand lies, by key; `parameters` for the parameters.
         image: elements of one image, for operands per activation whose place is not told.
+        start: of the first place that a leaf means in an operand with axes of its own.
     """
 
     def __init__(
@@ -64,8 +71,9 @@ class Formulas:
         parameters: Iterable[str],
         pointers: Mapping[str, Value],
         image: int,
+        start: Callable[[KernelOperand, str], int] = lambda operand, name: 0,
     ) -> None:
-        self.b, self.lanes = builder, builder.lanes
+        self.b, self.lanes, self._start = builder, builder.lanes, start
         self.stages, self.expressions = tuple(stages), tuple(expressions)
         self._operands = {operand.key: operand for operand in operands}
         self._saved = tuple(stage.saves for stage in self.stages if stage.saves)
@@ -80,8 +88,8 @@ class Formulas:
         """The vector after all stages.
 
         `known` keeps what depends on the channel alone; give the same dictionary for vectors written in the
-        same stretch of straight code, or begun before a loop with `prepare`. `saved` takes the values of
-        stages that have names.
+        same stretch of straight code, or begun before a loop with `prepare`. `saved` has parts of src, and
+        takes the values of stages that have names.
         """
         kept = {} if saved is None else saved
         return (
@@ -125,7 +133,7 @@ class Formulas:
     def _call(self, x: Value, place: Place, known: dict[object, Value], saved: dict[str, Value]) -> Value:
         b = self.b
         for index, node in enumerate(self._inputs):
-            b.store(self._value(node, x, place, known, {}), b.at(self._room, index * self.lanes))
+            b.store(self._value(node, x, place, known, _leaves(saved)), b.at(self._room, index * self.lanes))
         b.line(f"call void @{self._function}(ptr {self._room.name}) noinline")
         saved |= {key: b.load(b.at(self._room, at)) for key, at in self._kept()}
         return b.load(self._room)
@@ -223,9 +231,20 @@ class Formulas:
             return x
         if name in self._parameters:
             return b.broadcast(self._pointers["parameters"], self._parameters[name])
-        operand, pointer = self._operands[name], self._pointers[name]
+        return self._operand(name, place)
+
+    def _operand(self, name: str, place: Place) -> Value:
+        """The elements that a leaf names in an operand."""
+        b, (key, _) = self.b, part_of(name)
+        operand, pointer = self._operands[key], self._pointers[key]
+        if operand.per == "axes":
+            where, step = place.others[key]
+            where = where + self._start(operand, name)
+            if not step:
+                return b.broadcast(pointer, where)
+            return storage.read_at(b, operand.dtype, pointer, where, place.count, step)
         if operand.per == "element":
-            return storage.read_at(b, operand.dtype, pointer, place.element, place.count)
+            return storage.read_at(b, operand.dtype, pointer, place.element, place.count, place.step)
         if operand.per == "activation":
             inside = place.element % self._image if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside), place.count, b.vector)
@@ -247,6 +266,7 @@ class Elementwise(Formulas):
         role: `prologue` or `epilogue`.
         builder: the function they are applied in; the frame's body unless told.
         pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.
+        number: of the part that they are applied to, or make.
     """
 
     def __init__(
@@ -255,17 +275,20 @@ class Elementwise(Formulas):
         role: str,
         builder: Builder | None = None,
         pointers: Mapping[str, Value] | None = None,
+        number: int = 0,
     ) -> None:
-        kernel = frame.kernel
+        kernel, end = frame.kernel, End.of(frame.kernel, role)
         spec = kernel.dst if role == "epilogue" else kernel.src
+        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
         super().__init__(
             builder or frame.body,
-            kernel.epilogue if role == "epilogue" else kernel.prologue,
+            [stage.of_part(number) for stage in stages],
             (),
             (operand for operand in kernel.operands if operand.role == role),
             kernel.parameters,
             pointers or frame.operand_pointers,
             prod(spec.shape[1:]),
+            lambda operand, name: end.start(operand, name, number),
         )
 
 
@@ -304,16 +327,19 @@ def finish(
     known: dict[object, Value],
     *,
     stream: bool = False,
+    parts: Mapping[str, Value] | None = None,
 ) -> None:
-    """Applies the stages to a vector, and writes it and what is saved; `stream`: dst past the caches."""
-    b, dtype, saved = stages.b, frame.kernel.dst.dtype, dict[str, Value]()
+    """Applies the stages to a vector, and writes it and what is saved.
+
+    `stream`: dst past the caches; `parts`: of src, by the names of their leaves.
+    """
+    b, dtype, saved = stages.b, frame.kernel.dst.dtype, dict(parts or {})
     value = stages.apply(value, place, known, saved)
-    where = b.at(frame.pointer("dst"), place.element, storage.element_type(dtype))
-    storage.write(b, dtype, value, where, count=place.count, stream=stream)
+    lies = (place.element, place.count, place.step)
+    storage.write_at(b, dtype, value, frame.pointer("dst"), *lies, stream=stream)
     for output in frame.kernel.saved.values():
-        kind, pointer = storage.element_type(output.dtype), frame.pointer("result", output.key)
-        where = b.at(pointer, place.element, kind)
-        storage.write(b, output.dtype, saved[output.key], where, count=place.count)
+        pointer = frame.pointer("result", output.key)
+        storage.write_at(b, output.dtype, saved[output.key], pointer, *lies)
 
 
 def _leaves(saved: Mapping[str, Value]) -> dict[object, Value]:

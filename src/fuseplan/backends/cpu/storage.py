@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of, vector
-from fuseplan.backends.cpu.lanes import with_lane
+from fuseplan.backends.cpu.lanes import lane, with_lane
 
 # What LLVM is told lies in memory. bf16 is moved as bits: its own type is scalarised where the processor
 # lacks it.
@@ -33,6 +33,27 @@ def read_at(b: Builder, dtype: str, pointer: Value, offset: Index, count: int, s
         apart: Index = offset + number * step
         gathered = with_lane(b, gathered, number, read_one(b, dtype, b.at(pointer, apart, kind)))
     return gathered
+
+
+def write_at(
+    b: Builder,
+    dtype: str,
+    value: Value,
+    pointer: Value,
+    offset: Index,
+    count: int,
+    step: int = 1,
+    *,
+    stream: bool = False,
+) -> None:
+    """Stores the first `count` lanes from element `offset` on, `step` apart, rounded once to nearest even."""
+    kind = element_type(dtype)
+    if step == 1:
+        write(b, dtype, value, b.at(pointer, offset, kind), count=count, stream=stream)
+        return
+    stored = narrow(b, dtype, value)
+    for number in range(count):
+        b.store(lane(b, stored, number), b.at(pointer, offset + number * step, kind))
 
 
 def widen(b: Builder, dtype: str, stored: Value) -> Value:

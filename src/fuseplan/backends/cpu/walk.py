@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fuseplan.backends.cpu.ir import Index
-from fuseplan.backends.cpu.loops import places
-from fuseplan.kernel import Kernel
+from fuseplan.backends.cpu.loops import offset_of, places
+from fuseplan.backends.parts import End, ends
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.tensor import TensorSpec
-
-_SCOPES = ("dst", "src", "image", "channel")
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Axis:
         dst, src: elements of dst (operands per element lie as dst does) and of src.
         image: elements of an operand per activation; 0 where there is none.
         channel: channels; 0 where no operand is per channel.
+        others: elements of each operand with axes of its own.
     """
 
     extent: int
@@ -30,10 +30,18 @@ class Axis:
     src: int
     image: int = 0
     channel: int = 0
+    others: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All distances of a step."""
+        return (self.dst, self.src, self.image, self.channel, *self.others)
 
     def holds(self, inner: Axis) -> bool:
         """Whether a step of this axis goes as far as all steps of `inner`, so that the two are one loop."""
-        return all(getattr(self, scope) == getattr(inner, scope) * inner.extent for scope in _SCOPES)
+        return all(
+            ours == theirs * inner.extent for ours, theirs in zip(self.steps, inner.steps, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,24 +108,38 @@ class Walk:
 
 
 def walk(kernel: Kernel) -> Walk:
-    """The walk for a kernel without a contraction whose dst is dense."""
+    """The walk for a kernel without a contraction whose dst is dense, or over the places of its parts."""
     uses = {operand.per for operand in kernel.operands}
     axes = merged(_axes(kernel, "activation" in uses, "channel" in uses))
     if not axes or axes[-1].image not in (0, 1) or ("activation" in uses and axes[-1].image == 0):
         # Lanes cannot lie along the batch where an operand is the same for all of it.
-        axes.append(Axis(1, 1, 1))
+        axes.append(Axis(1, 1, 1, others=(0,) * len(roaming(kernel))))
     run, around = axes[-1], axes[:-1]
     channel = next((axis for axis in around if axis.channel), None)
     outer = tuple(axis for axis in around if axis is not channel)
     return Walk(outer, channel, run, period=run.extent if run.channel else 0)
 
 
+def roaming(kernel: Kernel) -> list[tuple[End, KernelOperand]]:
+    """The operands with axes of their own, each with the end of the kernel that it is applied at."""
+    by_role = {end.role: end for end in ends(kernel)}
+    return [(by_role[each.role], each) for each in kernel.operands if each.per == "axes"]
+
+
 def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
     """One loop for each axis with more than one element, as dst stores them."""
-    dst, src = kernel.dst, kernel.src
+    src, dst = (end.spec for end in ends(kernel))
     image = image_strides(dst) if activation else (0,) * dst.rank
+    others = list(zip(*(end.strides(operand) for end, operand in roaming(kernel)), strict=True))
     listed = [
-        Axis(extent, dst.element_strides[i], src.element_strides[i], image[i], int(channel and i == 1))
+        Axis(
+            extent,
+            dst.element_strides[i],
+            src.element_strides[i],
+            image[i],
+            int(channel and i == 1),
+            others[i] if others else (),
+        )
         for i, extent in enumerate(dst.shape)
         if extent > 1
     ]
@@ -153,3 +175,9 @@ def offsets(axes: Sequence[Axis], index: Index) -> tuple[Index, Index, Index]:
         dst, src = step * axis.dst + dst, step * axis.src + src
         image = step * axis.image + image if axis.image else image
     return dst, src, image
+
+
+def others(axes: Sequence[Axis], index: Index, count: int) -> tuple[Index, ...]:
+    """Where step `index` of loops begins in each of so many operands with axes of their own."""
+    steps = places(index, [axis.extent for axis in axes])
+    return tuple(offset_of(steps, [axis.others[number] for axis in axes]) for number in range(count))

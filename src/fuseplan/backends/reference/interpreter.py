@@ -46,7 +46,13 @@ class Interpreter:
                 )
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
-        x = self._applied(kernel.epilogue, x, leaves, places)
+        stages = kernel.epilogue
+        if kernel.parts:
+            with np.errstate(all="ignore"):
+                made = np.empty(kernel.dst.shape)
+                x = kernel.parts.fill(made, stages[0].expressions, {**leaves, "x": x}, NUMPY)
+            stages = stages[1:]
+        x = self._applied(stages, x, leaves, places)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
     def _applied(
@@ -79,6 +85,9 @@ class Interpreter:
     def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
         """An array with as many axes as src; a weight as it is."""
         src = self.kernel.src
+        if isinstance(of, KernelOperand) and of.axes:
+            order = np.argsort(of.axes)
+            return broadcast(values.transpose(order), src.rank, tuple(sorted(of.axes)))
         return values if of.per == "weight" else broadcast(values, src.rank, PER[of.per](src))
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:

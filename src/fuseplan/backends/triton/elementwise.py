@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fuseplan.backends.dependence import Dependence, children
+from fuseplan.backends.parts import End
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import Kernel, KernelOperand, Stage
+from fuseplan.parts import part_of
 from fuseplan.scalar import Scalar, leaves_of
 
 _PREFIXES = {"operand": "op_", "parameter": "par_", "result": "res_"}
@@ -31,6 +34,7 @@ class Place:
         inside: its offset within one image in storage order; "" where no operand is per activation.
         mask: which elements exist; "" for all.
         channel_mask: which channels exist; "" for all.
+        others: its offset in each operand with axes of its own, by key.
     """
 
     element: str
@@ -38,6 +42,7 @@ class Place:
     inside: str
     mask: str
     channel_mask: str
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -68,15 +73,18 @@ class Elementwise:
         role: `prologue` or `epilogue`.
         text: takes the lines.
         namespace: what the text calls the language: `tl` or `gl`.
+        number: of the part that they are applied to, or make.
 
     Attributes:
         slots: of the operands, parameters and saved values of that role, in the kernel's order.
         given: leaves whose values are at hand, by name: numbers that reductions made, operands that were
-            read before; each of them is the same at all positions of a channel.
+            read before, each of them the same at all positions of a channel; parts of x.
     """
 
-    def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl") -> None:
-        self.stages = simplified(kernel.epilogue if role == "epilogue" else kernel.prologue)
+    def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl", number: int = 0) -> None:
+        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
+        self.stages = simplified([stage.of_part(number) for stage in stages])
+        self._end, self._number = End.of(kernel, role), number
         self.text, self.namespace = text, namespace
         self.compute = named(kernel.compute_dtype, namespace)
         self.given: dict[str, str] = {}
@@ -87,7 +95,8 @@ class Elementwise:
         self._depends = Dependence(
             self._operands | _numbers(kernel), [output.key for output in kernel.saved.values()]
         )
-        formulas = formulas_of(kernel) if kernel.reductions else [stage.expression for stage in self.stages]
+        own = tuple(formula for stage in stages for formula in stage.expressions)
+        formulas = formulas_of(kernel) if kernel.reductions else own
         used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype)
@@ -246,7 +255,8 @@ class Elementwise:
         taken = {key: f"{key}_read" for key in held or {}}
         given = {"x": x} if x else {}
         given |= {**lying, **(more or {}), **{taken[key]: value for key, value in (held or {}).items()}}
-        spot = replace(place, **{each: each for each in lying})
+        own: dict[str, Any] = {each: each for each in lying}
+        spot = replace(place, **own)
         return self.text.call(name, given, lambda: write("x" if x else "", spot, taken), into)
 
     def values(
@@ -314,11 +324,23 @@ class Elementwise:
             return self._values[name]
         if name in self._parameters:
             return argument(Slot("parameter", name))
-        operand = self._operands[name]
+        return self._operand(name, place, held)
+
+    def _operand(self, name: str, place: Place, held: Mapping[str, str]) -> str:
+        """The elements that a leaf names in an operand."""
+        key, _ = part_of(name)
+        operand = self._operands[key]
         widened = "" if operand.dtype in ("f32", "f64") else f".to({self.compute})"
         if name in held:
             return self.text.let(name, held[name] + widened) if widened else held[name]
-        pointer = argument(Slot("operand", name))
+        pointer = argument(Slot("operand", key))
+        if operand.per == "axes":
+            start = self._end.start(operand, name, self._number)
+            at = f"{place.others[key]} + {start}" if start else place.others[key]
+            made = self.text.let(key, self._load(pointer, at, place.mask))
+            if key != name:
+                self.given[name] = made  # all parts that are made read the same
+            return made
         if operand.per == "shared":
             return self.text.let(name, f"{self.namespace}.load({pointer})")
         if operand.per == "channel":

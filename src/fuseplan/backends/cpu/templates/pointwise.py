@@ -16,14 +16,23 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.loops import by_length, places, steps, streamed, unaligned
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.walk import Walk, offsets, walk
+from fuseplan.backends.cpu.walk import Walk, offsets, others, roaming, walk
+from fuseplan.backends.parts import ends
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
 from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import Scalar
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    layout_claims,
+    unit_roundoff,
+)
 
 _TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
@@ -60,6 +69,7 @@ class Pointwise(CpuTemplate):
             kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
         )
         yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
+        yield from layout_claims(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
@@ -83,7 +93,8 @@ class Pointwise(CpuTemplate):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """One rounding per function, relative to the function's result: there is no sum of products."""
-        return sum(functions(stage.expression) for stage in kernel.epilogue) * unit_roundoff(kernel)
+        stages = (*kernel.prologue, *kernel.epilogue)
+        return sum(max(map(functions, stage.expressions)) for stage in stages) * unit_roundoff(kernel)
 
     def error_bound(self, kernel: Kernel) -> float:
         return self.bound(kernel)
@@ -124,7 +135,7 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
         block_run = -(-block_run // step) * step
     chunks = -(-path.run.extent // block_run)
     parts = max(1, min(units, tasks // chunks))
-    streams = stream and block_run >= _STREAMED_RUN * width and path.run.src == 1
+    streams = stream and block_run >= _STREAMED_RUN * width and path.run.src == 1 and not kernel.parts
     return Pointwise(4, path.repeats, -(-units // parts), block_run, streams)
 
 
@@ -137,7 +148,10 @@ def _scratch_room(kernel: Kernel, target: Target) -> int:
 
 @dataclass(frozen=True)
 class _Line:
-    """One run: where it begins in dst, src and an image, its channel, where a task enters, what is known."""
+    """One run: where it begins in dst, src and an image, its channel, where a task enters, what is known.
+
+    `others` are its places in the operands with axes of their own.
+    """
 
     dst: Index
     src: Index
@@ -145,6 +159,7 @@ class _Line:
     channel: Index
     origin: Index
     known: dict[object, Value]
+    others: tuple[Index, ...] = ()
 
 
 class _Writer:
@@ -163,6 +178,12 @@ class _Writer:
                 f"a part of a run is whole vectors of {self.lanes}, not {self.block_run} elements"
             )
         self.stages = Elementwise(self.frame, "epilogue")
+        self.ends = ends(kernel)
+        self.of_parts = [
+            [Elementwise(self.frame, end.role, number=number) for number in range(len(end.starts))]
+            for end in self.ends
+        ]
+        self.roaming = [operand.key for _, operand in roaming(kernel)]
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.activation = any(operand.per == "activation" for operand in kernel.operands)
         self.uniform: dict[object, Value] = {}
@@ -217,7 +238,8 @@ class _Writer:
         if self.path.short:
             stop = self.b.select(self._is_last(row), self.path.short, self.b.const(stop, I64))
         if self.path.channel is None:
-            self._run(_Line(*begin, 0, start, self.uniform), start, stop)
+            places = others(self.path.outer, row, len(self.roaming))
+            self._run(_Line(*begin, 0, start, self.uniform, places), start, stop)
             return
         self._channels(begin, group, start, stop)
 
@@ -328,6 +350,9 @@ class _Writer:
 
     def _vector(self, line: _Line, i: Index, count: int, *, stream: bool = False) -> None:
         """`count` elements of a run from its element i on."""
+        if self.kernel.parts:
+            self._parts(line, i, count)
+            return
         b, along = self.b, self.path.along_channels
         inside = line.image + i * self.path.run.image if self.activation else None
         place = Place(line.dst + i, i if along else line.channel, along, count, inside)
@@ -338,3 +363,19 @@ class _Writer:
         step = self.path.run.src
         x = storage.read_at(b, self.kernel.src.dtype, self.src, line.src + i * step, count, step)
         finish(self.frame, self.stages, x, place, known, stream=stream)
+
+    def _parts(self, line: _Line, i: Index, count: int) -> None:
+        """`count` places of a run from its place i on: each part of src is read, each part of dst written."""
+        b, run, known = self.b, self.path.run, dict(line.known)
+        steps = zip(self.roaming, line.others, run.others, strict=True)
+        places = {key: (begin + i * step, step) for key, begin, step in steps}
+        before, behind = (
+            [Place(begin + i * step + start, 0, False, count, None, step, places) for start in end.starts]
+            for end, begin, step in zip(self.ends, (line.src, line.dst), (run.src, run.dst), strict=True)
+        )
+        given: dict[str, Value] = {}
+        for number, (stages, place) in enumerate(zip(self.of_parts[0], before, strict=True)):
+            x = storage.read_at(b, self.kernel.src.dtype, self.src, place.element, count, run.src)
+            given[f"x[{number}]"] = stages.apply(x, place, known)
+        for stages, place in zip(self.of_parts[1], behind, strict=True):
+            finish(self.frame, stages, x, place, known, parts=given)

@@ -14,9 +14,9 @@ from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, 
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import Scalar
+from fuseplan.scalar import calls
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
 
 # Measured on an H100, batch_norm and ReLU of eight shapes: narrow rows read fewer operands a tile, a loop
 # over tiles gains less from operands that are kept than it loses, rows that begin anywhere move one by one.
@@ -54,6 +54,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
             kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
         )
         yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
+        yield from layout_claims(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
@@ -92,9 +93,11 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
     def bound(kernel: Kernel) -> float:
         """The errors of the functions, each relative to its result: there is no sum of products."""
         return sum(
-            dialect.relative_error(name, kernel.dst.dtype)
-            for stage in kernel.epilogue
-            for name in calls(stage.expression)
+            max(
+                sum(dialect.relative_error(name, kernel.dst.dtype) for name in calls(formula))
+                for formula in stage.expressions
+            )
+            for stage in (*kernel.prologue, *kernel.epilogue)
         )
 
     def error_bound(self, kernel: Kernel) -> float:
@@ -127,17 +130,3 @@ def _row(kernel: Kernel, form: str) -> int:
     row = kernel.dst.channels if form == "rows" else prod(kernel.dst.spatial)
     dividing = row & -row
     return min(_WIDEST, dividing if dividing >= 32 else power_of_two(row))
-
-
-def calls(root: Scalar) -> list[str]:
-    """The functions of an expression; a shared part once."""
-    met: dict[Scalar, None] = {}
-
-    def visit(node: Scalar) -> None:
-        if node.fn not in ("leaf", "const") and node not in met:
-            met[node] = None
-            for child in node.args:
-                visit(child)
-
-    visit(root)
-    return [node.fn for node in met]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fuseplan.backends.parts import ends
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place
 from fuseplan.backends.triton.index import (
     ACROSS,
@@ -52,16 +53,21 @@ class PointwiseWriter:
 
     def __init__(self, knobs: PointwiseKnobs, kernel: Kernel, title: str) -> None:
         self.knobs, self.kernel, self.title = knobs, kernel, title
-        dst = kernel.dst
+        self.ends = ends(kernel)
+        src, dst = (end.spec for end in self.ends)
         self.channels, self.area = dst.channels, prod(dst.spatial)
         self.size, self.last = dst.size, dst.is_channels_last
         order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
         order = [axis for axis in order if dst.shape[axis] > 1]
-        self.axes = [(dst.shape[axis], kernel.src.element_strides[axis], axis) for axis in order]
-        self.is_wide = max(kernel.src.span, dst.span) + knobs.inner * knobs.outer >= WIDE
+        self.axes = [(dst.shape[axis], src.element_strides[axis], axis) for axis in order]
+        self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.inner * knobs.outer >= WIDE
         self.text = Text()
-        self.epilogue = Elementwise(kernel, "epilogue", self.text)
-        self.slots = (Slot("src"), *self.epilogue.slots, Slot("dst"))
+        self.before, self.behind = (
+            [Elementwise(kernel, end.role, self.text, number=number) for number in range(len(end.starts))]
+            for end in self.ends
+        )
+        self.epilogue = self.behind[0]
+        self.slots = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"))
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -119,6 +125,9 @@ class PointwiseWriter:
     def _flat_tile(self, start: Index, lane: Index, mask: Mask) -> None:
         image = self.size // self.kernel.dst.batch
         element = start + lane
+        if self.kernel.parts:
+            self._parts(self.text.index("element", element), str(mask))
+            return
         inside = (start % image + lane) % image
         axes = merged((extent, stride) for extent, stride, _ in self.axes)
         where = element
@@ -184,6 +193,43 @@ class PointwiseWriter:
         if self.kernel.dst.dtype != self.kernel.compute_dtype:
             x = text.let("x", f"{x}.to({self.epilogue.compute})")
         self.epilogue.store(x, place, held, known)
+
+    # ---- parts of an axis
+
+    def _parts(self, element: Index, mask: str) -> None:
+        """Reads each part of src at the places of a tile, and writes each part of dst."""
+        text, is_compute = self.text, self.kernel.src.dtype == self.kernel.compute_dtype
+        known: dict[str, Index] = {}
+
+        def along(name: str, strides: Sequence[int]) -> Index:
+            value = offset(element, merged((extent, strides[axis]) for extent, _, axis in self.axes))
+            if str(value) not in known:
+                known[str(value)] = text.index(name, value)
+            return known[str(value)]
+
+        others = {
+            operand.key: str(along(f"{operand.key}_at", end.strides(operand)))
+            for end, elements in zip(self.ends, (self.before[0], self.epilogue), strict=True)
+            for operand in elements.operands
+            if operand.per == "axes"
+        }
+        before, behind = (
+            [Place(str(first + start), "", "", mask, "", others) for start in end.starts]
+            for first, end in (
+                (along(f"{name}_at", end.spec.element_strides), end)
+                for name, end in zip(("src", "dst"), self.ends, strict=True)
+            )
+        )
+        masked = f", mask={mask}, other=0.0" if mask else ""
+        loaded = [text.let("x", f"tl.load(src + {place.element}{masked})") for place in before]
+        held = [stages.read(place) for stages, place in zip(self.before, before, strict=True)]
+        given: dict[str, str] = {}
+        for index, (stages, place) in enumerate(zip(self.before, before, strict=True)):
+            x = loaded[index] if is_compute else text.let("x", f"{loaded[index]}.to({stages.compute})")
+            given[f"x[{index}]"] = stages.apply(x, place, held[index])
+        for stages, place in zip(self.behind, behind, strict=True):
+            stages.given = given
+            stages.store(x, place, stages.read(place))
 
     # ---- many rows
 

@@ -1,0 +1,213 @@
+"""Operators that read several elements of one axis at once: gated products, rotary embedding."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from math import gcd
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fuseplan.declarations import Along, Array, inner, operand
+from fuseplan.fields import one_of, refused, true_or_false
+from fuseplan.op import Elementwise, Op, operator
+from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
+from fuseplan.parts import Split, part
+from fuseplan.scalar import NUMPY, Scalar, leaf
+from fuseplan.tensor import TensorSpec, is_integer
+
+
+class Parted(Elementwise):
+    """An elementwise operator whose formulas read, or make, several parts of one axis.
+
+    A class has the method `apply(self, x, **leaves)`: `x` are the leaves of src's parts, and the result is a
+    formula for each part of the output. Parts of src behind those that `turned` counts pass unchanged.
+    """
+
+    has_parts: ClassVar[bool] = True
+
+    @abstractmethod
+    def split(self, src: TensorSpec) -> Split:
+        """How the axis is in parts.
+
+        Raises:
+            PlanError: the axis has no such parts.
+        """
+
+    def turned(self, split: Split, src: TensorSpec) -> int:
+        """The number of src's parts that the formulas read."""
+        return split.reads
+
+    def formulas(self, src: TensorSpec, keys: Mapping[str, str] | None = None) -> tuple[Scalar, ...]:
+        """A formula for each part of the output, over parts of `x` and of operands, and parameters."""
+        split = self.split(src)
+        x = [part(leaf("x"), index) for index in range(split.reads)]
+        count = self.turned(split, src)
+        return (*type(self).apply(self, x[:count], **self.leaves(keys)), *x[count:])
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The axis has as many parts as are made."""
+        split, shape = self.split(src), list(src.shape)
+        shape[split.axis] = split.extent * split.makes
+        return src if src.layout is not None and tuple(shape) == src.shape else src.with_shape(shape)
+
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
+        """The formulas in float64, part by part."""
+        spec = TensorSpec(np.shape(src), "f64", names)
+        leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
+        leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
+        leaves |= self.spread(src, operands, names)
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            dst: Array = np.empty(self.output(spec).shape)
+            self.split(spec).fill(dst, self.formulas(spec), leaves, NUMPY)
+        return dst
+
+
+@operator
+class Glu(Parted):
+    """x[0] * activation(x[1])
+
+    x[0] and x[1] are the halves of an axis, the last one unless `axis` names another; with `interleaved`, its
+    even and its odd elements. dst is half as long along that axis.
+
+    `glu` is torch.nn.functional.glu: the second half is the gate. `gate=first` makes the first half the
+    gate, activation(x[0]) * x[1], as do models that store the gate's features in front of the others (Llama's
+    joined `gate_up_proj`). SwiGLU is `glu(silu)`, GEGLU `glu(gelu)`, ReGLU `glu(relu)`.
+    """
+
+    torch = "glu"
+
+    activation: Elementwise = inner(default=Sigmoid())
+    gate: str = "second"
+    axis: str = "last"
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "gate", self.gate, ("first", "second"))
+        true_or_false(self.name, "interleaved", self.interleaved)
+
+    @property
+    def reads(self) -> str | None:
+        """The last axis, or the one that is named."""
+        return "rows" if self.axis == "last" else None
+
+    def split(self, src: TensorSpec) -> Split:
+        """Two parts, made into one."""
+        one_of(self.name, "axis", self.axis, ("last", *src.names))
+        axis = src.rank - 1 if self.axis == "last" else src.names.index(self.axis)
+        if src.shape[axis] % 2:
+            raise refused(
+                self.name, "axis", "must have an even number of elements", got=f"{src.shape[axis]} of {src}"
+            )
+        return Split(axis, src.shape[axis] // 2, 2, 1, self.interleaved)
+
+    def apply(self, x: Sequence[Scalar], **parameters: Scalar) -> tuple[Scalar, ...]:
+        """The formula."""
+        gate, value = x if self.gate == "first" else x[::-1]
+        return (value * type(self.activation).apply(self.activation, gate, **parameters),)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, activation, gate and order of the parts."""
+        yield "f32[3x10]", cls()
+        yield "f32[2x3x14]", cls(Silu(), gate="first")
+        yield "f32[2x6x3x7, nhwc]", cls(Gelu(), axis="c")
+        yield "f32[1x3x3x2x10]", cls(Relu(), interleaved=True)
+
+
+def _angles(op: Rotary, src: TensorSpec) -> Along:
+    """Axes of positions and of pairs."""
+    position = src.names.index("s") if "s" in src.names else src.rank - 2
+    axes = (0, position) if op.batched and position else (position,)
+    return Along((*axes, src.rank - 1), (*(src.shape[axis] for axis in axes), op.dimensions(src) // 2))
+
+
+@operator
+class Rotary(Parted):
+    """x[0] * cos - x[1] * sin, x[1] * cos + x[0] * sin
+
+    Rotary position embedding: pairs of elements of the last axis are turned by an angle for each position.
+    The elements of a pair are `dims`/2 apart, as in Llama; with `interleaved` they are neighbours, as in
+    GPT-J. `dims` elements are turned, all with 0, and the others pass unchanged. Positions are the axis s, or
+    the axis in front of the last where no axis has that name: f16[8x32x512x128, bhsd] and
+    f16[8x512x32x128, bshd] are both turned along s.
+
+    `inverse` turns by the negative angles, which is also the gradient: that of src is `rotary(inverse=True)`
+    of that of dst.
+
+    cos, sin: (s, dims/2), each angle once; with `batched` (b, s, dims/2).
+    """
+
+    onnx = "RotaryEmbedding"
+
+    cos = operand(_angles)
+    sin = operand(_angles)
+    dims: int = 0
+    interleaved: bool = False
+    inverse: bool = False
+    batched: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_integer(self.dims) or self.dims < 0 or self.dims % 2:
+            raise refused(self.name, "dims", "must be an even number of elements", got=self.dims)
+        for name in ("interleaved", "inverse", "batched"):
+            true_or_false(self.name, name, getattr(self, name))
+
+    @property
+    def reads(self) -> str:
+        """The last axis."""
+        return "rows"
+
+    def dimensions(self, src: TensorSpec) -> int:
+        """Elements that are turned."""
+        return self.dims or src.shape[-1]
+
+    def split(self, src: TensorSpec) -> Split:
+        """The longest parts that pairs, and the elements that pass, are made of."""
+        size, dims = src.shape[-1], self.dimensions(src)
+        if dims > size or size % 2:
+            raise refused(
+                self.name, "dims", "turns an even number of elements of an axis of even extent",
+                got=f"{dims} of {size}", want=f"at most {size // 2 * 2}",
+            )  # fmt: skip
+        passing = (size - dims) // 2 if self.interleaved else size - dims
+        extent = gcd(dims // 2, passing)
+        return Split(src.rank - 1, extent, size // extent, size // extent, self.interleaved)
+
+    def turned(self, split: Split, src: TensorSpec) -> int:
+        """The parts in front."""
+        return self.dimensions(src) // split.extent
+
+    def apply(self, x: Sequence[Scalar], cos: Scalar, sin: Scalar) -> tuple[Scalar, ...]:
+        """The formulas, in the order of the parts."""
+        half = len(x) // 2
+        made = list(x)
+        for pair in range(half):
+            first, second = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
+            a, b = x[first], x[second]
+            along, across = part(cos, pair), part(sin, pair)
+            across = -across if self.inverse else across
+            made[first], made[second] = a * along - b * across, b * along + a * across
+        return tuple(made)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Both orders of the axes and of the pairs, a part of the axis, and angles of each image."""
+        yield "f32[2x3x5x14, bhsd]", cls()
+        yield "f32[2x5x3x14, bshd]", cls(interleaved=True)
+        yield "f32[2x3x5x14]", cls(dims=6)
+        yield "f32[3x5x16, hsd]", cls(dims=8, interleaved=True)
+        yield "f32[7x6]", cls(inverse=True)
+        yield "f32[2x5x3x8, bshd]", cls(batched=True)
+
+
+PARTED = (Glu, Rotary)

@@ -1,0 +1,89 @@
+"""Parts of an axis in pointwise kernels: both backends against float64, at every rank, dtype and odd size."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from closeness import assert_close
+from forced import forced, narrowed
+from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.lower import lower
+from fuseplan.match import match
+from fuseplan.measure.data import random_arrays
+from fuseplan.ops.parts import PARTED
+from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from interpreted import assert_interpreted
+
+SAMPLES = [str(FusionPlan(text, op)) for kind in PARTED for text, op in kind.samples()]
+# Operands of every kind on both sides; an extent of 1, of less than a vector, and of many.
+PLANS = (
+    "{d}[3x2] -> glu",
+    "{d}[1x2x2] -> glu(gelu, interleaved=True)",
+    "{d}[33x70] -> bias -> add -> glu -> scale -> add",
+    "{d}[5x4x34, bsc] -> bias -> add -> glu(gelu, interleaved=True) -> scale -> add",
+    "{d}[3x14x7x9, nhwc] -> batch_norm -> glu(silu, gate=first, axis=c) -> batch_norm -> relu",
+    "{d}[3x14x7x9] -> batch_norm -> add -> glu(axis=c) -> prelu(shared=True)",
+    "{d}[3x5x7x18] -> batch_norm(per_activation) -> glu(axis=w) -> batch_norm(per_activation) -> gelu",
+    "{d}[1x3x2x6x5] -> glu(axis=h) -> bias",
+    "{d}[2x64x5x3, strides=2000:30:5:1] -> glu(axis=c)",
+    "{d}[2x3x17x64, bhsd] -> bias -> add -> rotary(32) -> scale -> add",
+    "{d}[2x17x3x66, bshd] -> bias -> add -> rotary(24, interleaved=True) -> scale -> add",
+    "{d}[2x5x3x22, bshd] -> rotary(batched=True) -> gelu -> gelu -> gelu",
+    "{d}[2x3x5x6, strides=400:100:10:1 of bhsd] -> rotary(4)",
+    "{d}[2x9x64, bsc] -> scale -> gelu -> gelu -> glu(mish) -> gelu -> gelu -> bias",
+    "{d}[7x3x22, bsc] -> add -> glu(tanh) -> save(kept) -> gelu -> mul(other=kept)",
+    "{d}[7x22] -> rotary(interleaved=True) -> save(kept) -> relu -> add(other=kept)",
+)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", PLANS)
+@pytest.mark.parametrize("width", [16, 64])
+def test_cpu(text: str, dtype: str, width: int) -> None:
+    plan = FusionPlan.parse(text.format(d=dtype))
+    assert_close(forced(plan, Pointwise, narrowed(width, threads=2)), random_arrays(plan, 2), slack=80)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", PLANS)
+def test_triton(text: str, dtype: str) -> None:
+    assert_interpreted(text.format(d=dtype), GpuPointwise, slack=80)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_every_sample(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    assert_close(forced(plan, Pointwise, narrowed(32)), random_arrays(plan, 2), slack=80)
+    assert_interpreted(plan, GpuPointwise, slack=80)
+
+
+def test_nothing_outside_dst_is_written_nor_outside_src_read(guarded: Any) -> None:
+    for text in ("f32[3x5x34] -> glu", "f32[3x5x38] -> rotary(12, interleaved=True)"):
+        plan = FusionPlan.parse(text)
+        arrays, compiled = random_arrays(plan, 8), forced(plan, Pointwise, narrowed(32))
+        want = compiled(**arrays)
+        src, dst = guarded(plan.src), guarded(plan.output)
+        src[...] = arrays.pop("src")
+        np.testing.assert_array_equal(compiled(src, out=dst, **arrays), want)
+
+
+def test_offsets_of_large_tensors_have_64_bits() -> None:
+    target = parse_target("triton:sm_90")
+
+    def text(plan: str) -> str:
+        kernel = lower(match(FusionPlan.parse(plan)))
+        return next(iter(GpuPointwise.candidates(kernel, target, "default"))).emit(kernel, target).text
+
+    assert "int64" not in text("f16[65536x8192] -> glu")
+    assert "int64" in text("f16[65536x65536] -> glu")
+
+
+def test_angles_are_read_once() -> None:
+    kernel = lower(match(FusionPlan.parse("f16[2x32x512x128, bhsd] -> rotary")))
+    target = parse_target("triton:sm_90")
+    source = next(iter(GpuPointwise.candidates(kernel, target, "default"))).emit(kernel, target)
+    assert source.text.count("tl.load(op_cos") == 1
+    assert source.text.count("tl.load(src") == 2
