@@ -28,8 +28,8 @@ Per = str | Callable[[Any, TensorSpec], str | Along | Shape]
 
 # The axes that an operand has, of those of src.
 PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
-    "channel": lambda src: (src.channel_axis,),
-    "activation": lambda src: tuple(sorted(src.canonical_order[1:])),
+    "channel": lambda src: (src.channel_axis,) if src.shape else (),
+    "activation": lambda src: tuple(sorted(src.canonical_order[1:] or src.canonical_order)),
     "position": lambda src: tuple(src.canonical_order[2:]),
     "element": lambda src: tuple(range(src.rank)),
     "shared": lambda src: (),

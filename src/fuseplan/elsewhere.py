@@ -50,7 +50,7 @@ _STATISTICS = (
     "`layer_norm` and `rms_norm` of each row, the last axis"
 )
 _ROWS = (
-    "Operators here compute single elements, or sum over channels with a weight: run it before or after "
+    "The operators over axes are `softmax`, `log_softmax`, `sum`, `mean` and `amax`: run it before or after "
     "the plan"
 )
 _GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
@@ -63,10 +63,10 @@ LACKING: Answers = {
     **_each("dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
     **_each("groupnorm groupnormalization instancenorm instancenorm1d instancenorm2d", _STATISTICS),
     **_each("instancenorm3d instancenormalization localresponsenorm lrn normalize l2norm", _STATISTICS),
-    **_each("softmax logsoftmax softmin hardmax sparsemax gumbelsoftmax softmax2d", _ROWS),
-    **_each("mean reducemean reducesum reducemax reducemin var std prod norm logsumexp cumsum", _ROWS),
-    **_each("sum", "`add` adds a tensor of the same shape. No operator sums over an axis without a weight"),
-    **_each("argmax argmin topk sort max min any all crossentropy mseloss nllloss", _ROWS),
+    **_each("softmin hardmax sparsemax gumbelsoftmax reducemin var std prod norm logsumexp cumsum", _ROWS),
+    **_each("argmax argmin topk sort min any all crossentropy mseloss nllloss", _ROWS),
+    **_each("max", "`amax` is the maximum over axes, `clamp` bounds each element"),
+    **_each("softmax2d", "`softmax(c)` is that over the channels"),
     **_each("attention multiheadattention scaleddotproductattention flashattention sdpa", _ROWS),
     **_each("swiglu siluandmul", _GATED.format("silu", "silu")),
     **_each("geglu geluandmul", _GATED.format("gelu", "gelu")),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fuseplan.dtypes import dtype_of
 from fuseplan.locks import cached_property
 from fuseplan.parts import Split
-from fuseplan.reduction import Reduction
+from fuseplan.reduction import Statistic
 from fuseplan.scalar import Scalar, calls, leaves_of, text
 from fuseplan.tensor import Dense, TensorSpec
 
@@ -146,7 +146,8 @@ class KernelOperand:
     or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where: `prologue`
     (indexed as src is), `weight`, `epilogue` (indexed as dst is).
 
-    `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so.
+    `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
+    with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
     """
 
     key: str
@@ -156,6 +157,7 @@ class KernelOperand:
     role: str
     order: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -171,14 +173,16 @@ class KernelOperand:
     def text(self) -> str:
         """All fields in one line."""
         per = f"axes {self.axes}" if self.per == "axes" else self.per
-        return f"{self.key}: {self.role} per {per} {Dense(self.shape, self.dtype)}"
+        lies = f" strides={_listed(self.strides)}" if self.strides else ""
+        return f"{self.key}: {self.role} per {per} {Dense(self.shape, self.dtype)}{lies}"
 
 
 @dataclass(frozen=True)
 class Output:
     """A tensor the kernel writes besides `dst`.
 
-    One that is saved has the value `after` the stage of that step, per element, and lies as dst does.
+    One that is saved has the value `after` the stage of that step, per element, and lies as dst does, or in
+    kernels with `over` as its `strides` say.
     Any other is made of statistics: `expression` is over names of reductions, operands that have no more
     elements, parameters and, where the result is `updated`, its own key: the value from before. It lies dense
     in logical order.
@@ -191,6 +195,7 @@ class Output:
     expression: Scalar
     updated: bool = False
     after: int | None = None
+    strides: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -201,8 +206,9 @@ class Output:
     def text(self) -> str:
         """All fields in one line."""
         sign = "updated to" if self.updated else "="
-        lies = Dense(self.shape, self.dtype)
+        lies = str(Dense(self.shape, self.dtype))
         after = "" if self.after is None else f" after operator {self.after}"
+        lies = f"{lies} strides={_listed(self.strides)}" if self.strides else lies
         return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {lies}"
 
 
@@ -211,6 +217,9 @@ class Kernel:
     """Everything a template may know of a plan.
 
     Where `parts` is not None, the first stage of the epilogue reads src, as the prologue leaves it, in parts.
+
+    Statistics are per `channel` or `activation`, and dst has src's shape; or they are `over` any axes, and
+    dst has extent 1 along those of them that the plan's output does not have.
     """
 
     src: TensorSpec
@@ -220,10 +229,11 @@ class Kernel:
     epilogue: tuple[Stage, ...]
     operands: tuple[KernelOperand, ...]
     parameters: tuple[str, ...]
-    reductions: tuple[Reduction, ...] = ()
+    reductions: tuple[Statistic, ...] = ()
     outputs: tuple[Output, ...] = ()
     reduced_per: str = "channel"
     parts: Split | None = None
+    over: tuple[int, ...] = ()
 
     @cached_property
     def text(self) -> str:
@@ -236,8 +246,8 @@ class Kernel:
             yield f"prologue {stage.op_text}: x = {text(stage.expression)}"
         if self.convolution:
             yield self.convolution.text
-        for reduction in self.reductions:
-            yield f"per {self.reduced_per}: {reduction.text}"
+        which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
+        yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
         if self.parts:
             yield self.parts.text
         for stage in self.epilogue:
@@ -277,6 +287,8 @@ class Kernel:
         """Elements that one number of a reduction is made of; 1 without reductions."""
         if not self.reductions:
             return 1
+        if self.over:
+            return prod(self.src.shape[axis] for axis in self.over)
         return self.src.batch * (prod(self.src.spatial) if self.reduced_per == "channel" else 1)
 
     @property
@@ -371,6 +383,10 @@ class Kernel:
     def shape_of(self, operand: KernelOperand) -> TensorSpec:
         """The tensor that the operand's stage is applied to: src before the contraction, dst after."""
         return self.src if operand.role == "prologue" else self.dst
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ":".join(map(str, numbers))
 
 
 def functions(expression: Scalar) -> int:

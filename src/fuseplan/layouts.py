@@ -18,13 +18,18 @@ from fuseplan.excerpt import shown
 # The short layouts of each rank; the first is the default, which is not printed.
 LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 # The names of the axes for operators that read rows: each row is one run of the last axis.
-ROWS = {2: "nc", 3: "bsc", 4: "bhsc", 5: "abhsc"}
+ROWS = {0: "", 1: "c", 2: "nc", 3: "bsc", 4: "bhsc", 5: "abhsc"}
 WORD = re.compile(r"([a-z]+)(?:\s+of\s+([a-z]+))?")
 
 
 def channel_names(rank: int) -> str:
     """The names of axes that no layout named: n, c, then the spatial axes."""
-    return LAYOUTS[rank][0]
+    return short(rank)[0]
+
+
+def short(rank: int) -> tuple[str, ...]:
+    """The layouts of n, c and the spatial axes; of a vector, c alone, and of a number none."""
+    return LAYOUTS.get(rank) or (ROWS[rank],)
 
 
 def known(word: object, rank: int) -> tuple[str, str]:
@@ -35,7 +40,7 @@ def known(word: object, rank: int) -> tuple[str, str]:
     """
     if word is None:
         return channel_names(rank), channel_names(rank)
-    if word in LAYOUTS[rank]:
+    if word in short(rank):
         return channel_names(rank), str(word)
     is_new = isinstance(word, str) and word not in PLACES  # `nlc` is another library's word for `nwc`
     found = WORD.fullmatch(str(word)) if is_new else None
@@ -47,12 +52,23 @@ def known(word: object, rank: int) -> tuple[str, str]:
 
 
 def _unknown(word: object, rank: int) -> PlanError:
-    places = {name: LAYOUTS[rank][place] for name, place in PLACES.items()}
+    places = {name: short(rank)[place] for name, place in PLACES.items()}
     return PlanError(
         f"no layout of {rank} axes is named {shown(word)}",
-        want=f"{' or '.join(LAYOUTS[rank])}; or other letters that name the axes: {ROWS[rank]}",
-        remedy=near_miss(str(word), LAYOUTS[rank], places) or "Other orders of the axes are given as strides",
+        want=f"{' or '.join(short(rank))}; or other letters that name the axes: {ROWS[rank]}",
+        remedy=near_miss(str(word), short(rank), places) or "Other orders of the axes are given as strides",
     )
+
+
+def without(names: str, removed: Iterable[int]) -> str:
+    """The names of the axes besides the removed ones, in logical order.
+
+    Behind n and c the spatial axes have the names of their number: n, c, h become n, c, w. An n without a c
+    behind it becomes b.
+    """
+    gone = {names[axis] for axis in removed}
+    kept = "".join(name for name in names if name not in gone)
+    return channel_names(len(kept)) if kept.startswith("nc") else kept.replace("n", "b")
 
 
 def order_of(layout: str, names: str) -> list[int]:
@@ -84,8 +100,8 @@ def layout_with(strides: Sequence[int], shape: Sequence[int], names: str) -> str
 
 def _layouts(strides: Sequence[int], names: str) -> tuple[str, ...]:
     """The layouts to try: the short ones, or the one whose axes are in the order of their strides."""
-    if names in (short := LAYOUTS[len(names)]):
-        return short
+    if names in short(len(names)):
+        return short(len(names))
     axes = sorted(range(len(names)), key=lambda axis: (-strides[axis], axis))
     return names, "".join(names[axis] for axis in axes)
 

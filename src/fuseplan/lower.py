@@ -14,7 +14,6 @@ from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
 from fuseplan.parts import Split
-from fuseplan.rules.normalization import row_stride
 from fuseplan.scalar import Scalar, leaf
 from fuseplan.step import Step
 from fuseplan.tensor import TensorSpec
@@ -91,8 +90,10 @@ def _normalization(
     kernel = replace(
         _kernel(steps, before, (centre, *after)), reductions=op.reductions(centre.leaves, centre.src)
     )
-    if op.per == "row":
+    if op.per == "row" and _are_rows(steps):
         return _in_rows(kernel, steps)
+    if op.per not in ("channel", "activation"):
+        return _over_axes(kernel, steps, centre)
     return replace(
         kernel,
         outputs=(*(_result(each, formulas[each.name]) for each in centre.results), *kernel.outputs),
@@ -109,6 +110,78 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
         dst=rows_of(steps[-1].dst),
         operands=tuple(map(_row_operand, given)),
         outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
+    )
+
+
+def _are_rows(steps: Sequence[Step]) -> bool:
+    """Whether rows are evenly spaced, and no operand differs between the rows of an image."""
+    is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
+    operands = (each for step in steps for each in step.operands)
+    return is_even and (steps[0].src.rank == 2 or all(each.per != "activation" for each in operands))
+
+
+def row_stride(spec: TensorSpec) -> int | None:
+    """Elements from a row to the next, where all rows are evenly spaced; None where they are not."""
+    outer = [axis for axis in range(spec.rank) if axis != spec.channel_axis and spec.shape[axis] > 1]
+    strides = [spec.element_strides[axis] for axis in outer]
+    below = [spec.shape[inner] * step for inner, step in zip(outer[1:], strides[1:], strict=True)]
+    if strides[:-1] != below:
+        return None
+    return strides[-1] if strides else spec.span
+
+
+def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
+    """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
+    src, op = centre.src, centre.op
+    assert isinstance(op, Normalization)  # by its kind
+    places = [kernel.src.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
+    removed = op.removes(src)
+    behind = [place for axis, place in enumerate(places) if axis not in removed]
+    dst = _spread(steps[-1].dst, behind, kernel.src.rank)
+    return replace(
+        kernel,
+        dst=dst,
+        operands=tuple(
+            _placed(each, step, behind if step.index > centre.index else places, step.index < centre.index)
+            for step in steps
+            for each in step.operands
+        ),
+        outputs=tuple(
+            _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
+        ),
+        over=tuple(sorted(places[axis] for axis in op.over(src))),
+        reduced_per="",
+    )
+
+
+def _spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:
+    """The same elements with so many axes: the tensor's own are at the places, others have extent 1."""
+    shape, strides = [1] * rank, [1] * rank
+    for place, extent, stride in zip(places, spec.shape, spec.element_strides, strict=True):
+        shape[place], strides[place] = extent, stride
+    return TensorSpec(shape, spec.dtype, strides=strides)
+
+
+def _lying(made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]) -> Output:
+    """A saved value with its places in a kernel whose statistics are over any axes."""
+    spec = _spread(step.dst, places if step.index < centre.index else behind, len(places))
+    return replace(made, shape=spec.shape, strides=spec.element_strides)
+
+
+def _placed(made: Operand, step: Step, places: Sequence[int], is_before: bool) -> KernelOperand:
+    """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src."""
+    axes = [places[axis] for axis in made.axes]
+    order = tuple(sorted(range(len(axes)), key=lambda place: axes[place]))
+    strides = [step.dst.element_strides[axis] for axis in made.axes] if made.per == "element" else []
+    return KernelOperand(
+        made.key,
+        _along(made).per,
+        tuple(made.shape[place] for place in order) or made.shape,
+        made.dtype,
+        "prologue" if is_before else "epilogue",
+        () if order == tuple(range(len(order))) else order,
+        tuple(axes[place] for place in order),
+        tuple(strides[place] for place in order) if strides else (),
     )
 
 

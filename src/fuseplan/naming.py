@@ -68,28 +68,42 @@ def check(src: TensorSpec, ops: Sequence[Op], write: Write) -> None:
     """Refuses an operator that reads other axes than the plan has named.
 
     Args:
-        src: the plan's input, as `named` gives it; all results have the same names.
+        src: the plan's input, as `named` gives it; results have the same names, or some of them.
         ops: the operators.
         write: writes a plan, for the error.
 
     Raises:
         PlanError: an operator reads other axes; both readings are shown.
     """
-    if src.rank == 2:
-        return
+    spec = src
     for index, op in enumerate(ops):
-        if op.reads == "rows" and src.has_channel_names:
-            problem = "reads the last axis, and the plan names axis 1 the channels"
-            remedy = _readings(src, ops, index, write)
-        elif op.reads == "channels" and not src.has_channel_names:
-            problem = f"reads the channels at axis 1, and here they are axis {src.channel_axis}"
-            remedy = f"With the channels as axis 1, the input is {src.canonical}"
-        else:
-            continue
-        axes = f"{src}: the axes are {', '.join(src.names)}"
-        raise PlanError(
-            f"{op.name}: it {problem}", got=axes, remedy=remedy, text=write(src, ops), operator=index
-        )
+        problem = _contradiction(spec, op)
+        if problem:
+            remedy = None
+            if op.reads == "rows" and spec is src and spec.rank > 2:
+                remedy = _readings(src, ops, index, write)
+            elif op.reads == "channels" and spec is src and spec.rank > 1:
+                remedy = f"With the channels as axis 1, the input is {src.canonical}"
+            axes = f"{spec}: the axes are {', '.join(spec.names)}" if spec.shape else f"{spec}: one number"
+            text = write(src, ops)
+            raise PlanError(f"{op.name}: it {problem}", got=axes, remedy=remedy, text=text, operator=index)
+        try:
+            spec = op.output(spec) if op.removes(spec) else spec
+        except PlanError:
+            return  # the plan says so when it takes the operator
+
+
+def _contradiction(src: TensorSpec, op: Op) -> str:
+    """The end of a sentence about an operator that reads other axes than src has; empty where it does not."""
+    if op.reads == "rows" and not src.shape:
+        return "reads the last axis, and here there is none"
+    if op.reads == "rows" and src.has_channel_names and src.rank > 2:
+        return "reads the last axis, and the plan names axis 1 the channels"
+    if op.reads == "channels" and src.rank < 2:
+        return "reads the axes n and c"
+    if op.reads == "channels" and src.channel_axis != 1:
+        return f"reads the channels at axis 1, and here they are axis {src.channel_axis}"
+    return ""
 
 
 def _readings(src: TensorSpec, ops: Sequence[Op], index: int, write: Write) -> str:

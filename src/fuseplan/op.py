@@ -118,6 +118,10 @@ class Op(ABC):
         """Sets a field to its canonical form, as only construction may."""
         object.__setattr__(self, name, value)
 
+    def removes(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes of src that its output does not have."""
+        return ()
+
     def operands(self, src: TensorSpec) -> tuple[Operand, ...]:
         """The tensors it takes besides `src`, in the order of their declaration."""
         return tuple(each for each in self._operands(src) if each.name not in self.again)

@@ -13,6 +13,11 @@ from enum import Enum
 
 GENERAL = "`direct` on the CPU and `convolution` or `product` on a GPU"
 
+OTHERS = (
+    "`pointwise` takes elementwise operators alone; the rule `contraction`, and of its templates "
+    f"{GENERAL}, take one contraction"
+)
+
 
 class Reason(Enum):
     """The catalogue: the code in messages, the sentence with the cause, and the remedy.
@@ -34,7 +39,8 @@ class Reason(Enum):
     NO_CONTRACTION = (
         "no-contraction",
         "the plan has no convolution and no matrix product",
-        "`pointwise` takes elementwise operators alone; `normalization` takes one operator with statistics",
+        "`pointwise` takes elementwise operators alone; `normalization` and `reduction` take one operator "
+        "with statistics",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
@@ -49,28 +55,23 @@ class Reason(Enum):
     NORMALIZATION_IN_POINTWISE = (
         "normalization-in-pointwise",
         "a pointwise kernel holds elementwise operators alone",
-        "The rule `normalization`, and the template of that name, take one operator with statistics",
+        "The rule `normalization`, and the templates `normalization` and `reduction`, take one operator with "
+        "statistics",
     )
     NO_NORMALIZATION = (
         "no-normalization",
-        "the plan has no operator with statistics, such as batch_norm_training",
-        "`pointwise` takes elementwise operators alone; the rule `contraction`, and of its templates "
-        f"{GENERAL}, take one contraction",
+        "the plan has no statistics per channel, activation or row, such as batch_norm_training's",
+        f"`reduction` takes statistics over any axes; {OTHERS}",
     )
     SEVERAL_NORMALIZATIONS = (
         "several-normalizations",
         "one kernel holds one operator with statistics",
         "Split the plan in front of the second of them",
     )
-    UNEVEN_ROWS = (
-        "uneven-rows",
-        "statistics of rows are computed of tensors whose rows are evenly spaced",
-        "Copy it into a dense tensor, and give the plan a src without strides",
-    )
-    IMAGES_OF_ROWS = (
-        "images-of-rows",
-        "an operand of one image's elements is read beside statistics of rows in matrices alone",
-        "Apply that operator in a plan of its own",
+    NO_REDUCTION = (
+        "no-reduction",
+        "the plan has no statistics over axes of its own choice, such as softmax's",
+        f"`normalization` takes statistics per channel, activation or row; {OTHERS}",
     )
     CONTRACTION_AND_NORMALIZATION = (
         "contraction-and-normalization",

@@ -1,58 +1,270 @@
-"""Numbers made of many elements: what an operator with statistics asks for, and a kernel computes."""
+"""Statistics: numbers made of many elements, each class a declaration of a few lines.
+
+A statistic consists of parts. A part joins one term of every element by addition, maximum or minimum. The
+term may use the parts before it, as a sum of exponentials uses the maximum; `moved` corrects a part when the
+parts before it change. From these follow the identity, the step, the merge of two states, the float64
+reference, and in every backend the code and the split over threads and programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fuseplan.scalar import NUMPY, Scalar, fold, text
+from fuseplan.scalar import NUMPY, Scalar, call, const, exp, fold, leaf, text, where
 
-KINDS = ("moments", "sums")
+T = TypeVar("T")
+
+# Functions that join terms, each with its identity: the value of no terms.
+JOINS = {"add": 0.0, "maximum": -inf, "minimum": inf}
+# The float64 meaning of each over axes that stay with extent 1.
+NUMPY_JOINS: dict[str, Callable[..., Any]] = {
+    "add": np.add.reduce,
+    "maximum": np.maximum.reduce,
+    "minimum": np.minimum.reduce,
+}
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """Numbers made of all elements of a channel, or of all images' elements at one place.
-
-    Expressions are of one element: over `x`, which is what the prologue gives, keys of operands and
-    parameters, and names of earlier reductions.
+class Part:
+    """One number of a statistic's state.
 
     Attributes:
-        kind: `moments`: the mean of the one expression and the mean squared deviation from it; `sums`: the
-            sum of each expression.
-        names: what later expressions call the numbers: of moments the mean's and the variance's.
-        expressions: what is reduced.
+        name: the leaf by which later parts and the statistic's numbers use it.
+        join: a function of JOINS.
+        term: the term of one element, over the leaves of the statistic's expressions and parts before.
+        moved: this part after parts before it have changed, over its own name, their names, and their former
+            values (`before`); None where its terms use no part.
     """
 
-    kind: str
+    name: str
+    join: str
+    term: Scalar
+    moved: Scalar | None = None
+
+    @property
+    def identity(self) -> float:
+        """The value of no terms."""
+        return JOINS[self.join]
+
+    def corrected(
+        self, state: Mapping[str, T], after: Mapping[str, T], table: Mapping[str, Callable[..., T]]
+    ) -> T:
+        """This part of a state under the values `after` of the parts before it."""
+        if self.moved is None:
+            return state[self.name]
+        former = {before(name): value for name, value in state.items()}
+        return fold(self.moved, {**former, **after, self.name: state[self.name]}, table)
+
+
+def before(part: str) -> str:
+    """The leaf of a part's value before the step that is being taken."""
+    return f"{part} before"
+
+
+@dataclass(frozen=True)
+class Statistic(ABC):
+    """Numbers made of all elements along some axes.
+
+    Attributes:
+        names: the names of the numbers in later expressions.
+        expressions: the reduced values, each of one element: over `x`, which is the prologue's result, keys
+            of operands and parameters, and names of earlier statistics.
+    """
+
     names: tuple[str, ...]
     expressions: tuple[Scalar, ...]
+    word: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """The state, in the order in which its parts use one another."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The finished numbers in the order of `names`, over names of parts."""
 
     @property
     def text(self) -> str:
         """All fields in one line."""
-        return f"{', '.join(self.names)} = {self.kind} of {'; '.join(map(text, self.expressions))}"
+        return f"{', '.join(self.names)} = {self.word} of {'; '.join(map(text, self.expressions))}"
+
+    def part(self, name: str) -> str:
+        """The name of a part: no other statistic of a plan has it."""
+        return f"{self.names[0]}.{name}"
+
+    def merge(
+        self, first: Mapping[str, T], second: Mapping[str, T], table: Mapping[str, Callable[..., T]]
+    ) -> dict[str, T]:
+        """The state of two groups of elements from their states, by the names of parts.
+
+        Args:
+            first: the state of one group.
+            second: the state of the other.
+            table: the meanings of functions, as `fuseplan.scalar.fold` takes them.
+        """
+        made: dict[str, T] = {}
+        for part in self.parts:
+            sides = [part.corrected(state, made, table) for state in (first, second)]
+            made[part.name] = table[part.join](*sides)
+        return made
+
+
+class Sums(Statistic):
+    """The sum of each expression."""
+
+    word = "sums"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """One sum for each expression."""
+        listed = zip(self.names, self.expressions, strict=True)
+        return tuple(Part(self.part(name), "add", each) for name, each in listed)
+
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The sums."""
+        return tuple(leaf(part.name) for part in self.parts)
+
+
+class Moments(Statistic):
+    """The mean of one expression, and the mean of the squared deviations from it.
+
+    States are merged by the formula of Chan, Golub and LeVeque, "Algorithms for computing the sample
+    variance", The American Statistician 37 (1983).
+    """
+
+    word = "moments"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The number of elements, their sum, and the sum of squared deviations from their mean."""
+        (x,) = self.expressions
+        count, total, square = map(self.part, ("count", "sum", "square"))
+        mean, old = leaf(total) / leaf(count), leaf(before(count))
+        apart = leaf(before(total)) / old - mean
+        moved = where(old > 0, leaf(square) + old * (apart * apart), leaf(square))
+        return (
+            Part(count, "add", const(1)),
+            Part(total, "add", x),
+            Part(square, "add", (x - mean) * (x - mean), moved),
+        )
+
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """Mean and variance."""
+        count, total, square = (leaf(part.name) for part in self.parts)
+        return total / count, square / count
+
+
+class Max(Statistic):
+    """The largest value of one expression; NaN if any is."""
+
+    word = "max"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The maximum."""
+        return (Part(self.part("max"), "maximum", self.expressions[0]),)
+
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The maximum."""
+        return (leaf(self.parts[0].name),)
+
+
+class SumExp(Statistic):
+    """The maximum m of one expression, and the sum of exp(expression - m).
+
+    No exponential overflows. Where m is infinite or NaN, the sum is NaN; where m is -inf, it is 0.
+    """
+
+    word = "maximum and sum of exponentials"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The maximum so far, and the sum by it."""
+        (x,) = self.expressions
+        most, total = self.part("max"), self.part("sum")
+        shift = where(leaf(most) > -inf, leaf(most), 0)  # -inf - -inf would be NaN
+        moved = leaf(total) * exp(leaf(before(most)) - shift)
+        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved)
+
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The maximum and the sum."""
+        return tuple(leaf(part.name) for part in self.parts)
+
+
+class ArgMax(Statistic):
+    """The largest value of the first expression, and the least value of the second where the first has it.
+
+    The second is an index. NaN is larger than any number, as in torch.argmax.
+    """
+
+    word = "maximum and its index"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The maximum so far, and the least index of it."""
+        x, index = self.expressions
+        most, place = self.part("max"), self.part("index")
+
+        def kept(value: Scalar, at: Scalar) -> Scalar:
+            """The index where the value is the maximum; infinite elsewhere."""
+            largest = leaf(most)
+            of_nan = where(_is_number(value), inf, at)
+            return where(_is_number(largest), where(value >= largest, at, inf), of_nan)
+
+        moved = kept(leaf(before(most)), leaf(place))
+        return Part(most, "maximum", x), Part(place, "minimum", kept(x, index), moved)
+
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The maximum and its index."""
+        return tuple(leaf(part.name) for part in self.parts)
+
+
+def _is_number(value: Scalar) -> Scalar:
+    """The condition that a value is not NaN."""
+    return call("ge", value, value)
+
+
+STATISTICS: tuple[type[Statistic], ...] = (Sums, Moments, Max, SumExp, ArgMax)
 
 
 def reduce(
-    reduction: Reduction, leaves: Mapping[str, Any], shape: tuple[int, ...], axes: tuple[int, ...]
-) -> dict[str, NDArray[np.float64]]:
-    """The numbers of a reduction in float64, by name; the reduced axes stay, with extent 1.
+    statistic: Statistic,
+    leaves: Mapping[str, Any],
+    shape: Sequence[int],
+    axes: tuple[int, ...],
+    meanings: Mapping[str, Callable[..., Any]] = NUMPY,
+    joins: Mapping[str, Callable[..., Any]] = NUMPY_JOINS,
+    broadcast: Callable[..., Any] = np.broadcast_to,
+) -> dict[str, Any]:
+    """The numbers of a statistic in float64, by name; the reduced axes stay, with extent 1.
 
     Args:
-        reduction: what is reduced.
-        leaves: what its expressions are over: float64 arrays that broadcast over `shape`.
+        statistic: its parts are joined over all elements at once.
+        leaves: the values of its expressions' leaves: float64 arrays that broadcast over `shape`.
         shape: extents of all elements.
-        axes: over which is summed.
+        axes: the axes that are reduced.
+        meanings: the functions of `fuseplan.scalar` for arrays of this kind.
+        joins: the functions of JOINS over axes, likewise.
+        broadcast: spreads an array over a shape, likewise.
     """
-    parts = [np.broadcast_to(fold(each, leaves, NUMPY), shape) for each in reduction.expressions]
-    if reduction.kind == "sums":
-        sums = [part.sum(axis=axes, keepdims=True) for part in parts]
-        return dict(zip(reduction.names, sums, strict=True))
-    mean = parts[0].mean(axis=axes, keepdims=True)
-    variance = np.square(parts[0] - mean).mean(axis=axes, keepdims=True)
-    return dict(zip(reduction.names, (mean, variance), strict=True))
+    state: dict[str, Any] = {}
+    for part in statistic.parts:
+        terms = broadcast(fold(part.term, {**leaves, **state}, meanings), shape)
+        state[part.name] = joins[part.join](terms, axes, keepdims=True)
+    return {
+        name: fold(number, state, meanings)
+        for name, number in zip(statistic.names, statistic.numbers, strict=True)
+    }

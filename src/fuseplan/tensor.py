@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class TensorSpec:
-    """A tensor: the extents of its axes in logical order, rank 2 to 5.
+    """A tensor: the extents of its axes in logical order, rank 0 to 5.
 
     Attributes:
         shape: extents in logical order.
@@ -61,11 +61,11 @@ class TensorSpec:
     ) -> None:
         dtype = dtype_name(dtype)
         extents = _positive("an extent", shape)
-        if len(extents) not in layouts.LAYOUTS:
+        if len(extents) not in layouts.ROWS:
             raise PlanError(
-                "a tensor has 2 to 5 axes: n, c, and up to three spatial ones",
-                got=f"{len(extents)} ax{'i' if len(extents) == 1 else 'e'}s",
-                want="nxc, nxcxw, nxcxhxw or nxcxdxhxw",
+                "a tensor has at most 5 axes: n, c, and up to three spatial ones",
+                got=f"{len(extents)} axes",
+                want="c, nxc, nxcxw, nxcxhxw or nxcxdxhxw",
             )
         is_layout_said = layout is not None or strides is not None
         if strides is not None and layout is not None:
@@ -76,7 +76,8 @@ class TensorSpec:
             steps = _checked_strides(strides, extents)
             found = layouts.layout_with(steps, extents, named)
             steps, order = (steps, "") if found is None else (None, found)
-        fields = {"shape": extents, "dtype": dtype, "layout": order or None, "strides": steps, "names": named}
+        layout = order if steps is None else None
+        fields = {"shape": extents, "dtype": dtype, "layout": layout, "strides": steps, "names": named}
         for name, value in {**fields, "is_layout_said": is_layout_said}.items():
             object.__setattr__(self, name, value)
         if self.span * dtype_of(dtype).itemsize > MAX_BYTES:
@@ -103,13 +104,13 @@ class TensorSpec:
 
     @property
     def batch(self) -> int:
-        """Extent of axis n: of the first axis besides the channels'."""
-        return self.shape[self.canonical_order[0]]
+        """Extent of axis n: of the first axis besides the channels'; 1 without one."""
+        return self.shape[self.canonical_order[0]] if self.rank > 1 else 1
 
     @property
     def channels(self) -> int:
-        """Extent of axis c."""
-        return self.shape[self.channel_axis]
+        """Extent of axis c; 1 without one."""
+        return self.shape[self.channel_axis] if self.shape else 1
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -120,17 +121,27 @@ class TensorSpec:
     def canonical_order(self) -> tuple[int, ...]:
         """The axes in the order n, c, spatial."""
         outer = [axis for axis in range(self.rank) if axis != self.channel_axis]
-        return (outer[0], self.channel_axis, *outer[1:])
+        return (*outer[:1], *([self.channel_axis] if self.shape else []), *outer[1:])
 
     @cached_property
     def canonical(self) -> TensorSpec:
-        """The same elements at the same places, with the axes n, c, spatial: what kernels are written for."""
-        if self.has_channel_names:
+        """The same elements with the axes n, c, spatial, those that the tensor lacks of extent 1."""
+        if self.has_channel_names and self.rank >= 2:
             return self
+        ones = [1] * (2 - self.rank)
         shape, steps = (
-            [each[axis] for axis in self.canonical_order] for each in (self.shape, self.element_strides)
+            ones + [each[axis] for axis in self.canonical_order]
+            for each in (self.shape, self.element_strides)
         )
         return TensorSpec(shape, self.dtype, strides=steps)
+
+    def without(self, axes: Sequence[int]) -> TensorSpec:
+        """A tensor without some of the axes, the others in the same order in memory, without gaps."""
+        kept = [axis for axis in range(self.rank) if axis not in axes]
+        shape = [self.shape[axis] for axis in kept]
+        order = sorted(range(len(kept)), key=lambda place: (-self.element_strides[kept[place]], place))
+        names = layouts.without(self.names, axes)
+        return TensorSpec(shape, self.dtype, strides=layouts.dense(shape, order), names=names)
 
     @cached_property
     def size(self) -> int:
@@ -173,7 +184,7 @@ class TensorSpec:
     @property
     def is_channels_last(self) -> bool:
         """A named layout whose innermost axis is c: `nc`, `nwc`, `nhwc`, `ndhwc`, `bsc`."""
-        return self.layout is not None and self.layout[-1] == self.names[self.channel_axis]
+        return bool(self.layout) and str(self.layout)[-1] == self.names[self.channel_axis]
 
     def with_shape(self, shape: Sequence[int]) -> TensorSpec:
         """Another shape of the same rank, in a named layout.
@@ -185,8 +196,8 @@ class TensorSpec:
             return TensorSpec(shape, self.dtype, self.layout_text)
         if not self.has_channel_names:
             return TensorSpec(shape, self.dtype, self.names)
-        is_innermost = self.element_strides[1] == min(self.element_strides)
-        return TensorSpec(shape, self.dtype, layouts.LAYOUTS[self.rank][-1 if is_innermost else 0])
+        is_innermost = self.rank > 1 and self.element_strides[1] == min(self.element_strides)
+        return TensorSpec(shape, self.dtype, layouts.short(self.rank)[-1 if is_innermost else 0])
 
     def with_names(self, names: str) -> TensorSpec:
         """The same tensor with other names of its axes."""
@@ -323,7 +334,7 @@ def _parse(text: str) -> TensorSpec:
     _blamed(text, match.span(1), dtype_of, dtype)
     comma = text.find(",", begin, end)
     sizes = stripped(text, begin, end if comma < 0 else comma)
-    shape = _numbers(text, sizes, "x")
+    shape = _numbers(text, sizes, "x") if text[begin:end].strip() else []
     if comma < 0:
         return _blamed(text, sizes, TensorSpec, shape, dtype)
     place = stripped(text, comma + 1, end)

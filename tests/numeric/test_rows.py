@@ -13,7 +13,7 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import PlanError, Unsupported
+from fuseplan.errors import PlanError
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays
@@ -95,18 +95,15 @@ def test_a_row_of_large_mean_keeps_its_digits() -> None:
     np.testing.assert_allclose(made, want, atol=2e-3)
 
 
-def test_rows_that_are_not_evenly_spaced_are_refused() -> None:
-    with pytest.raises(Unsupported) as caught:
-        compile_plan("f32[3x5x7, bcs of bsc] -> layer_norm")
-    assert caught.value.refusals[0].code == "uneven-rows"
-    assert compile_plan("f32[3x5x7, bsc] -> layer_norm")
-
-
-def test_operands_of_an_image_beside_rows() -> None:
-    with pytest.raises(Unsupported) as caught:
-        compile_plan("f32[3x5x7] -> layer_norm -> batch_norm(per_activation)")
-    assert (caught.value.refusals[0].code, caught.value.refusals[0].operator) == ("images-of-rows", 1)
-    plan = FusionPlan.parse("f32[3x7] -> layer_norm -> batch_norm(per_activation)")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[3x5x7, bcs of bsc] -> relu -> layer_norm",
+        "f32[3x5x7] -> layer_norm -> batch_norm(per_activation)",
+    ],
+)
+def test_uneven_rows_and_operands_of_an_image(text: str) -> None:
+    plan = FusionPlan.parse(text)
     assert_close(compile_plan(plan), random_arrays(plan, 5), slack=64)
 
 

@@ -60,7 +60,10 @@ def test_both_layouts_have_the_same_shapes() -> None:
         ('title = "t"\ncase = []\n[[target]]\ngroup = 1', "target[0].group is 1; want a text"),
         ('title = "t"', "'case'"),
         ('title = "t"\n[[case]]\nname = "a"', "plan"),
-        ('title = "t"\n[[case]]\nname = "a"\nplan = "f32[2] -> relu"\ngroup = "g"\nmodel = "m"', "axes"),
+        (
+            'title = "t"\n[[case]]\nname = "a"\nplan = "f32[1x1x1x1x1x2] -> relu"\ngroup = "g"\nmodel = "m"',
+            "axes",
+        ),
     ],
 )
 def test_a_file_that_is_no_suite_says_why(text: str, told: str, tmp_path: Path) -> None:

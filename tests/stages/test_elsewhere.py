@@ -39,6 +39,8 @@ def said(text: str) -> str:
         ("Conv2D", "conv2d"),
         ("PRelu", "prelu"),
         ("bacth_nrom", "batch_norm"),
+        ("ReduceMean", "mean"),
+        ("LogSoftmax", "log_softmax"),
     ],
 )
 def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
@@ -49,7 +51,7 @@ def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
     "word",
     [
         "group_norm", "Dense", "gemm",
-        "softmax", "log_softmax", "swiglu", "mean", "ReduceMean", "reshape", "permute", "dropout",
+        "softmin", "max", "swiglu", "softmax2d", "ReduceMin", "reshape", "permute", "dropout",
     ],
 )  # fmt: skip
 def test_an_operator_that_no_plan_has_is_said_plainly(word: str) -> None:

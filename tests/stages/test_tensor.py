@@ -97,8 +97,7 @@ def test_other_spellings(text: str, canonical: str) -> None:
     ("text", "carets", "says"),
     [
         ("f17[2x3]", "f17", "Did you mean `f16`?"),
-        ("f32[2]", "2", "2 to 5 axes"),
-        ("f32[1x2x3x4x5x6]", "1x2x3x4x5x6", "2 to 5 axes"),
+        ("f32[1x2x3x4x5x6]", "1x2x3x4x5x6", "at most 5 axes"),
         ("f32[2x0]", "2x0", "positive integer"),
         ("f32[2x0x4x5, nhwc]", "2x0x4x5", "positive integer"),
         ("f32[2x-3]", "-3", "'-3' is not a size"),
@@ -231,7 +230,7 @@ def test_a_tensor_is_described_where_it_lies() -> None:
     [
         ([1.0], "this is not a tensor"),
         (np.zeros((2, 3), np.int32), "there is no dtype"),
-        (np.zeros(3), "2 to 5 axes"),
+        (np.zeros((1,) * 6), "at most 5 axes"),
         (torch.zeros(1, 3).expand(4, 3), "a stride must be a positive integer"),
         (np.zeros((2, 3))[:, ::-1], "a stride must be a positive integer"),
         (np.zeros(3, "f4, i1")["f0"][None], "strides are whole elements"),

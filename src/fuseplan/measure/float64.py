@@ -18,7 +18,7 @@ from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
 from fuseplan.plan import FusionPlan
-from fuseplan.reduction import Reduction
+from fuseplan.reduction import Statistic, reduce
 from fuseplan.scalar import fold
 from fuseplan.step import Step
 from fuseplan.tensor import TensorSpec
@@ -79,22 +79,15 @@ def _normalized(
     results = {
         each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
     }
-    return fold(op.formula(step.leaves, step.src), leaves, meanings).expand(x.shape), results
+    out = fold(op.formula(step.leaves, step.src), leaves, meanings).expand(op.spread_shape(step.src))
+    return out.reshape(step.dst.shape), results
 
 
-def reduced(reduction: Reduction, leaves: Tensors, step: Step) -> dict[str, Tensor]:
-    """The numbers of a reduction of a step by name, of the kind that the leaves are: NumPy's or torch's."""
+def reduced(statistic: Statistic, leaves: Tensors, step: Step) -> dict[str, Tensor]:
+    """The numbers of a statistic of a step by name: NumPy's arrays or torch's tensors, as the leaves."""
     assert isinstance(step.op, Normalization)
-    axes, space = step.op.axes(step.src), space_of(leaves["x"])
-    parts = [
-        space.broadcast(fold(part, leaves, space.meanings), step.src.shape) for part in reduction.expressions
-    ]
-    if reduction.kind == "sums":
-        numbers = [part.sum(axis=axes, keepdims=True) for part in parts]
-    else:
-        mean = parts[0].mean(axis=axes, keepdims=True)
-        numbers = [mean, ((parts[0] - mean) ** 2).mean(axis=axes, keepdims=True)]
-    return dict(zip(reduction.names, numbers, strict=True))
+    axes, space = step.op.over(step.src), space_of(leaves["x"])
+    return reduce(statistic, leaves, step.src.shape, axes, space.meanings, space.joins, space.broadcast)
 
 
 def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor:

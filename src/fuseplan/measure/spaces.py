@@ -14,6 +14,7 @@ import numpy as np
 from fuseplan import arrays
 from fuseplan.declarations import aligned
 from fuseplan.dtypes import STORED
+from fuseplan.reduction import NUMPY_JOINS
 from fuseplan.scalar import NUMPY
 from fuseplan.step import Step
 from fuseplan.tensor import Dense, TensorSpec
@@ -34,6 +35,7 @@ class Host:
     """NumPy's arrays. Random values are drawn in float64 and rounded once."""
 
     meanings: Mapping[str, Callable[..., Any]] = NUMPY
+    joins: Mapping[str, Callable[..., Any]] = NUMPY_JOINS
     broadcast = staticmethod(np.broadcast_to)
 
     def draws(self, seed: int | None) -> Draws:
@@ -78,6 +80,11 @@ class Device:
         self.meanings: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in same}
         self.meanings["const"] = lambda value: torch.tensor(value, dtype=torch.float64, device=device)
         self.broadcast = torch.broadcast_to
+        self.joins: dict[str, Callable[..., Any]] = {
+            "add": torch.sum,
+            "maximum": torch.amax,
+            "minimum": torch.amin,
+        }
 
     def draws(self, seed: int | None) -> Draws:
         """Random values; without a seed, other values each time."""

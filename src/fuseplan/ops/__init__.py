@@ -16,6 +16,7 @@ from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
+from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import TRAINING
@@ -29,6 +30,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *ACTIVATIONS,
     *PARTED,
     *ROW_NORMALIZATIONS,
+    *REDUCTIONS,
     *TRAINING,
     Expression,
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from fuseplan.declarations import Array
 from fuseplan.op import Op
-from fuseplan.reduction import Reduction, reduce
+from fuseplan.reduction import Statistic, reduce
 from fuseplan.scalar import NUMPY, Scalar, fold
 from fuseplan.tensor import TensorSpec
 
@@ -40,21 +40,28 @@ class Normalization(Op):
     kind = "normalization"
 
     @property
-    def reads(self) -> str:
+    def reads(self) -> str | None:
         """Axis 1."""
         return "channels"
 
     @property
     @abstractmethod
     def per(self) -> str:
-        """What one number of a reduction is for: a `channel`, an `activation` or a `row`."""
+        """The meaning of one number of a statistic: of a `channel`, an `activation`, a `row`, or a `cell`.
 
-    def axes(self, src: TensorSpec) -> tuple[int, ...]:
-        """The axes of src over which is summed."""
+        A cell is a place along the axes that are not reduced, whichever these are.
+        """
+
+    def over(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes of src that are reduced.
+
+        Raises:
+            PlanError: src does not have them.
+        """
         return (src.channel_axis,) if self.per == "row" else reduced_axes(self.per, src.rank)
 
     @abstractmethod
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The statistics, in order: each may use those before."""
 
     @abstractmethod
@@ -65,16 +72,24 @@ class Normalization(Op):
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula of one element of the output."""
 
+    def spread_shape(self, src: TensorSpec) -> tuple[int, ...]:
+        """The shape of the output with the axes of src: extent 1 along those that it does not have."""
+        removed = self.removes(src)
+        return tuple(1 if axis in removed else extent for axis, extent in enumerate(src.shape))
+
     def reduced_names(self, src: TensorSpec) -> tuple[str, ...]:
         """The operator's own names of the numbers that its reductions make."""
         return tuple(name for each in self.reductions(Names(), src) for name in each.names)
 
     def count(self, src: TensorSpec) -> int:
         """Elements that one number of a reduction is made of."""
-        return prod(src.shape[axis] for axis in self.axes(src))
+        return prod(src.shape[axis] for axis in self.over(src))
 
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The same shape, in src's layout, or in the named one nearest to its strides."""
+        """The same shape, in src's layout, or in the named one nearest to its strides; or fewer axes."""
+        removed = self.removes(src)
+        if removed:
+            return src.without(removed)
         return src if src.layout is not None else src.with_shape(src.shape)
 
     def reference(
@@ -102,11 +117,12 @@ class Normalization(Op):
         leaves |= self.spread(src, operands, names)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
-                made_of = reduce(each, leaves, spec.shape, self.axes(spec))
+                made_of = reduce(each, leaves, spec.shape, self.over(spec))
                 leaves |= {name: (1 + slip) * number for name, number in made_of.items()}
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()
             }
-            out = np.broadcast_to(fold(self.formula(Names(), spec), leaves, NUMPY), spec.shape).copy()
+            out = np.broadcast_to(fold(self.formula(Names(), spec), leaves, NUMPY), self.spread_shape(spec))
+            out = out.reshape(self.output(spec).shape).copy()
         shapes = {each.name: each.shape for each in self.results(spec)}
         return out, {name: made[name].reshape(shape) for name, shape in shapes.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fuseplan.fields import true_or_false
 from fuseplan.op import Op, operand, operator, parameter
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.reduction import Reduction
+from fuseplan.reduction import Moments, Statistic, Sums
 from fuseplan.scalar import Scalar, leaf, sqrt
 from fuseplan.tensor import TensorSpec
 
@@ -65,9 +65,9 @@ class LayerNorm(RowNormalization):
         super().__post_init__()
         true_or_false(self.name, "affine", self.affine)
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """Mean and variance of a row."""
-        return (Reduction("moments", (keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
+        return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factor of a row is computed once."""
@@ -100,9 +100,9 @@ class RmsNorm(RowNormalization):
         super().__post_init__()
         true_or_false(self.name, "affine", self.affine)
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The sum of a row's squares."""
-        return (Reduction("sums", (keys["square_sum"],), (leaf("x") * leaf("x"),)),)
+        return (Sums((keys["square_sum"],), (leaf("x") * leaf("x"),)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factor of a row is computed once."""

@@ -17,7 +17,7 @@ from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.reduction import Reduction
+from fuseplan.reduction import Moments, Statistic, Sums
 from fuseplan.scalar import REBUILD, Scalar, fold, leaf, sqrt
 from fuseplan.tensor import TensorSpec
 
@@ -131,9 +131,9 @@ class BatchNormTraining(Normalization):
             )
         return super().output(src)
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """Mean and variance of src."""
-        return (Reduction("moments", (keys["batch_mean"], keys["batch_variance"]), (leaf("x"),)),)
+        return (Moments((keys["batch_mean"], keys["batch_variance"]), (leaf("x"),)),)
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
         """The saved and the updated statistics."""
@@ -218,16 +218,15 @@ class BatchNormBackward(Normalization):
         """The mode's."""
         return MODES[self.mode]
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Reduction, ...]:
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """Mean and variance of input, unless they are given; then the two sums of the gradient."""
         normalized, gradient = self._parts(keys)
-        sums = Reduction(
-            "sums", (keys["gradient_sum"], keys["product_sum"]), (gradient, gradient * normalized)
-        )
+        names = keys["gradient_sum"], keys["product_sum"]
+        sums = Sums(names, (gradient, gradient * normalized))
         if self.statistics == "saved":
             return (sums,)
         names = keys["batch_mean"], keys["batch_variance"]
-        return Reduction("moments", names, (leaf(keys["input"]),)), sums
+        return Moments(names, (leaf(keys["input"]),)), sums
 
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
         """The two sums."""

@@ -25,11 +25,11 @@ def first_lanes(b: Builder, value: Value, count: int) -> Value:
     return chosen_lanes(b, value, [number < count for number in range(lanes)])
 
 
-def chosen_lanes(b: Builder, value: Value, chosen: list[bool]) -> Value:
-    """Some lanes, and zero in the others, whatever these hold."""
+def chosen_lanes(b: Builder, value: Value, chosen: list[bool], other: float = 0.0) -> Value:
+    """Some lanes, and zero or another number in the others, whatever these hold."""
     bits = ", ".join(f"i1 {str(each).lower()}" for each in chosen)
     mask = Value(b, f"<{len(chosen)} x i1>", f"<{bits}>")
-    return b.select(mask, value, 0.0)
+    return b.select(mask, value, other)
 
 
 def lane_sum(b: Builder, value: Value) -> Value:

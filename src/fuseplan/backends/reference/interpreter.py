@@ -41,9 +41,8 @@ class Interpreter:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         for reduction in kernel.reductions:
             with np.errstate(all="ignore"):
-                leaves |= reduce(
-                    reduction, {**leaves, "x": x}, x.shape, reduced_axes(kernel.reduced_per, x.ndim)
-                )
+                axes = kernel.over or reduced_axes(kernel.reduced_per, x.ndim)
+                leaves |= reduce(reduction, {**leaves, "x": x}, x.shape, axes)
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
         stages = kernel.epilogue
@@ -59,12 +58,12 @@ class Interpreter:
         self, stages: Sequence[Stage], x: Array, leaves: dict[str, Any], places: Mapping[str, int]
     ) -> Array:
         """Stages, one after another; values with names are written, and are leaves from then on."""
+        spec = self.kernel.dst if stages is self.kernel.epilogue else self.kernel.src
         for stage in stages:
-            x = apply(stage, x, leaves)
+            x = apply(stage, x, leaves, spec.shape)
             if stage.saves:
                 leaves[stage.saves] = x
-                spec = self.kernel.dst if stage in self.kernel.epilogue else self.kernel.src
-                lying = _lying(spec, self.kernel.saved[stage.step].dtype)
+                lying = _lying(spec, self.kernel.saved[stage.step])
                 _buffer(lying, places[f"result:{stage.saves}"]).numpy()[...] = narrow(x, lying.dtype)
         return x
 
@@ -76,8 +75,11 @@ class Interpreter:
 
     def _operand(self, operand: KernelOperand, address: int) -> Array:
         """Elements lie as the caller has them, everything else as `pack` left it."""
+        if operand.strides:
+            lying = TensorSpec(operand.shape, operand.dtype, strides=operand.strides)
+            return self._spread(_read(lying, address), operand)
         if operand.per == "element":
-            return _read(_lying(self.kernel.shape_of(operand), operand.dtype), address)
+            return _read(_lying(self.kernel.shape_of(operand), operand), address)
         dense = _dense(operand.shape)
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
         return self._spread(packed.astype(np.float64), operand)
@@ -99,10 +101,10 @@ class Interpreter:
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
 
 
-def apply(stage: Stage, x: Array, leaves: Mapping[str, Any]) -> Array:
-    """An elementwise stage."""
+def apply(stage: Stage, x: Array, leaves: Mapping[str, Any], shape: Sequence[int]) -> Array:
+    """An elementwise stage; the result has the shape."""
     with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        return np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), x.shape)
+        return np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), shape)
 
 
 def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
@@ -121,10 +123,10 @@ def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
     return op.reference(x, {"weight": weight}, {})
 
 
-def _lying(spec: TensorSpec, dtype: str) -> TensorSpec:
+def _lying(spec: TensorSpec, of: KernelOperand | Output) -> TensorSpec:
     """A tensor per element of an operator that is given `spec`: it lies as the operator's output."""
     lies = spec.with_shape(spec.shape) if spec.layout is None else spec
-    return TensorSpec(spec.shape, dtype, strides=lies.element_strides)
+    return TensorSpec(spec.shape, of.dtype, strides=of.strides or lies.element_strides)
 
 
 def _buffer(spec: TensorSpec, address: int) -> Buffer:

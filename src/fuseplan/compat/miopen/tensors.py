@@ -72,6 +72,8 @@ class miopenTensorDescriptor_t(Object):
         """
         if kind not in DTYPES:
             raise _none_of(kind, DTYPES)
+        if len(shape) < 2:
+            raise PlanError("a descriptor has 2 to 5 axes", got=f"{len(shape)}")
         self._spec = TensorSpec(shape, DTYPES[kind], layout, strides)
 
     def set_layout(self, kind: miopenDataType_t, layout: miopenTensorLayout_t, shape: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
+from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.template import Template
 
@@ -23,5 +24,6 @@ TEMPLATES: tuple[type[Template], ...] = (
     Planes,
     Direct,
     Normalization,
+    Reduction,
     Pointwise,
 )

@@ -50,7 +50,7 @@ class Normalization(NormalizationKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.reductions), Reason.NO_NORMALIZATION)
+        yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

@@ -17,6 +17,7 @@ from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernel import KernelOperand
+from fuseplan.reduction import Moments, Sums
 from fuseplan.scalar import Scalar
 
 _UNROLL = 4
@@ -178,6 +179,7 @@ class ColumnWriter(Writer):
     ) -> Callable[[Index, int, list[Row], Known], None]:
         """What adds one tile to the sums: `counts` are the rows before it, and its own."""
         b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
+        joins = {Sums: self._added, Moments: self._joined}
         before = b.op("double", f"sitofp i64 {b.const(counts[0], I64).name} to double")
         own = b.const(float(counts[1]), "double")
         inverse = b.select(b.compare("oeq", before, 0.0), 0.0, b.const(1.0, "double") / before)
@@ -194,21 +196,25 @@ class ColumnWriter(Writer):
             where = [self.partial(unit, part, quantity, at) for quantity in range(len(reduction.names))]
             old = [b.load_first(pointer, count, self.wide) for pointer in where]
             terms = [list(values) for values in zip(*found, strict=True)]
-            if reduction.kind == "moments":
-                new = self._joined(old, terms[0], weights)
-            else:
-                new = [total + widened(b, _tree(values)) for total, values in zip(old, terms, strict=True)]
+            new = joins[type(reduction)](old, terms, weights)
             for pointer, value in zip(where, new, strict=True):
                 b.store_first(value, pointer, count)
 
         return add
 
-    def _joined(self, old: list[Value], values: list[Value], weights: tuple[Value, Value]) -> list[Value]:
+    def _added(self, old: list[Value], terms: list[list[Value]], _: tuple[Value, Value]) -> list[Value]:
+        """Sums of the rows before and of a tile."""
+        return [total + widened(self.b, _tree(values)) for total, values in zip(old, terms, strict=True)]
+
+    def _joined(
+        self, old: list[Value], terms: list[list[Value]], weights: tuple[Value, Value]
+    ) -> list[Value]:
         """Sum, and squared deviations from the mean, of what was before and of a tile.
 
         A tile's are taken from its first row: of eight rows, that costs at most three bits of the squares.
         """
-        b, (total, squares), count = self.b, old, len(values)
+        b, (total, squares), (values,) = self.b, old, terms
+        count = len(values)
         first = widened(b, values[0])
         apart, own = b.const(0.0, self.wide), b.const(0.0, self.wide)
         if count > 1:

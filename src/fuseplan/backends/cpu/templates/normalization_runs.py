@@ -17,6 +17,7 @@ from fuseplan.backends.cpu.templates.normalization_shape import Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernel import KernelOperand
+from fuseplan.reduction import Moments, Sums
 
 _UNROLL = 4
 
@@ -118,10 +119,8 @@ class RunWriter(Writer):
         totals = [b.variable("double", 0.0) for _ in reduction.names]
         seen = b.variable("double", 0.0)
         each = self._tiles(unit, part, backwards=self.goes_backwards(number))
-        if reduction.kind == "moments":
-            each(lambda tile: self._join(number, unit, tile, known, totals, seen))
-        else:
-            each(lambda tile: self._add(number, unit, tile, known, totals))
+        add = {Sums: self._add, Moments: self._join}[type(reduction)]
+        each(lambda tile: add(number, unit, tile, known, totals, seen))
         for quantity, total in enumerate(totals):
             b.store(total.get(), self.partial(unit, part, quantity))
 
@@ -138,7 +137,9 @@ class RunWriter(Writer):
         first = count - new
         return chosen_lanes(self.b, value, [first <= lane < count for lane in range(self.lanes)])
 
-    def _add(self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable]) -> None:
+    def _add(
+        self, number: int, unit: Unit, tile: _Tile, known: Known, totals: Sequence[Variable], seen: Variable
+    ) -> None:
         """Adds a tile to sums."""
         sums = [self._sums() for _ in totals]
 

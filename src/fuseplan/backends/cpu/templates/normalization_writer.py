@@ -25,6 +25,7 @@ from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKno
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand, Output, Stage
+from fuseplan.reduction import Moments, Sums
 from fuseplan.scalar import Scalar, leaf
 from fuseplan.target import Target
 
@@ -46,7 +47,7 @@ class Writer(ABC):
         self.pivots = {
             number: f"{each.names[0]}.pivot"
             for number, each in enumerate(kernel.reductions)
-            if each.kind == "moments" and self.b.element == F64
+            if isinstance(each, Moments) and self.b.element == F64
         }
         self.names = [*(name for each in kernel.reductions for name in each.names), *self.pivots.values()]
         self.along = shape.columns and shape.fold == 1
@@ -265,13 +266,7 @@ class Writer(ABC):
 
     def _cell(self, number: int, unit: Unit, at: Index, count: int) -> None:
         reduction = self.kernel.reductions[number]
-        if reduction.kind == "sums":
-            found = [
-                self._total(at, count, self._loaded(unit, quantity))
-                for quantity in range(len(reduction.names))
-            ]
-        else:
-            found = self._moments(number, unit, at, count)
+        found = {Sums: self._summed, Moments: self._moments}[type(reduction)](number, unit, at, count)
         first = unit.first + at
         for name, value in zip(reduction.names, found, strict=True):
             narrow = value if self.b.element == F64 else self.b.convert("fptrunc", value, self.b.element)
@@ -281,6 +276,10 @@ class Writer(ABC):
         return lambda part, at, count: self.b.load_first(
             self.partial(unit, part, quantity, at), count, self.wide
         )
+
+    def _summed(self, number: int, unit: Unit, at: Index, count: int) -> list[Value]:
+        quantities = range(len(self.kernel.reductions[number].names))
+        return [self._total(at, count, self._loaded(unit, quantity)) for quantity in quantities]
 
     def _moments(self, number: int, unit: Unit, at: Index, count: int) -> list[Value]:
         """Mean and variance of all parts: of their sums, and of what each mean deviates from the whole's."""

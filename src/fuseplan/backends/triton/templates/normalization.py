@@ -55,7 +55,7 @@ class GpuNormalization(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.reductions), Reason.NO_NORMALIZATION)
+        yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)

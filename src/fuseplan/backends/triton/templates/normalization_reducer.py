@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fuseplan import reduction
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
 from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, around, together
 from fuseplan.kernel import Stage
-from fuseplan.reduction import Reduction
+from fuseplan.reduction import Statistic
 
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
 Visit = Callable[[Take, Sequence[str]], None]  # gives tiles of the program; names that are counted on
@@ -24,18 +25,18 @@ class Reducer:
         self.text, self.cut, self.knobs = reader.text, reader.cut, reader.knobs
         self.compute, self.count = reader.compute, reader.kernel.reduced_count
 
-    def reduce(self, reduction: Reduction, held: Sequence[Held], *, is_backward: bool) -> None:
+    def reduce(self, statistic: Statistic, held: Sequence[Held], *, is_backward: bool) -> None:
         """One pass; its numbers are given to all formulas behind it.
 
         Args:
-            reduction: what is reduced.
+            statistic: the reduced values.
             held: the program's tiles, where it keeps them; else they are read in a loop.
             is_backward: the last block first.
         """
-        self.text.line(f"# {reduction.text}")
-        formulas = [dialect.simplified(each) for each in reduction.expressions]
+        self.text.line(f"# {statistic.text}")
+        formulas = [dialect.simplified(each) for each in statistic.expressions]
         elements = self.reader.elements
-        known = self.reader.known([Stage(0, reduction.kind, each) for each in formulas])
+        known = self.reader.known([Stage(0, statistic.word, each) for each in formulas])
 
         def given(tiles: Sequence[Held], take: Take, into: Sequence[str]) -> None:
             def write(each: Held) -> None:
@@ -49,21 +50,22 @@ class Reducer:
                 given(held, take, into)
                 return
             with self.reader.blocks(is_backward) as places:
-                given(self.reader.read_next(places, reduction.expressions), take, into)
+                given(self.reader.read_next(places, statistic.expressions), take, into)
 
         def visit_first(take: Take, into: Sequence[str]) -> None:
             given(held[:1], take, into)
 
         def visit_same(take: Take, into: Sequence[str]) -> None:
-            given(self.reader.read_next([as_index(0)], reduction.expressions), take, into)
+            given(self.reader.read_next([as_index(0)], statistic.expressions), take, into)
 
-        if reduction.kind == "sums":
-            made = self._sums(len(reduction.names), visit)
-        else:
+        def moments() -> list[str]:
             pivot = self._pivot(visit_same) if self.compute == "tl.float64" else ""
             first = self._apart(visit_first, pivot) if held else None
-            made = self._moments(self._apart(visit, pivot), first, pivot)
-        elements.given |= dict(zip(reduction.names, made, strict=True))
+            return self._moments(self._apart(visit, pivot), first, pivot)
+
+        codes = {reduction.Sums: lambda: self._sums(len(statistic.names), visit), reduction.Moments: moments}
+        made = codes[type(statistic)]()
+        elements.given |= dict(zip(statistic.names, made, strict=True))
 
     def _sums(self, count: int, visit: Visit) -> list[str]:
         made = self._totals(count, visit)

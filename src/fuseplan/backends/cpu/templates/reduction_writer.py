@@ -1,0 +1,316 @@
+"""The code of kernels with statistics over any axes.
+
+Lanes are elements of one cell where src's innermost axis is reduced, and neighbouring cells where it is
+kept. Each lane has a state. A few vectors join it at a time, so that it is corrected once for all of them: a
+sum of exponentials takes five exponentials for four vectors. A chunk's state is merged into that of the
+chunks before, lanes and parts are merged at the end, so that no long sum is made one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial, reduce
+
+from fuseplan.backends.cpu import dialect, storage
+from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import BITS
+from fuseplan.backends.cpu.lanes import chosen_lanes, lane
+from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
+from fuseplan.backends.lattice import Lattice
+from fuseplan.emit import Source
+from fuseplan.kernel import Kernel, KernelOperand, Stage
+from fuseplan.reduction import Part, Statistic
+from fuseplan.scalar import Scalar, fold
+from fuseplan.target import Target
+
+State = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class ReductionKnobs(CpuTemplate):
+    """The fields of `Reduction`, which says what they mean."""
+
+    cells: int
+    parts: int
+
+
+class Leaves(dict[str, Value]):
+    """Values of leaves at one place: they are loaded when a formula asks for them."""
+
+    def __init__(self, load: Callable[[str], Value]) -> None:
+        super().__init__()
+        self._load = load
+
+    def __missing__(self, name: str) -> Value:
+        self[name] = self._load(name)
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Spot(Place):
+    """A vector's place: offsets of its first lane in each tensor, and the values of leaves there."""
+
+    offsets: Mapping[str, Index] = field(default_factory=dict)
+    leaves: Leaves = field(default_factory=lambda: Leaves(_no_leaf))
+
+
+def _no_leaf(name: str) -> Value:
+    raise KeyError(name)
+
+
+class SpotFormulas(Formulas):
+    """Formulas whose leaves a `Spot` has; only parameters are found elsewhere."""
+
+    def _leaf(self, name: str, x: Value | None, place: Place) -> Value:
+        if name == "x" or name in self._parameters:
+            return super()._leaf(name, x, place)
+        assert isinstance(place, Spot)
+        return place.leaves[name]
+
+
+class ReductionWriter:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, target: Target) -> None:
+        self.knobs, self.kernel, self.lattice = knobs, kernel, Lattice(kernel)
+        self.frame = Frame(knobs, kernel, target, workspace=knobs.parts > 1)
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.table = dialect.table(self.b)
+        operands = {each.key: each for each in kernel.operands}
+        self.dtypes = {
+            key: each.dtype if each.strides else kernel.compute_dtype for key, each in operands.items()
+        }
+        self.dtypes |= {each.key: each.dtype for each in kernel.saved.values()}
+        self.dtypes |= {"src": kernel.src.dtype, "dst": kernel.dst.dtype}
+        self.pointers = {"src": self.frame.pointer("src"), "dst": self.frame.pointer("dst")}
+        self.pointers |= self.frame.operand_pointers
+        self.loops = Loops(self.b, self.lattice, knobs.cells, knobs.parts)
+        names = [name for each in kernel.reductions for name in each.names]
+        parts = [part.name for each in kernel.reductions for part in each.parts]
+        self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
+        self.total, self.chunk = ({name: self.b.buffer(self.loops.width) for name in parts} for _ in range(2))
+        self.leaves = (*operands, *names, *parts)
+        self.before = self._formulas(kernel.prologue)
+        self.whole = self._formulas((*kernel.prologue, *kernel.epilogue))
+        self.behind = self._formulas(kernel.epilogue)
+
+    def _formulas(self, stages: Sequence[Stage], *expressions: Scalar) -> SpotFormulas:
+        """Formulas in which every leaf may differ between lanes."""
+        varying = [KernelOperand(name, "element", (), "", "epilogue") for name in self.leaves]
+        pointers = self.frame.operand_pointers
+        return SpotFormulas(self.b, stages, expressions, varying, self.kernel.parameters, pointers, 1)
+
+    # ---- phases
+
+    def source(self) -> Source:
+        """The whole kernel: one phase, or one for the parts of each statistic and one for dst."""
+        blocks, parts = self.loops.blocks, self.knobs.parts
+        if parts == 1:
+            with self.frame.tasks(blocks) as task, self.loops.units(task) as unit:
+                for statistic in self.kernel.reductions:
+                    self._reduce(statistic, unit, 0)
+                    self._number(statistic, unit, self.total)
+                self._write(unit, 0)
+            return self.frame.source()
+        for number, statistic in enumerate(self.kernel.reductions):
+            with self.frame.tasks(blocks * parts) as task, self.loops.units(task % blocks) as unit:
+                self._met(number, unit)
+                self._reduce(statistic, unit, task // blocks)
+                self._pass_on(number, unit, task // blocks)
+            self.frame.wait(blocks * parts)
+        tasks = blocks if self.lattice.is_reduced else blocks * parts
+        with self.frame.tasks(tasks) as task, self.loops.units(task % blocks) as unit:
+            self._met(len(self.kernel.reductions), unit)
+            self._write(unit, task // blocks)
+        return self.frame.source(workspace=self._room(len(self.kernel.reductions)))
+
+    # ---- the workspace
+
+    def _room(self, statistics: int) -> int:
+        """Bytes of the states of the first statistics, of all parts."""
+        numbers = sum(len(each.parts) for each in self.kernel.reductions[:statistics])
+        return numbers * self.knobs.parts * self.loops.slots * BITS[self.b.element] // 8
+
+    def _place(self, number: int, place: int, part: Index, slot: Index) -> Value:
+        """Where a part's share of one number of a statistic's state lies."""
+        base = self._room(number) * 8 // BITS[self.b.element] + place * self.knobs.parts * self.loops.slots
+        return self.b.at(self.frame.pointer("workspace"), part * self.loops.slots + base + slot)
+
+    def _pass_on(self, number: int, unit: Unit, part: Index) -> None:
+        """Writes a part's state."""
+
+        def write(at: Index, _: int) -> None:
+            state = self._held(self.kernel.reductions[number], self.total, at)
+            for place, value in enumerate(state.values()):
+                where = self._place(number, place, part, unit.slot + unit.low + at)
+                self.b.store_first(value, where, 1 if self.lattice.is_along else self.lanes)
+
+        self.loops.vectors(unit, write)
+
+    def _met(self, statistics: int, unit: Unit) -> None:
+        """The numbers of the first statistics, from the states of all parts."""
+        for number, statistic in enumerate(self.kernel.reductions[:statistics]):
+            self._clear(statistic, self.total, unit)
+            with self.b.loop(0, self.knobs.parts, name="part") as part:
+                self.loops.vectors(unit, partial(self._meet, number, part, unit))
+            self._number(statistic, unit, self.total)
+
+    def _meet(self, number: int, part: Value, unit: Unit, at: Index, _: int) -> None:
+        b, statistic = self.b, self.kernel.reductions[number]
+        where = [
+            self._place(number, place, part, unit.slot + unit.low + at)
+            for place in range(len(statistic.parts))
+        ]
+        load = b.broadcast if self.lattice.is_along else b.load
+        share = {part.name: load(each) for part, each in zip(statistic.parts, where, strict=True)}
+        self._keep(statistic.merge(self._held(statistic, self.total, at), share, self.table), self.total, at)
+
+    # ---- states
+
+    def _held(self, statistic: Statistic, rooms: State, at: Index) -> State:
+        return {part.name: self.b.load(self.b.at(rooms[part.name], at)) for part in statistic.parts}
+
+    def _keep(self, state: Mapping[str, Value], rooms: State, at: Index) -> None:
+        for name, value in state.items():
+            self.b.store(value, self.b.at(rooms[name], at))
+
+    def _clear(self, statistic: Statistic, rooms: State, unit: Unit) -> None:
+        identity = {part.name: self.b.number(part.identity) for part in statistic.parts}
+        self.loops.vectors(unit, lambda at, _: self._keep(identity, rooms, at))
+
+    def _number(self, statistic: Statistic, unit: Unit, rooms: State) -> None:
+        """The finished numbers of a state."""
+
+        def finish(at: Index, _: int) -> None:
+            state = self._held(statistic, rooms, at)
+            for name, number in zip(statistic.names, statistic.numbers, strict=True):
+                self.b.store(fold(number, state, self.table), self.b.at(self.numbers[name], at))
+
+        self.loops.vectors(unit, finish)
+
+    def _reduce(self, statistic: Statistic, unit: Unit, part: Index) -> None:
+        """The state of a part of the elements, in all lanes alike where lanes are elements."""
+        self._clear(statistic, self.total, unit)
+        with self.loops.chunks(part) as chunk:
+            self._clear(statistic, self.chunk, unit)
+            self.loops.elements(
+                unit, chunk, lambda spots, count, at: self._join(statistic, unit, spots, count, at)
+            )
+            self.loops.vectors(unit, lambda at, _: self._add(statistic, at))
+        if self.lattice.is_along:
+            state = self._held(statistic, self.total, 0)
+            for apart in (1 << bit for bit in range(self.lanes.bit_length() - 1)):
+                order = [number ^ apart for number in range(self.lanes)]
+                other = {name: self.b.shuffle(value, value, order) for name, value in state.items()}
+                state = statistic.merge(state, other, self.table)
+            self._keep(state, self.total, 0)
+
+    def _add(self, statistic: Statistic, at: Index) -> None:
+        """Merges a chunk's state into that of the chunks before."""
+        total, chunk = (self._held(statistic, rooms, at) for rooms in (self.total, self.chunk))
+        self._keep(statistic.merge(total, chunk, self.table), self.total, at)
+
+    def _join(
+        self, statistic: Statistic, unit: Unit, places: Sequence[Offsets], count: int, at: Index
+    ) -> None:
+        """Vectors of elements join the state of their lanes."""
+        state, made = self._held(statistic, self.chunk, at), State()
+        spots = [self._spot(unit, each, count, at) for each in places]
+        is_first = statistic is self.kernel.reductions[0] and self.lattice.is_reduced
+        elements = [(spot, self._applied(self.before, spot, keeps=is_first)) for spot in spots]
+        for part in statistic.parts:
+            terms = [self._term(part, spot, x, made, count) for spot, x in elements]
+            own = part.corrected(state, made, self.table)
+            made[part.name] = reduce(self.table[part.join], _paired(terms, self.table[part.join]), own)
+        self._keep(made, self.chunk, at)
+
+    def _applied(self, stages: SpotFormulas, spot: Spot, *, keeps: bool) -> Value:
+        """The element behind the stages; `keeps`: values with names are written."""
+        saved: dict[str, Value] = {}
+        x = spot.leaves["src"] if stages is not self.behind else self.b.number(0.0)
+        made = stages.apply(x, spot, {}, saved)
+        for name, value in saved.items() if keeps else ():
+            self._store(name, value, spot)
+        return made
+
+    def _term(self, part: Part, spot: Spot, x: Value, made: State, count: int) -> Value:
+        spot.leaves.update(made)
+        (term,) = self._formulas((), part.term).values(x, spot, {})
+        if count == self.lanes or not self.lattice.is_along:
+            return term
+        exists = [number < count for number in range(self.lanes)]
+        return chosen_lanes(self.b, term, exists, part.identity)
+
+    def _spot(self, unit: Unit, place: Offsets, count: int, at: Index) -> Spot:
+        """A vector's place: offsets of the unit, of the elements, and of the column."""
+        column = self.loops.column(unit, at)
+        offsets = dict(
+            zip(
+                self.lattice.tensors,
+                (a + b + c for a, b, c in zip(unit.offsets, place, column, strict=True)),
+                strict=True,
+            )
+        )
+
+        def load(name: str) -> Value:
+            if name in self.numbers:
+                return self.b.load(self.b.at(self.numbers[name], at))
+            return self._read(name, offsets[name], count)
+
+        return Spot(offsets["dst"], 0, False, count, offsets=offsets, leaves=Leaves(load))
+
+    def _read(self, name: str, offset: Index, count: int) -> Value:
+        """The lanes of a tensor; one element for all of them where it does not have the run's axis."""
+        b, dtype, pointer = self.b, self.dtypes[name], self.pointers[name]
+        step = self.lattice.run.steps[self.lattice.tensors.index(name)]
+        if step == 0:
+            where = b.at(pointer, offset, storage.element_type(dtype))
+            return b.splat(storage.read_one(b, dtype, where))
+        return storage.read_at(b, dtype, pointer, offset, count, step)
+
+    # ---- dst
+
+    def _write(self, unit: Unit, part: Index) -> None:
+        """The elements of dst: one of each cell, or all of a part."""
+        if self.lattice.is_reduced:
+            none = (0,) * len(self.lattice.tensors)
+            self.loops.vectors(unit, lambda at, count: self._cell(unit, none, count, at))
+            return
+        with self.loops.chunks(part) as chunk:
+            self.loops.elements(unit, chunk, lambda spots, count, at: self._finish(unit, spots, count, at))
+
+    def _cell(self, unit: Unit, place: Offsets, count: int, at: Index) -> None:
+        spot = self._spot(unit, place, 1 if self.lattice.is_along else count, at)
+        self._store("dst", self._applied(self.behind, spot, keeps=True), spot)
+
+    def _finish(self, unit: Unit, places: Sequence[Offsets], count: int, at: Index) -> None:
+        spots = [self._spot(unit, each, count, at) for each in places]
+        for spot in spots:
+            self._store("dst", self._applied(self.whole, spot, keeps=True), spot)
+
+    def _store(self, name: str, value: Value, spot: Spot) -> None:
+        b, dtype, pointer, count, offset = (
+            self.b,
+            self.dtypes[name],
+            self.pointers[name],
+            spot.count,
+            spot.offsets[name],
+        )
+        step, kind = self.lattice.run.steps[self.lattice.tensors.index(name)], storage.element_type(dtype)
+        if step == 1 or count == 1:
+            storage.write(b, dtype, value, b.at(pointer, offset, kind), count=count)
+            return
+        narrow = storage.narrow(b, dtype, value)
+        for number in range(count):
+            b.store(lane(b, narrow, number), b.at(pointer, offset + number * step, kind))
+
+
+def _paired(values: list[Value], join: Callable[[Value, Value], Value]) -> list[Value]:
+    """The values joined by pairs, pairs of pairs and so on."""
+    while len(values) > 1:
+        values = [reduce(join, values[i : i + 2]) for i in range(0, len(values), 2)]
+    return values

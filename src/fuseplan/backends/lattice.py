@@ -1,0 +1,103 @@
+"""A kernel with statistics over any axes as cells and elements: two groups of loops over all its tensors.
+
+A cell is a place along the axes that are kept, an element a place along the reduced axes. A tensor's offset
+is the sum of its steps along both; a tensor without an axis has the step 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from fuseplan.kernel import Kernel, KernelOperand
+from fuseplan.layouts import dense
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop: how often, and the elements of a step in each of the lattice's tensors."""
+
+    extent: int
+    steps: tuple[int, ...]
+
+    def holds(self, inner: Axis) -> bool:
+        """Whether a step of this axis goes as far as all steps of `inner`, so that the two are one loop."""
+        return all(step == inner.extent * below for step, below in zip(self.steps, inner.steps, strict=True))
+
+
+class Lattice:
+    """The loops of a kernel.
+
+    Attributes:
+        tensors: src, dst and the keys of operands and saved values, in the order of an axis' steps.
+        cells: the axes that are kept, outermost in src first.
+        elements: the reduced axes, likewise.
+        is_along: src's innermost axis is a reduced one.
+        is_reduced: dst has one element for each cell.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        saved = kernel.saved.values()
+        self.tensors = ("src", "dst", *(each.key for each in kernel.operands), *(each.key for each in saved))
+        dst = _written(kernel.dst.element_strides, kernel.dst.shape)
+        others = (_written(each.strides, each.shape) for each in saved)
+        read = (_steps(each, kernel.src.rank) for each in kernel.operands)
+        steps = [kernel.src.element_strides, dst, *read, *others]
+        listed = [
+            (place in kernel.over, Axis(extent, tuple(each[place] for each in steps)))
+            for place, extent in enumerate(kernel.src.shape)
+            if extent > 1
+        ]
+        listed.sort(key=lambda pair: -pair[1].steps[0])
+        self.cells = merged(axis for is_over, axis in listed if not is_over)
+        self.elements = merged(axis for is_over, axis in listed if is_over)
+        self.is_along = not listed or listed[-1][0]
+        self.is_reduced = all(kernel.dst.shape[place] == 1 for place in kernel.over)
+
+    @property
+    def cell_count(self) -> int:
+        """Number of cells."""
+        return prod(axis.extent for axis in self.cells)
+
+    @property
+    def element_count(self) -> int:
+        """Number of elements of one cell."""
+        return prod(axis.extent for axis in self.elements)
+
+    @property
+    def run(self) -> Axis:
+        """The axis along which lanes lie: the innermost one of src."""
+        axes = self.elements if self.is_along else self.cells
+        return axes[-1] if axes else Axis(1, (0,) * len(self.tensors))
+
+    @property
+    def outer_elements(self) -> tuple[Axis, ...]:
+        """The reduced axes around the lanes."""
+        return self.elements[:-1] if self.is_along else self.elements
+
+    @property
+    def outer_cells(self) -> tuple[Axis, ...]:
+        """The kept axes around the lanes."""
+        return self.cells if self.is_along else self.cells[:-1]
+
+
+def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Neighbours that are one loop become one."""
+    found: list[Axis] = []
+    for axis in axes:
+        around = found.pop().extent if found and found[-1].holds(axis) else 1
+        found.append(Axis(around * axis.extent, axis.steps))
+    return tuple(found)
+
+
+def _steps(operand: KernelOperand, rank: int) -> list[int]:
+    """An operand's steps along all axes of the kernel; packed ones lie dense."""
+    own = operand.strides or dense(operand.shape, range(len(operand.shape)))
+    found = dict(zip(operand.axes, own, strict=False))
+    return [found.get(axis, 0) for axis in range(rank)]
+
+
+def _written(strides: Iterable[int], shape: Iterable[int]) -> list[int]:
+    """The steps of a tensor that has all axes of the kernel, perhaps with extent 1."""
+    return [step * (extent > 1) for step, extent in zip(strides, shape, strict=True)]

@@ -1,0 +1,239 @@
+"""Sums, means, maxima and softmax over any axes: by numbers, by names, or over all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.excerpt import shown
+from fuseplan.fields import refused, true_or_false
+from fuseplan.op import Op, operator
+from fuseplan.ops.normalization import Keys, Normalization
+from fuseplan.reduction import Max, Statistic, SumExp, Sums
+from fuseplan.scalar import Scalar, exp, leaf, log
+from fuseplan.tensor import TensorSpec, is_integer
+
+Axes = int | tuple[int, ...] | str
+ALL = "all"
+WANT = "a number such as -1, numbers such as (2, 3), names such as hw, or all"
+
+
+class OverAxes(Normalization):
+    """An operator with statistics over axes that its field `axes` tells.
+
+    Numbers are places in the logical order, from the end where they are negative; letters are names.
+    """
+
+    axes: Axes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("axes", _checked(self.name, self.axes))
+
+    @property
+    def per(self) -> str:
+        """One number of a place along the other axes."""
+        return "cell"
+
+    @property
+    def reads(self) -> str | None:
+        """The last axis, for the number -1 and for names that axes of rows alone have."""
+        is_row = self.axes == -1 or (
+            isinstance(self.axes, str) and self.axes != ALL and set(self.axes) & set("abs")
+        )
+        return "rows" if is_row else None
+
+    def over(self, src: TensorSpec) -> tuple[int, ...]:
+        """The axes in the logical order of src.
+
+        Raises:
+            PlanError: src has no such axis, or one of them is named twice.
+        """
+        if self.axes == ALL:
+            found = list(range(src.rank))
+        elif isinstance(self.axes, str):
+            found = [src.names.find(name) for name in self.axes]
+        else:
+            numbers = (self.axes,) if isinstance(self.axes, int) else self.axes
+            found = [each + src.rank * (each < 0) for each in numbers]
+        if not found or not all(0 <= axis < src.rank for axis in found) or len(set(found)) < len(found):
+            told = (
+                f"{src}: axes 0 to {src.rank - 1}, named {', '.join(src.names)}" if src.rank else "a number"
+            )
+            raise refused(self.name, "axes", f"of {shown(self.axes)} are not axes of src", got=told)
+        return tuple(sorted(found))
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """It gives nothing but its output."""
+        return {}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, each way to tell axes, odd sizes."""
+        yield "f32[3x5]", cls(axes=-1)  # type: ignore[call-arg]
+        yield "f32[2x3x7]", cls(axes=-1)  # type: ignore[call-arg]
+        yield "f32[2x3x7, nwc]", cls(axes=1)  # type: ignore[call-arg]
+        yield "f32[2x5x3x7, nhwc]", cls(axes="hw")  # type: ignore[call-arg]
+        yield "f32[3x5x3x7]", cls(axes=(0, -1))  # type: ignore[call-arg]
+        yield "f32[1x3x3x2x5]", cls(axes=ALL)  # type: ignore[call-arg]
+
+
+def _checked(operator: str, value: object) -> Axes:
+    """The field's value in its canonical form: one number stands alone.
+
+    Raises:
+        PlanError: it is no number, no tuple of different numbers and no word of different letters.
+    """
+    if isinstance(value, str):
+        if value == ALL or (value.isalpha() and value.islower() and len(set(value)) == len(value)):
+            return value
+    elif is_integer(value):
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    elif isinstance(value, tuple | list) and value and all(map(is_integer, value)):
+        numbers = tuple(int(each) for each in value)
+        return numbers if len(numbers) > 1 else numbers[0]
+    raise refused(operator, "axes", "must tell axes", got=shown(value), want=WANT)
+
+
+@operator
+class Softmax(OverAxes):
+    """exp(x - max(x)) / sum(exp(x - max(x)))
+
+    Maximum and sum are over `axes`, the last one unless told, as in torch.softmax; over several axes at once,
+    the output sums to 1 over all of them. No exponential overflows. As in PyTorch, a group of elements that
+    holds NaN or +inf, or nothing but -inf, becomes NaN.
+    """
+
+    onnx = "Softmax"
+    torch = "softmax"
+
+    axes: Axes = -1
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum, and the sum of exponentials."""
+        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the reciprocal of the sum is computed once."""
+        return exp(leaf("x") - leaf(keys["largest"])) * (1 / leaf(keys["exp_sum"]))
+
+
+@operator
+class LogSoftmax(OverAxes):
+    """x - max(x) - log(sum(exp(x - max(x))))
+
+    Maximum and sum are over `axes`, the last one unless told, as in torch.log_softmax. A group of elements
+    that holds NaN or +inf, or nothing but -inf, becomes NaN.
+    """
+
+    onnx = "LogSoftmax"
+    torch = "log_softmax"
+
+    axes: Axes = -1
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum, and the sum of exponentials."""
+        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the logarithm is computed once."""
+        return leaf("x") - leaf(keys["largest"]) - log(leaf(keys["exp_sum"]))
+
+
+class Removing(OverAxes):
+    """An operator whose output has one element for each place along the other axes."""
+
+    axes: Axes
+    keepdim: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "keepdim", self.keepdim)
+
+    def removes(self, src: TensorSpec) -> tuple[int, ...]:
+        """The reduced axes, unless `keepdim` leaves them with extent 1."""
+        return () if self.keepdim else self.over(src)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The other axes in the same order in memory; the reduced ones with extent 1 if `keepdim`.
+
+        Raises:
+            PlanError: src has no such axes.
+        """
+        return src.with_shape(self.spread_shape(src)) if self.keepdim else super().output(src)
+
+    def spread_shape(self, src: TensorSpec) -> tuple[int, ...]:
+        """Extent 1 along the reduced axes."""
+        over = self.over(src)
+        return tuple(1 if axis in over else extent for axis, extent in enumerate(src.shape))
+
+
+@operator
+class Sum(Removing):
+    """sum(x)
+
+    The sum over `axes`, over all unless told. The output does not have these axes; with `keepdim` they have
+    extent 1.
+    """
+
+    onnx = "ReduceSum"
+    torch = "sum"
+
+    axes: Axes = ALL
+    keepdim: bool = False
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The sum."""
+        return (Sums((keys["total"],), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The sum."""
+        return leaf(keys["total"])
+
+
+@operator
+class Mean(Removing):
+    """sum(x) / count
+
+    The mean over `axes`, over all unless told. The output does not have these axes; with `keepdim` they have
+    extent 1.
+    """
+
+    onnx = "ReduceMean"
+    torch = "mean"
+
+    axes: Axes = ALL
+    keepdim: bool = False
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The sum."""
+        return (Sums((keys["total"],), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The sum over the number of elements."""
+        return leaf(keys["total"]) / self.count(src)
+
+
+@operator
+class Amax(Removing):
+    """max(x)
+
+    The largest element over `axes`, over all unless told; NaN where there is one. The output does not have
+    these axes; with `keepdim` they have extent 1.
+    """
+
+    onnx = "ReduceMax"
+    torch = "amax"
+
+    axes: Axes = ALL
+    keepdim: bool = False
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum."""
+        return (Max((keys["largest"],), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The maximum."""
+        return leaf(keys["largest"])
+
+
+REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax)

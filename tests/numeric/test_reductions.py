@@ -1,0 +1,173 @@
+"""Statistics over any axes: torch's numbers, and the CPU's kernels in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from closeness import assert_close, assert_same_exceptions
+from forced import forced, narrowed
+from fuseplan.backends.cpu.templates.reduction import Reduction
+from fuseplan.errors import PlanError
+from fuseplan.measure.data import random_arrays
+from fuseplan.plan import FusionPlan
+
+TENSORS = (
+    "7",
+    "3x5",
+    "2x3x7",
+    "2x3x7, nwc",
+    "2x3x7, bsc",
+    "3x4x5, cbs of bsc",
+    "2x5x3x7, nhwc",
+    "2x3x5x7, bhsc",
+    "2x3x5x7, strides=1:1000:100:10",
+    "2x3x2x5x3, ndhwc",
+    "2x3x2x5x3, abhsc",
+)
+REMOVING = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax}
+EXPONENTIAL = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+SPECIAL = (np.inf, -np.inf, np.nan)
+
+
+def subsets(rank: int) -> Iterator[tuple[int, ...]]:
+    """All groups of axes."""
+    return chain.from_iterable(combinations(range(rank), count) for count in range(1, rank + 1))
+
+
+def torch_made(word: str, x: torch.Tensor, axes: tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
+    """The operator by torch; softmax over several axes is that over one axis of all their elements."""
+    if word in REMOVING:
+        return REMOVING[word](x, axes, keepdim=keepdim)
+    order = [*(axis for axis in range(x.ndim) if axis not in axes), *axes]
+    rows = x.permute(order)
+    made = EXPONENTIAL[word](rows.flatten(x.ndim - len(axes)), -1).reshape(rows.shape)
+    return made.permute([order.index(axis) for axis in range(x.ndim)])
+
+
+@pytest.mark.parametrize("word", [*REMOVING, *EXPONENTIAL])
+@pytest.mark.parametrize("tensor", TENSORS)
+def test_operators_are_torchs(tensor: str, word: str) -> None:
+    src = FusionPlan.parse(f"f64[{tensor}] -> relu").src
+    x = np.random.default_rng(1).standard_normal(src.shape)
+    for axes in subsets(src.rank):
+        for keepdim in {False, word in REMOVING}:
+            told = f"{axes if len(axes) > 1 else axes[0]}{', keepdim=True' if keepdim else ''}"
+            plan = FusionPlan.parse(f"f64[{tensor}] -> {word}({told})")
+            want = torch_made(word, torch.from_numpy(x), axes, keepdim=keepdim)
+            np.testing.assert_allclose(plan.reference(x, {}), want.numpy(), rtol=1e-12)
+            assert plan.output.shape == tuple(want.shape)
+            assert FusionPlan.parse(str(plan)).output == plan.output
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        ("f32[2x3x7] -> softmax", (2,)),
+        ("f32[2x3x7] -> softmax(s)", (1,)),
+        ("f32[2x5x3x7, nhwc] -> sum(hw)", (2, 3)),
+        ("f32[2x5x3x7] -> amax", (0, 1, 2, 3)),
+        ("f32[2x5x3x7] -> mean((-1, 1))", (1, 3)),
+    ],
+)
+def test_axes_by_name_and_number(text: str, axes: tuple[int, ...]) -> None:
+    (step,) = FusionPlan.parse(text).steps
+    assert step.op.over(step.src) == axes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("f32[2x3] -> sum(2)", "not axes of src"),
+        ("f32[2x3] -> sum((0, -2))", "not axes of src"),
+        ("f32[2x3] -> sum(h)", "not axes of src"),
+        ("f32[2x3] -> sum(hh)", "must tell axes"),
+        ("f32[2x3] -> sum(0.5)", "must tell axes"),
+        ("f32[2x3x4, ncw] -> softmax", "reads the last axis"),
+        ("f32[2x3x4] -> sum -> layer_norm", "there is none"),
+        ("f32[2x3x4x5] -> sum(h) -> sum(0) -> batch_norm_training", "here they are axis 0"),
+    ],
+)
+def test_axes_that_are_none(text: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        FusionPlan.parse(text)
+
+
+# Plans in each order of the axes: elements or cells innermost, operands with src's axes and with dst's.
+PLANS = (
+    "[33x40] -> softmax",
+    "[5x77] -> relu -> log_softmax",
+    "[33x40] -> scale -> softmax(0) -> add",
+    "[2x3x70, nwc] -> add -> softmax(w)",
+    "[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias",
+    "[2x5x3x7] -> relu -> mean(hw) -> bias -> relu",
+    "[2x5x3x70, nhwc] -> sum -> tanh",
+    "[2x3x5x7, bhsc] -> bias -> amax(h) -> add",
+    "[2x3x5x7, strides=1:1000:100:10] -> sum((1, 2), keepdim=True) -> scale",
+    "[3x4x5, cbs of bsc] -> add -> softmax(bs) -> add",
+    "[2x3x2x5x3, ndhwc] -> softmax(c)",
+    "[2x3x2x5x19] -> batch_norm(per_activation) -> sum(0) -> add",
+    "[4x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu",
+    "[19] -> softmax -> bias",
+)
+
+
+@pytest.mark.part(4)
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("width", [16, 64])
+def test_any_plan_and_dtype(dtype: str, plan: str, width: int) -> None:
+    made = FusionPlan.parse(dtype + plan)
+    assert_close(forced(made, Reduction, narrowed(width)), random_arrays(made, 5), slack=64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "cells", "parts"),
+    [
+        ("f32[3x9001] -> add -> softmax", 1, 3),
+        ("f32[3x9001] -> add -> softmax", 2, 2),
+        ("f32[5x600x13] -> softmax(1)", 8, 3),
+        ("f32[5x600x13] -> sum(1) -> add", 8, 2),
+        ("f64[2x3x5000, strides=20000:6000:1] -> sum -> tanh", 1, 4),
+        ("f32[700x21] -> log_softmax(0)", 16, 2),
+        ("f32[4x3x50x70, strides=10500:1:210:3 of bhsc] -> layer_norm", 3, 1),
+        ("f32[2x3x2x9000, strides=108000:9000:27000:1 of bhsc] -> layer_norm", 1, 2),
+    ],
+)
+def test_any_cut(plan: str, cells: int, parts: int) -> None:
+    made = FusionPlan.parse(plan)
+    compiled = forced(made, Reduction, narrowed(32, threads=2), Reduction(cells, parts))
+    assert_close(compiled, random_arrays(made, 5), slack=64)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["f32[33x40] -> softmax", "f32[40x33] -> log_softmax(0)", "f16[7x70] -> amax(1)", "f32[7x70] -> sum(0)"],
+)
+def test_infinities_and_nan(plan: str) -> None:
+    """Rows and columns with one such element, with several, and with nothing but -inf."""
+    made = FusionPlan.parse(plan)
+    arrays = random_arrays(made, 5)
+    src: Any = arrays["src"]
+    for place, special in enumerate(SPECIAL):
+        src[place, place], src[-1 - place, 3:6] = special, special
+    src[4, :], src[:, 9] = -np.inf, -np.inf
+    assert_same_exceptions(forced(made, Reduction, narrowed(32)), arrays)
+    if "softmax" in plan:
+        with np.errstate(all="ignore"):
+            want = torch_made(made.ops[0].name, torch.from_numpy(src).double(), made.ops[0].over(made.src))  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(np.isnan(made.reference(src, {})), want.isnan().numpy())
+
+
+def test_long_sums_keep_their_digits() -> None:
+    """A million equal numbers, whose sum one by one would lose four digits."""
+    for text in ("f32[1x1000003] -> sum(1)", "f32[100003x3] -> sum(0)"):
+        plan = FusionPlan.parse(text)
+        src = np.full(plan.src.shape, 0.1, np.float32)
+        got = forced(plan, Reduction, narrowed(16))(src)
+        np.testing.assert_allclose(got, src.astype(np.float64).sum(plan.ops[0].over(plan.src)), rtol=5e-6)  # type: ignore[attr-defined]
