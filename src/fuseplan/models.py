@@ -1,4 +1,4 @@
-"""Models of other libraries, as far as errors speak of them: fuseplan does not read them yet."""
+"""Models of other libraries in the place of a plan: errors tell the way in."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def instead_of(value: object) -> str:
     if page is None:
         return ""
     return (
-        "Models are not read yet: write a run of layers as a plan, and bind their weights. The layers of\n"
-        "  torch.nn.Sequential(Linear(64, 32), ReLU()) are the plan\n"
+        "A model is no plan: `fuseplan.onnx.load(path)` cuts a model of ONNX into plans and runs it. A run\n"
+        "  of layers is a plan. Those of torch.nn.Sequential(Linear(64, 32), ReLU()) are\n"
         "    f32[8x64] -> linear(32) -> bias -> relu\n"
-        f"  The guide's page {page!r} has the operator of each layer"
+        f"  The guide's page {page!r} has more"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import fuseplan.onnx
+from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError, PlanError
 from fuseplan.graph.type import Type, type_of
 from fuseplan.onnx.model import OnnxModel
+from onnx_cases import cases, outcome
 from onnx_models import cnn, mlp, model, positive, weights
 
 RNG = np.random.default_rng(3)
@@ -228,3 +232,79 @@ def test_other_dtypes(dtype: Any) -> None:
     rtol = 1e-12 if dtype == np.float64 else 3e-3
     ours = check(proto, {"x": RNG.standard_normal((3, 8)).astype(dtype)}, rtol)
     assert len(plans(ours, {"x": np.zeros((3, 8), dtype)})) == 1
+
+
+def test_the_report_closes_the_books() -> None:
+    """Each operator of the model is in one row, and each launch is counted."""
+    types = {"x": Type((1, 3, 32, 32), "f32")}
+    ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
+    told = ours.report(types)
+    assert sorted(row.origin.name for row in told.rows) == sorted(node.name for node in cnn().graph.node)
+    states = {row.origin.name: row.state for row in told.rows}
+    assert states["stem"] == states["stem.norm"] == states["gate"] == states["classifier"] == "fused"
+    assert states["flatten"] == "view"
+    assert {code: [row.origin.name for row in rows] for code, rows in told.left().items()} == {
+        "no-plan": ["pool", "squeeze", "average"],
+        "not-in-table": ["softmax"],
+    }
+    assert (told.before, told.kernels, told.by_numpy) == (16, 6, 3)
+    assert told.by_library == {"onnx": 1}
+    session = ours.prepare(types).session
+    assert len(session.placement.steps) == told.after == told.kernels + told.by_numpy + told.copies + 1
+    after = ours.report(types)
+    assert after.by_library == {"onnxruntime": 1}
+    assert after.to_json()["schema"] == "fuseplan.report/1"
+    assert "1 x not-in-table: the operator has no row in the table" in str(after)
+    assert after.rows[0].sites == (1,)
+
+
+def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
+    (made,), (exact,) = ours.run(None, given), ours.exact(given)
+    np.testing.assert_allclose(made, exact, rtol=1e-5)
+    assert ours.report({"x": type_of(given["x"])}).by_library == {"onnx's reference evaluator": 1}
+    with pytest.raises(BuildError, match="onnxruntime is not installed"):
+        ours.peer(given)
+
+
+def test_a_run_that_fails_goes_to_the_reference_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession.run", broken)
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.exact(given)[0], rtol=1e-5)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    path = tmp_path / "network.onnx"
+    onnx.save_model(cnn(), path)
+    told = CliRunner().invoke(command, ["explain", str(path), "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.output)["launches"]["before"] == 16
+    shaped = CliRunner().invoke(command, ["explain", str(path), "--shape", "x=2x3x64x64"])
+    assert (
+        "f32[2x3x64x64, nhwc] -> conv2d(16, kernel=7, stride=2, padding=3) -> bias -> relu" in shaped.output
+    )
+    ran = CliRunner().invoke(command, ["run", str(path), "--threads", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert "beside onnxruntime: right" in ran.output
+    wrong = CliRunner().invoke(command, ["explain", str(path), "--shape", "z=1"])
+    assert wrong.exit_code == 2
+    assert "no input is named 'z'; want of x" in wrong.output
+
+
+# Of ONNX's own tests of single operators; benchmarks/onnx_node_tests.py runs all 1,884.
+MODULES = ("clip", "flatten", "gelu", "gemm", "hardswish", "maxpool", "selu", "softmax", "squeeze", "swish")
+
+
+@pytest.mark.filterwarnings("ignore")  # the package's cases compute infinities on the way
+@pytest.mark.parametrize("module", MODULES)
+def test_onnx_tests_of_operators(module: str) -> None:
+    found = cases(module)
+    assert found
+    wrong = {case.name: outcome(case)[0] for case in found}
+    assert {name: told for name, told in wrong.items() if told} == {}

@@ -65,9 +65,6 @@ class Doubling:
 
         return run
 
-    def ran(self, unit: Unit) -> str:
-        return "doubling"
-
 
 def kinds(session: Session) -> list[type]:
     return [type(step) for step in session.placement.steps]

@@ -46,7 +46,7 @@ TAKES: tuple[Callable[[Any], object], ...] = (
     ids=["layer", "sequence", "class", "ONNX's", "a file of ONNX", "in capitals", "a file of torch"],
 )
 def test_a_model_is_told_the_way_in(takes: Callable[[Any], object], value: object, page: str) -> None:
-    with pytest.raises(FuseplanError, match="Models are not read yet") as refused:
+    with pytest.raises(FuseplanError, match="A model is no plan") as refused:
         takes(value)
     assert f"The guide's page {page!r}" in str(refused.value)
     (plan,) = [line.strip() for line in str(refused.value).splitlines() if "->" in line]
@@ -68,7 +68,8 @@ def test_other_files_hold_plans() -> None:
         fuseplan.compile("plan.txt")
 
 
-def test_the_command_explains_no_model() -> None:
-    told = CliRunner().invoke(command, ["explain", "model.onnx"])
+@pytest.mark.parametrize("word", ["explain", "run"])
+def test_a_command_says_that_there_is_no_file(word: str) -> None:
+    told = CliRunner().invoke(command, [word, "model.onnx"])
     assert told.exit_code == 2
-    assert "Models are not read yet" in told.output
+    assert "model.onnx cannot be read" in told.output

@@ -18,6 +18,7 @@ from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, verdict_command
+from fuseplan.cli.models import SHAPES, ModelTrial, explain_model, is_model, run_model
 from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.show import show
@@ -27,6 +28,7 @@ from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
 from fuseplan.explanation import explain
+from fuseplan.graph.report import Report
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
@@ -77,15 +79,32 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
     help="How the elements of src are distributed.",
 )
 @PATIENCE
+@SHAPES
 @click.pass_context
-def run(ctx: click.Context, asked: Asked, seed: int, inputs: str, patience: float) -> None:
-    """Compile PLAN, run it on random data, check the result against float64 and time it."""
+def run(
+    ctx: click.Context, asked: Asked, seed: int, inputs: str, patience: float, shapes: Sequence[str]
+) -> None:
+    """Compile PLAN, run it on random data, check the result against float64 and time it.
+
+    The name of an ONNX file in the place of PLAN runs that model, beside ONNX Runtime where it is installed.
+    """
+    if is_model(asked.plan):
+        of_model = run_model(asked, shapes, seed)
+        _print_told(asked, of_model)
+        ctx.exit(RIGHT if of_model.is_right else WRONG)
     trial = run_trial(asked.plan, asked.target, seed=seed, inputs=inputs, patience=patience, **asked.how)
     if asked.as_json:
         _print_json(trial.to_json())
     else:
         _print_trial(trial)
     ctx.exit(RIGHT if trial.check.is_right else WRONG)
+
+
+def _print_told(asked: Asked, told: Report | ModelTrial) -> None:
+    if asked.as_json:
+        _print_json(told.to_json())
+    else:
+        Screen().tell(str(told))
 
 
 def _print_trial(trial: Trial) -> None:
@@ -121,12 +140,19 @@ def _spread(timing: Timing) -> str:
 @plan_command
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
 @PATIENCE
+@SHAPES
 @click.pass_context
-def explain_command(ctx: click.Context, asked: Asked, measure: bool, patience: float) -> None:
+def explain_command(
+    ctx: click.Context, asked: Asked, measure: bool, patience: float, shapes: Sequence[str]
+) -> None:
     """Explain how PLAN is computed and why, or why it is refused.
 
-    No toolchain is needed, for any target.
+    No toolchain is needed, for any target. The name of an ONNX file in the place of PLAN reports on that
+    model: its plans, and why its other operators are in none.
     """
+    if is_model(asked.plan):
+        _print_told(asked, explain_model(asked, shapes))
+        return
     if measure:
         _measure_peaks(parse_target(asked.target), asked.threads, patience)
     told = explain(asked.plan, asked.target, **asked.how)

@@ -233,17 +233,18 @@ class Pool(GraphOp):
 
     def _along(self, src: Tensor, place: int, fill: float) -> Tensor:
         """The largest element, or the sum, of each window of one axis."""
-        axis, kernel, step = 2 + place, self.kernel[place], self.steps[place]
-        stride, low = self.stride[place], self.padding[place][0]
-        reach = (self.dst[place] - 1) * stride + (kernel - 1) * step + 1
-        high = max(0, reach - low - src.shape[axis])
-        widths = [(low, high) if each == axis else (0, 0) for each in range(src.ndim)]
-        padded = np.pad(src, widths, constant_values=fill) if low or high else src
-        parts = (_every(padded, axis, tap * step, stride, self.dst[place]) for tap in range(kernel))
+        axis, step, stride = 2 + place, self.steps[place], self.stride[place]
+        shape = [self.dst[place] if each == axis else extent for each, extent in enumerate(src.shape)]
+        made: Tensor = np.full_like(src, fill, shape=shape)
         combine = np.maximum if self.kind == "amax" else np.add
-        made: Tensor = next(parts).copy(order="K")
-        for part in parts:
-            combine(made, part, out=made)
+        for tap in range(self.kernel[place]):
+            place_of_first = tap * step - self.padding[place][0]  # in src, of the first window's tap
+            first = max(0, -(place_of_first // stride))
+            count = min(self.dst[place], (src.shape[axis] - 1 - place_of_first) // stride + 1) - first
+            if count > 0:
+                part = _every(made, axis, first, 1, count)
+                begin = place_of_first + first * stride
+                combine(part, _every(src, axis, begin, stride, count), out=part)
         return made
 
     def _counts(self, shape: tuple[int, ...], place: int) -> Tensor:

@@ -10,6 +10,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import Node
 from fuseplan.graph.op import GraphOp, Tensor
+from fuseplan.graph.ops import Reshape
 from fuseplan.graph.schedule import Unit
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.layouts import dense, order_of, same_strides
@@ -25,13 +26,10 @@ class Placed:
 
     def array(self, memory: Tensor) -> Tensor:
         """The tensor in the arena."""
-        return self._viewed(self.buffer.array(memory))
+        return self.viewed(self.buffer.array(memory))
 
-    def alone(self) -> Tensor:
-        """A tensor that lies in the same way, elsewhere."""
-        return self._viewed(self.buffer.alone())
-
-    def _viewed(self, array: Tensor) -> Tensor:
+    def viewed(self, array: Tensor) -> Tensor:
+        """The views of a tensor in the place of the buffer's."""
         for op in self.views:
             (array,) = op.evaluate([array])
         return array
@@ -173,15 +171,20 @@ class _Placer:
         self._step(Launch(site, src, dst, bound, given))
 
     def _as(self, name: str, spec: TensorSpec) -> Placed:
-        """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere."""
-        held = self._held(name)
+        """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere.
+
+        The value may lack axes of extent 1 that the operator's tensor has.
+        """
+        held, made = self._held(name), self.made.graph.types[name]
+        if made.shape != spec.shape and isinstance(held, Placed):
+            held = replace(held, views=(*held.views, Reshape(spec.shape)))
         strides = spec.element_strides
         if isinstance(held, Placed) and _lies(held, strides):
             return held
         known = self.copies.get((name, strides))
         if known is None:
-            known = self.copies[name, strides] = self._new(self.made.graph.types[name], strides)
-            self._step(Copy(held, known, name))
+            known = self.copies[name, strides] = self._new(replace(made, shape=spec.shape), strides)
+            self._step(Copy(self._held(name), known, name))
         return known
 
     def _view(self, node: Node) -> bool:
@@ -190,9 +193,8 @@ class _Placer:
         if isinstance(held, str):
             return False
         made = replace(held, views=(*held.views, node.op))
-        array = held.alone()
-        (viewed,) = node.op.evaluate([array])
-        if array.size and not _shares(array, viewed):
+        memory = held.buffer.alone()
+        if not _shares(memory, made.viewed(memory)):
             return False
         self.made.at[node.outputs[0]] = made
         return True
@@ -216,9 +218,11 @@ def _inputs(step: Step) -> tuple[Held, ...]:
 
 
 def _lies(held: Placed, strides: Sequence[int]) -> bool:
-    array = held.alone()
+    """Whether a value has these strides, in the memory of its buffer."""
+    memory = held.buffer.alone()
+    array = held.viewed(memory)
     own = [step // array.itemsize for step in array.strides]
-    return same_strides(array.shape, own, strides)
+    return _shares(memory, array) and same_strides(array.shape, own, strides)
 
 
 def _shares(array: Tensor, viewed: Tensor) -> bool:

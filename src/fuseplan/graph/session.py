@@ -30,9 +30,6 @@ class Library(Protocol):
     def prepare(self, graph: Graph, unit: Unit) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """A function of the unit's `reads` that gives its `writes`."""
 
-    def ran(self, unit: Unit) -> str:
-        """The name of what runs the unit, for reports."""
-
 
 class Session:
     """A cut graph, ready to run.
@@ -94,7 +91,7 @@ class Session:
             return self._launch(step)
         if isinstance(step, Copy):
             take, dst = self._taker(step.src), step.dst.array(self._memory)
-            return lambda live: np.copyto(dst, take(live))
+            return lambda live: np.copyto(dst, take(live).reshape(dst.shape))
         if isinstance(step, Compute):
             return self._compute(step)
         return self._call(step)

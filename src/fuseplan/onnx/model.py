@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -13,13 +13,16 @@ from onnx import inliner
 from fuseplan import limits
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.find import find
+from fuseplan.graph.place import place
+from fuseplan.graph.report import Report, report
+from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
 from fuseplan.locks import Lock
 from fuseplan.onnx.files import model_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
-from fuseplan.onnx.runtime import Onnx
+from fuseplan.onnx.runtime import Onnx, evaluator, runtime_of
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target
 from fuseplan.template import Accuracy
@@ -101,6 +104,48 @@ class OnnxModel:
             while len(self._prepared) > limits.SHAPES_KEPT:
                 self._prepared.popitem(last=False)
         return prepared
+
+    def report(self, types: Mapping[str, Type] | None = None) -> Report:
+        """What becomes of each operator, for types as `prepare` takes them; nothing is compiled.
+
+        Where `run` or `prepare` compiled the model for these types, the report names what runs the operators
+        that no plan computes.
+
+        Raises:
+            ArgumentError: as for `prepare`.
+        """
+        found = self._checked(self.inputs if types is None else types)
+        prepared = self._prepared.get(tuple(found.values()))
+        if prepared is not None:
+            return report(prepared.session.placement, prepared.library.names)
+        graph = read(self._proto, found).graph
+        cut = find(graph, self._target, accuracy=self._accuracy)
+        return report(place(cut, schedule(cut)))
+
+    @property
+    def example(self) -> dict[str, Type]:
+        """The types of the inputs, with 1 for the extents that the model leaves open."""
+        return input_types(self._proto, 1)
+
+    def exact(self, input_feed: Mapping[str, Any]) -> list[Any]:
+        """All outputs in float64, operator by operator; others than ours by ONNX's reference evaluator.
+
+        Raises:
+            ArgumentError: as for `run`.
+        """
+        given = {name: _array(each) for name, each in input_feed.items()}
+        found = read(self._proto, self._checked({name: _given_type(each) for name, each in given.items()}))
+        made = found.graph.evaluate(given, {LIBRARY: evaluator(self._proto)})
+        return [made[found.outputs[name]] for name in self.outputs]
+
+    def peer(self, input_feed: Mapping[str, Any]) -> Callable[[], list[Any]]:
+        """ONNX Runtime's run of the whole model on these arrays, with as many threads.
+
+        Raises:
+            BuildError: ONNX Runtime is not installed.
+        """
+        run = runtime_of(self._proto, self._target.threads)
+        return lambda: list(run(self.outputs, input_feed))
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
         listed = ", ".join(f"{name}: {made}" for name, made in self.inputs.items()) or "no inputs"

@@ -17,13 +17,14 @@ LIBRARY = "onnx"
 GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
-def type_of_proto(proto: Any) -> Type:
-    """The type of a value; of a shape that is not all numbers, unknown."""
+def type_of_proto(proto: Any, extent: int | None = None) -> Type:
+    """The type of a value; `extent` stands for extents that are no numbers, else the shape is unknown."""
     if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.elem_type:
         return Type(None, "?")
     tensor = proto.tensor_type
     dtype = word_of_element(tensor.elem_type)
-    dims = [each.dim_value if each.HasField("dim_value") else -1 for each in tensor.shape.dim]
+    open_extent = -1 if extent is None else extent
+    dims = [each.dim_value if each.HasField("dim_value") else open_extent for each in tensor.shape.dim]
     is_known = tensor.HasField("shape") and all(each >= 0 for each in dims)
     return Type(tuple(dims) if is_known else None, dtype)
 

@@ -70,11 +70,17 @@ def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
     return reader.finish([each.name for each in model.graph.output])
 
 
-def input_types(model: Any) -> dict[str, Type]:
-    """The types of the inputs that a caller gives, as the model declares them."""
+def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
+    """The types of the inputs that a caller gives, as the model declares them.
+
+    Args:
+        model: ONNX's message.
+        extent: in the place of extents that are no numbers; None leaves such shapes unknown.
+    """
     stored = {each.name for each in model.graph.initializer}
     stored |= {each.values.name for each in model.graph.sparse_initializer}
-    return {each.name: type_of_proto(each.type) for each in model.graph.input if each.name not in stored}
+    given = (each for each in model.graph.input if each.name not in stored)
+    return {each.name: type_of_proto(each.type, extent) for each in given}
 
 
 def _sorted(graph: Any) -> list[Any]:
@@ -202,11 +208,12 @@ class _Reader:
     def _computed(self, node: Any, inputs: list[str]) -> list[Any] | None:
         """The results of a node on constants; None where it has other inputs, or makes too much."""
         constants = self.parts.constants
+        distinct = dict(zip(node.input, inputs, strict=False))
         if node.op_type in RANDOM or any(name and name not in constants for name in inputs):
             return None
         if any(made.nbytes > limits.FOLDED_BYTES for made in self._inferred(node, inputs)):
             return None
-        return reference(self.model, node, {name: constants[name] for name in inputs if name})
+        return reference(self.model, node, [constants[name] for name in distinct.values() if name])
 
     def _left(self, node: Any, origin: Origin, inputs: list[str], reason: Reason | None) -> None:
         """Adds a node as ONNX's; inner graphs read values by the names that they have in the model."""

@@ -1,0 +1,161 @@
+"""Commands on models: what becomes of their operators, and a run on random data."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from fuseplan.cli.options import Asked
+from fuseplan.dtypes import DTYPES
+from fuseplan.errors import ArgumentError, installing
+from fuseplan.graph.report import Report
+from fuseplan.graph.type import Type, numpy_dtype, word_of
+from fuseplan.measure.clock import HostClock
+from fuseplan.measure.stats import Timing
+
+if TYPE_CHECKING:
+    from fuseplan.onnx.model import OnnxModel
+
+ENDING = ".onnx"
+ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}  # of an output's largest element
+SHAPES = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=1x3x224x224",
+    help="The shape of an input of a model, where the model leaves extents open; they are 1 unless given.",
+)
+
+
+def is_model(text: str) -> bool:
+    """Whether the text in the place of a plan is the name of a model's file."""
+    return text.lower().endswith(ENDING)
+
+
+@dataclass(frozen=True)
+class ModelTrial:
+    """A model's run on random data.
+
+    Attributes:
+        report: what became of its operators.
+        peer: what its outputs were compared with.
+        error: the largest difference of an output, by its largest element.
+        allowed: the most that is right.
+        timed: calls, ours and the peer's in turns, where there is one to time.
+    """
+
+    report: Report
+    peer: str
+    error: float
+    allowed: float
+    timed: Mapping[str, Timing]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the outputs are near enough."""
+        return self.error <= self.allowed
+
+    def to_json(self) -> dict[str, Any]:
+        """The trial as JSON values."""
+        return {
+            **self.report.to_json(),
+            "peer": self.peer,
+            "error": self.error,
+            "allowed": self.allowed,
+            "right": self.is_right,
+            "seconds": {name: timing.median for name, timing in self.timed.items()},
+        }
+
+    def __str__(self) -> str:
+        told = "right" if self.is_right else "WRONG"
+        lines = [str(self.report), ""]
+        lines.append(f"error      {self.error:.2g} of the largest element beside {self.peer}: {told}")
+        for name, timing in self.timed.items():
+            median, least = timing.median * 1e3, timing.minimum * 1e3
+            lines.append(f"time       {median:.3f} ms median, {least:.3f} least: {name}")
+        return "\n".join(lines)
+
+
+def explain_model(asked: Asked, shapes: Iterable[str]) -> Report:
+    """The report on a model; nothing is compiled.
+
+    Raises:
+        ArgumentError: the file is no model, or cannot be read; or a shape is none.
+    """
+    model = _loaded(asked)
+    return model.report(_types(model, shapes))
+
+
+def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:
+    """Runs a model on random data, beside ONNX Runtime where that is installed, else beside float64.
+
+    Raises:
+        ArgumentError: as for `explain_model`.
+        BuildError: nothing runs one of its operators.
+    """
+    model = _loaded(asked)
+    types = _types(model, shapes)
+    rng = np.random.default_rng(seed)
+    given = {name: _random(rng, made) for name, made in types.items()}
+    made = model.run(None, given)
+    calls = {"fuseplan": lambda: model.run(None, given)}
+    if importlib.util.find_spec("onnxruntime") is None:
+        peer, want = "float64", model.exact(given)
+    else:
+        peer, run = "onnxruntime", model.peer(given)
+        want, calls[peer] = run(), run
+    floats = [word_of(each.dtype) for each in want if isinstance(each, np.ndarray)]
+    allowed = max((ALLOWED.get(word, 0.0) for word in floats), default=0.0)
+    error = max(map(_distance, made, want), default=0.0)
+    return ModelTrial(model.report(types), peer, error, allowed, HostClock().interleave(calls))
+
+
+def _loaded(asked: Asked) -> OnnxModel:
+    if importlib.util.find_spec("onnx") is None:
+        raise ArgumentError(f"reading {asked.plan} needs onnx: {installing('onnx', 'onnx')}")
+    from fuseplan.onnx import load  # noqa: PLC0415 - onnx is optional
+
+    try:
+        found: OnnxModel = load(asked.plan, asked.target, threads=asked.threads, accuracy=asked.accuracy)
+    except OSError as error:
+        raise ArgumentError(f"{asked.plan} cannot be read: {error}") from None
+    return found
+
+
+def _types(model: OnnxModel, shapes: Iterable[str]) -> dict[str, Type]:
+    """The types of the inputs: with 1 for open extents, or as the options say."""
+    types = dict(model.example)
+    for each in shapes:
+        name, _, written = each.rpartition("=")
+        if name not in types:
+            raise ArgumentError(f"no input is named {name!r}; want of {', '.join(types)}")
+        types[name] = replace(types[name], shape=Type.parse(f"f32[{written}]").shape)
+    return types
+
+
+def _random(rng: np.random.Generator, made: Type) -> Any:
+    """Normal values; of whole numbers, 0 and 1."""
+    if made.shape is None:
+        raise ArgumentError(f"an input is no tensor of numbers: {made}")
+    if made.dtype in DTYPES:
+        return rng.standard_normal(made.shape).astype(numpy_dtype(made.dtype))
+    return rng.integers(0, 2, made.shape).astype(numpy_dtype(made.dtype))
+
+
+def _distance(got: Any, want: Any) -> float:
+    """The largest difference by the largest element; infinite where the outputs are of another kind."""
+    if not isinstance(got, np.ndarray) or not isinstance(want, np.ndarray) or got.shape != want.shape:
+        return 0.0 if got == want else float("inf")
+    if got.dtype.kind not in "fiub" or not got.size:
+        return 0.0 if (got == want).all() else float("inf")
+    wide = [each.astype(np.float64) for each in (got, want)]
+    if not (np.isfinite(wide[0]) == np.isfinite(wide[1])).all():
+        return float("inf")
+    finite = [each[np.isfinite(wide[1])] for each in wide]
+    largest = np.abs(finite[1]).max(initial=0) or 1.0
+    return float(np.abs(finite[0] - finite[1]).max(initial=0) / largest)
