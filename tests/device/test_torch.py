@@ -1,0 +1,73 @@
+"""Plans as operators of torch's on a GPU: beside torch's layers, compiled, and recorded in CUDA graphs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+
+BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of the largest value
+MODULES: tuple[tuple[Callable[[], fused.Fused], tuple[int, ...]], ...] = (
+    (lambda: fused.Fused(nn.Linear(96, 80), nn.GELU()), (37, 96)),
+    (lambda: fused.Fused(nn.Conv2d(16, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU()), (2, 16, 14, 14)),
+    (lambda: fused.Fused(nn.RMSNorm(96, eps=1e-5)), (5, 7, 96)),
+)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("made", "shape"), MODULES)
+@pytest.mark.parametrize("way", ["eager", "compiled", "recorded", "misaligned"])
+def test_modules_compute_what_torch_computes(
+    made: Callable[[], fused.Fused], shape: tuple[int, ...], dtype: torch.dtype, way: str
+) -> None:
+    torch.manual_seed(0)
+    module = made().to("cuda", dtype).eval()
+    whole = torch.randn(torch.Size(shape).numel() + 1, device="cuda").to(dtype)
+    src = whole[1:].view(shape) if way == "misaligned" else whole[:-1].view(shape)
+    want = nn.Sequential.forward(module.double(), src.double())
+    module.to(dtype)
+    got = _called(module, src, way)
+    assert got.dtype == dtype
+    assert (got.double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
+
+
+def _called(module: fused.Fused, src: torch.Tensor, way: str) -> torch.Tensor:
+    if way == "compiled":
+        compiled: torch.Tensor = torch.compile(module, fullgraph=True)(src)
+        return compiled
+    if way != "recorded":
+        called: torch.Tensor = module(src)
+        return called
+    module(src)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded: torch.Tensor = module(src)
+    recorded.fill_(float("nan"))
+    graph.replay()
+    return recorded
+
+
+def test_gradients_are_torchs() -> None:
+    torch.manual_seed(0)
+    module, src = fused.Fused(nn.Linear(96, 80), nn.Tanh()).cuda(), torch.randn(37, 96, device="cuda")
+    found = []
+    with torch.enable_grad():
+        for call in (module, lambda each: nn.Sequential.forward(module, each)):
+            module.zero_grad()
+            call(src).square().sum().backward()
+            found.append([each.grad for each in module.parameters()])
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() <= 1e-3 * want.abs().max()
+
+
+def test_weights_that_lie_as_the_kernel_reads_them_are_neither_copied_nor_kept() -> None:
+    module, src = fused.Fused(nn.Linear(4096, 4096, bias=False)).cuda().half(), torch.zeros(256, 4096)
+    src = src.cuda().half()
+    module(src)
+    before = torch.cuda.memory_allocated()
+    other = fused.Fused(nn.Linear(4096, 4096, bias=False)).cuda().half()
+    other(src)
+    del other
+    assert torch.cuda.memory_allocated() <= before + 4096 * 4096
