@@ -53,6 +53,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
     "Explaining": {"explain": explain, "Explanation": Explanation},
     "Measured choices": {"tune": tune, "Tuned": Tuned, "Verdict": Verdict},
     "In PyTorch": {
+        "torch.fuse": torch.fuse,
         "torch.run": torch.run,
         "torch.plan_of": torch.plan_of,
         "torch.operators_of": torch.operators_of,

@@ -161,6 +161,17 @@ def test_a_changed_weight_is_seen_and_packed_copies_go_with_their_weights() -> N
     assert len(kernel._packed) <= 2
 
 
+def test_two_views_of_one_weight_are_two_weights() -> None:
+    weight, src = torch.randn(9, 9), torch.randn(3, 9)
+    for each in (weight, weight.t(), weight[:, :]):
+        _close(fused.run("linear(9)", src, weight=each), src @ each.t())
+
+
+def test_operands_may_lie_in_another_order() -> None:
+    src, other = torch.randn(2, 6, 5, 7), torch.randn(2, 6, 5, 7).to(memory_format=torch.channels_last)
+    _close(fused.run("add -> relu", src, other=other), (src + other).relu())
+
+
 def test_a_replaced_layer_is_seen() -> None:
     block, src = fused.Fused(nn.Linear(17, 9), nn.ReLU()), torch.randn(3, 17)
     block[1] = nn.Tanh()

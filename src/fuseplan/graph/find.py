@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,14 +67,26 @@ class Cut:
 
 
 def find(
-    graph: Graph, target: Target | str = "cpu", *, threads: int | None = None, accuracy: Accuracy = "default"
+    graph: Graph,
+    target: Target | str = "cpu",
+    *,
+    threads: int | None = None,
+    accuracy: Accuracy = "default",
+    weights: Collection[str] = (),
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
+
+    Args:
+        graph: the graph.
+        target: the machine that the plans are for.
+        threads: the most threads of a launch.
+        accuracy: as for `fuseplan.compile`.
+        weights: inputs that may be weights. They may change, so nothing is folded into them.
 
     Raises:
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
-    finder = _Finder(graph, target, threads, accuracy)
+    finder = _Finder(graph, target, threads, accuracy, frozenset(weights))
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
@@ -93,6 +105,7 @@ class _Finder:
     target: Target | str
     threads: int | None
     accuracy: Accuracy
+    weights: frozenset[str]
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
@@ -112,7 +125,8 @@ class _Finder:
         if any(node.outputs[1:]):
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
             return
-        if layer.op.kind == "contraction" and node.inputs[1] not in self.graph.constants:
+        known = self.graph.constants.keys() | self.weights
+        if layer.op.kind == "contraction" and node.inputs[1] not in known:
             self.left[id(node)] = Reason(Why.WEIGHT_NOT_CONSTANT, node.inputs[1])
             return
         given = [self.graph.types[name] for name in node.inputs]
@@ -137,7 +151,7 @@ class _Finder:
         except Unwritten as error:
             return error.reason
         centre = self._centre(node, layer)
-        if layer.op.kind == "contraction":
+        if layer.op.kind == "contraction" and not isinstance(centre.operands["weight"], str):
             centre, stages = _folded(centre, stages)
         ended = before or region.ended
         for values, nodes, front in self._fronts(node, layer):
@@ -154,9 +168,9 @@ class _Finder:
             for key, name in zip(layer.keys, node.inputs[1:], strict=True)
         }
         op = layer.op
-        if isinstance(op, Matmul) and not op.transposed and not op.batched:
-            weight = operands["weight"]
-            assert not isinstance(weight, str)  # by the caller
+        weight = operands.get("weight")
+        is_matrix = isinstance(op, Matmul) and not op.transposed and not op.batched
+        if isinstance(op, Matmul) and is_matrix and weight is not None and not isinstance(weight, str):
             return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
         return Stage(op, operands)
 
@@ -214,7 +228,9 @@ class _Finder:
         """The inputs that may be src of a plan of formulas."""
         whole = self.graph.types[node.outputs[0]].shape
         names = [name for name in node.inputs if self.graph.types[name].shape == whole]
-        return [name for name in dict.fromkeys(names) if name not in self.graph.constants]
+        return [
+            name for name in dict.fromkeys(names) if name not in self.graph.constants.keys() | self.weights
+        ]
 
     def _pointwise(self, region: Region) -> Site | Reason:
         reason = Reason(Why.FORMULA)

@@ -3,13 +3,17 @@
     run(operators, src, **operands)   a plan on torch's tensors, with gradients
     plan_of(layers, src)              the plan of one layer, or of a run of layers
     Fused(*layers)                    a module: torch's layers, run as one kernel
+    fuse(module, *example_inputs)     a whole module, with plans in the place of what they compute
+
+`torch.compile(module, backend="fuseplan")` does the last in torch's graphs, for training too.
 
 `torch.ops.fuseplan.run` is the operator below all of them. torch.compile, torch.export, autograd and CUDA
 graphs treat it as they treat torch's own.
 """
 
+from fuseplan.torch.fusing import fuse
 from fuseplan.torch.layers import operands_of, operators_of, plan_of
 from fuseplan.torch.modules import Fused
 from fuseplan.torch.operator import run
 
-__all__ = ["Fused", "operands_of", "operators_of", "plan_of", "run"]
+__all__ = ["Fused", "fuse", "operands_of", "operators_of", "plan_of", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,19 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.declarations import Operand, Result
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.excerpt import ARROW
+from fuseplan.layouts import same_strides
 from fuseplan.plan import FusionPlan
 from fuseplan.run import BoundPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.text import operator_text, parse_plan
 
 Tensors = Sequence[torch.Tensor]
+NAMED = re.compile(r"\s*\[(\w+)\]\s*->\s*")  # names of axes in front of operators
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
-Mark = tuple[int, int, int]  # of an operand: its storage, its address, its version
+# Of an operand: its storage, its address, its version, and how it lies there.
+Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
 
 
 def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
@@ -32,6 +37,10 @@ def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
 
 def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
     """The plan of the operators on a tensor.
+
+    Args:
+        operators: a plan's text behind its input. Names of src's axes may stand in front: `[bsc] -> bias`.
+        src: the tensor.
 
     Raises:
         PlanError: the operators do not fit the tensor, or no plan takes it.
@@ -44,8 +53,18 @@ def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
-    spec = TensorSpec(shape, dtype, strides=strides)
-    return FusionPlan.parse(f"{spec} {ARROW} {operators}")
+    found = NAMED.match(operators)
+    names = found[1] if found else None
+    ops = parse_plan(f"f32[{'x'.join('1' * len(shape))}] {ARROW} {operators[found.end() if found else 0 :]}")[
+        1
+    ]
+    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=names), *ops)
+
+
+def operators_text(plan: FusionPlan) -> str:
+    """The operators of a plan as `plan_on` reads them."""
+    text = f" {ARROW} ".join(operator_text(op) for op in plan.ops)
+    return text if plan.src.has_channel_names else f"[{plan.src.names}] {ARROW} {text}"
 
 
 class Kernel:
@@ -60,19 +79,19 @@ class Kernel:
         self.plan = plan
         self._compiled: CompiledPlan = compile_plan(plan, target, threads=threads)
         self._packed: dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]] = {}
-        per_call = {each.key for each in plan.operands if each.per == "element"}
-        per_call |= {each.key for each in plan.results}
+        read = {each.key: plan[each.step].dst for each in plan.operands if each.per == "element"}
+        specs: dict[str, TensorSpec | Dense] = {**read, **{each.key: each.spec for each in plan.results}}
         self._keys = tuple(each.key for each in given_of(plan))
-        self._per_call = tuple(place for place, key in enumerate(self._keys) if key in per_call)
-        self._constant = tuple(place for place, key in enumerate(self._keys) if key not in per_call)
+        self._updated = tuple(each.key for each in plan.results if each.updated)
+        self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
+        self._constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
 
     def __call__(self, src: torch.Tensor, given: Tensors, parameters: Sequence[float]) -> list[torch.Tensor]:
         """The output, and the plan's results in order; nothing given is written."""
-        tensors = {self._keys[place]: _aligned(given[place]) for place in self._per_call}
-        updated = {each.key for each in self.plan.results}
         values: dict[str, Any] = {
-            key: each.clone() if key in updated else each for key, each in tensors.items()
+            self._keys[place]: _lain(given[place], spec) for place, spec in self._per_call.items()
         }
+        values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
         made = self._bound(given)(_aligned(src), **values)
@@ -85,7 +104,7 @@ class Kernel:
             return self._bind(given)
         storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
         marks = tuple(
-            (storage.cdata, each.data_ptr(), each._version)
+            (storage.cdata, each.data_ptr(), each._version, each.shape, each.stride())
             for storage, each in zip(storages, constant, strict=True)
         )
         held = self._packed.get(marks)
@@ -115,11 +134,20 @@ def kernel_on(operators: str, src: torch.Tensor) -> Kernel:
         Unsupported: no kernel computes the plan.
         ArgumentError: fuseplan runs nothing on the tensor's device.
     """
-    if src.device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"src is on {src.device}: plans run on the CPU and on CUDA devices")
-    target = "cpu" if src.device.type == "cpu" else f"cuda:{src.device.index}"
-    threads = torch.get_num_threads() if target == "cpu" else None
-    return _kernel(plan_on(operators, src), target, threads)
+    return _kernel(plan_on(operators, src), *target_of(src.device))
+
+
+def target_of(device: torch.device) -> tuple[str, int | None]:
+    """The target for tensors on a device, and the most threads of a launch.
+
+    Raises:
+        ArgumentError: fuseplan runs nothing there.
+    """
+    if device.type == "cpu":
+        return "cpu", torch.get_num_threads()
+    if device.type == "cuda":
+        return f"cuda:{device.index or 0}", None
+    raise ArgumentError(f"a tensor is on {device}: plans run on the CPU and on CUDA devices")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,6 +161,14 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
         return plain.clone()
     return plain
+
+
+def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
+    """The tensor, or a copy whose elements lie as the kernel reads them."""
+    plain, strides = _aligned(tensor), spec.element_strides
+    if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):
+        return plain
+    return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)
 
 
 def check_count(plan: FusionPlan, operands: Tensors, parameters: Sequence[float]) -> None:

@@ -1,0 +1,296 @@
+"""The table: for each operator of torch that graphs have, the operators that it becomes.
+
+A row is a function of a node. It adds operators and gives the name of the result, which may be one of the
+node's inputs. `LeftError` leaves the node to torch.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fuseplan.graph.ops import Permute, Reshape
+from fuseplan.graph.why import Why
+from fuseplan.op import Op
+from fuseplan.ops.activation import (
+    Abs,
+    Clamp,
+    Elu,
+    Gelu,
+    Hardsigmoid,
+    Hardswish,
+    LeakyRelu,
+    Mish,
+    Relu,
+    Sigmoid,
+    Silu,
+    Softplus,
+    Tanh,
+)
+from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.torch.given import Given, LeftError
+
+aten = torch.ops.aten
+Row = Callable[[Given], str]
+CONVOLUTIONS: dict[int, Callable[..., Op]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
+
+
+def _activation(make: Callable[[Given], Op]) -> Row:
+    return lambda given: given.activation(make(given), given.tensor("self"))
+
+
+def _formula(text: str) -> Row:
+    return lambda given: given.formula(text, given.tensor("self"))
+
+
+def _joined(text: str, scale: str = "") -> Row:
+    """A formula of `self` and `other`, which is a tensor or a number; `scale` is a factor of the second."""
+
+    def row(given: Given) -> str:
+        factor = given.number(scale) if scale else 1.0
+        second = "b" if factor == 1 else f"({factor!r} * b)"
+        if isinstance(given.argument("other"), int | float):
+            number = f"({factor * given.number('other')!r})"
+            return given.formula(text.replace("b", number), given.tensor("self"))
+        return given.formula(text.replace("b", second), given.tensor("self"), given.tensor("other"))
+
+    return row
+
+
+def _subtracted_from(given: Given) -> str:
+    if given.number("alpha") != 1:
+        raise LeftError(Why.FORMULA, "rsub with alpha")
+    return given.formula(f"({given.number('other')!r}) - a", given.tensor("self"))
+
+
+def _clamp(given: Given) -> str:
+    low, high = (given.number(name) if given.has(name) else default
+                 for name, default in (("min", -math.inf), ("max", math.inf)))  # fmt: skip
+    if not low <= high:
+        raise LeftError(Why.FORMULA, f"min={low}, max={high}")
+    return given.activation(Clamp(low, high), given.tensor("self"))
+
+
+def _hardtanh(given: Given) -> str:
+    bounds = given.number("min_val"), given.number("max_val")
+    return given.activation(Clamp(*bounds), given.tensor("self"))
+
+
+def _elu(given: Given) -> str:
+    if given.number("scale") != 1 or given.number("input_scale") != 1:
+        raise LeftError(Why.FORMULA, "elu with scales")
+    return given.activation(Elu(given.number("alpha")), given.tensor("self"))
+
+
+def _softplus(given: Given) -> str:
+    if given.number("beta") != 1:
+        raise LeftError(Why.FORMULA, "softplus with beta")
+    return given.activation(Softplus(), given.tensor("self"))
+
+
+def _power(given: Given) -> str:
+    power, src = given.number("exponent"), given.tensor("self")
+    text = {2.0: "a * a", 3.0: "a * a * a", 0.5: "sqrt(a)", -0.5: "1 / sqrt(a)", -1.0: "1 / a"}.get(power)
+    return given.formula(text or f"a ** {power!r}", src)
+
+
+def _convolution(given: Given) -> str:
+    """conv1d to conv3d, and the one operator for all of them that autograd's graphs have."""
+    src, weight = given.tensor("input"), given.tensor("weight")
+    spatial = len(given.shape(weight)) - 2
+    if "transposed" in given.names and given.argument("transposed"):
+        raise LeftError(Why.NOT_IN_TABLE, "a transposed convolution")
+    if len(given.shape(src)) != spatial + 2:
+        raise LeftError(Why.SHAPE, given.type_of(src))
+    padding: Any = given.argument("padding")
+    if not isinstance(padding, str):
+        padding = _each(given.integers("padding"), spatial)
+    op = CONVOLUTIONS[spatial](
+        given.shape(weight)[0],
+        given.shape(weight)[2:],
+        stride=_each(given.integers("stride"), spatial),
+        padding=padding,
+        dilation=_each(given.integers("dilation"), spatial),
+        groups=given.argument("groups"),
+    )
+    made = given.layer(op, src, weight)
+    return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
+
+
+def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return values * axes if len(values) == 1 else values
+
+
+def _linear(given: Given) -> str:
+    weight = given.tensor("weight")
+    if len(given.shape(weight)) != 2:
+        raise LeftError(Why.SHAPE, given.type_of(weight))
+    made = given.layer(Linear(given.shape(weight)[0]), given.tensor("input"), weight)
+    return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
+
+
+def _product(given: Given, first: str, second: str) -> str:
+    """A matrix times a matrix; one that was only transposed before is read as it lies."""
+    maker, src = given.maker(second), given.tensor(first)
+    given.tensor(second)
+    if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:  # type: ignore[arg-type]
+        weight = given.value(maker.args[0])  # type: ignore[arg-type]
+        if len(given.shape(weight)) == 2 and given.shape(weight)[::-1] == given.shape(given.tensor(second)):
+            return given.layer(Linear(given.shape(weight)[0]), src, weight)
+    return given.layer(Matmul(given.shape(given.tensor(second))[1]), src, given.tensor(second))
+
+
+def _addmm(given: Given) -> str:
+    if given.number("beta") != 1 or given.number("alpha") != 1:
+        raise LeftError(Why.FORMULA, "addmm with factors")
+    made, bias = _product(given, "mat1", "mat2"), given.tensor("self")
+    if given.shape(bias) == given.shape(made)[-1:]:
+        return given.layer(Bias(), made, bias)
+    return given.formula("a + b", made, bias)
+
+
+def _batch_norm(given: Given) -> str:
+    if "training" in given.names and given.argument("training"):
+        raise LeftError(Why.NOT_IN_TABLE, "batch norm in training")
+    if not given.has("running_mean") or not given.has("weight") or not given.has("bias"):
+        raise LeftError(Why.NOT_IN_TABLE, "batch norm without all of its tensors")
+    operands = (given.tensor(name) for name in ("running_mean", "running_var", "weight", "bias"))
+    return given.layer(BatchNorm(epsilon=given.number("eps")), given.tensor("input"), *operands)
+
+
+def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) -> Row:
+    def row(given: Given) -> str:
+        src = given.tensor("input")
+        if len(given.integers("normalized_shape")) != 1:
+            raise LeftError(Why.SHAPE, "a norm over several axes")
+        epsilon: float
+        if has_default and not given.has("eps"):
+            epsilon = torch.finfo(given.node.meta["val"].dtype).eps
+        else:
+            epsilon = given.number("eps")
+        held = [name for name in names if given.has(name)]
+        if held and len(held) < len(names):
+            raise LeftError(Why.NOT_IN_TABLE, "a norm with a weight and no bias")
+        operands = [given.tensor(name) for name in held]
+        return given.layer(make(affine=bool(held), epsilon=epsilon), src, *operands)
+
+    return row
+
+
+def _reshape(given: Given) -> str:
+    src, shape = given.tensor("self"), given.result.shape
+    if shape is None:
+        raise LeftError(Why.SHAPE, given.result)
+    return src if shape == given.shape(src) else given.add(Reshape(shape), src)
+
+
+def _permute(given: Given) -> str:
+    src = given.tensor("self")
+    rank = len(given.shape(src))
+    order = list(range(rank))
+    if "dims" in given.names:
+        order = [axis % rank for axis in given.integers("dims")]
+    elif "dim0" in given.names:
+        first, second = int(given.number("dim0")) % rank, int(given.number("dim1")) % rank
+        order[first], order[second] = second, first
+    else:
+        order.reverse()
+    return src if order == sorted(order) else given.add(Permute(tuple(order)), src)
+
+
+def _same(given: Given) -> str:
+    """A copy: the value itself."""
+    return given.tensor("self")
+
+
+def _cast(given: Given) -> str:
+    src = given.tensor("self")
+    if given.result.dtype != given.type_of(src).dtype:
+        raise LeftError(Why.NOT_IN_TABLE, "a cast to another dtype")
+    return src
+
+
+def _first(given: Given) -> str:
+    """The first of an operator's results, where the table has read the operator."""
+    maker = given.node.args[0]
+    if given.node.args[1] != 0 or not given.is_read(maker):
+        raise LeftError(Why.NOT_IN_TABLE, "a further result")
+    name = given.value(maker)
+    if given.type_of(name).dtype == "?":
+        raise LeftError(Why.NOT_IN_TABLE, "a result of an operator that torch runs")
+    return name
+
+
+TURNED = (aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default)
+TABLE: dict[Any, Row] = {
+    aten.relu.default: _activation(lambda _: Relu()),
+    aten.sigmoid.default: _activation(lambda _: Sigmoid()),
+    aten.tanh.default: _activation(lambda _: Tanh()),
+    aten.silu.default: _activation(lambda _: Silu()),
+    aten.mish.default: _activation(lambda _: Mish()),
+    aten.abs.default: _activation(lambda _: Abs()),
+    aten.hardswish.default: _activation(lambda _: Hardswish()),
+    aten.hardsigmoid.default: _activation(lambda _: Hardsigmoid()),
+    aten.gelu.default: _activation(lambda given: Gelu(given.argument("approximate"))),
+    aten.leaky_relu.default: _activation(lambda given: LeakyRelu(given.number("negative_slope"))),
+    aten.elu.default: _elu,
+    aten.softplus.default: _softplus,
+    aten.hardtanh.default: _hardtanh,
+    aten.clamp.default: _clamp,
+    aten.neg.default: _formula("-a"),
+    aten.exp.default: _formula("exp(a)"),
+    aten.log.default: _formula("log(a)"),
+    aten.sqrt.default: _formula("sqrt(a)"),
+    aten.rsqrt.default: _formula("1 / sqrt(a)"),
+    aten.erf.default: _formula("erf(a)"),
+    aten.reciprocal.default: _formula("1 / a"),
+    aten.pow.Tensor_Scalar: _power,
+    aten.add.Tensor: _joined("a + b", "alpha"),
+    aten.add.Scalar: _joined("a + b", "alpha"),
+    aten.sub.Tensor: _joined("a - b", "alpha"),
+    aten.sub.Scalar: _joined("a - b", "alpha"),
+    aten.rsub.Scalar: _subtracted_from,
+    operator.getitem: _first,
+    aten.mul.Tensor: _joined("a * b"),
+    aten.mul.Scalar: _joined("a * b"),
+    aten.div.Tensor: _joined("a / b"),
+    aten.div.Scalar: _joined("a / b"),
+    aten.conv1d.default: _convolution,
+    aten.conv2d.default: _convolution,
+    aten.conv3d.default: _convolution,
+    aten.conv1d.padding: _convolution,
+    aten.conv2d.padding: _convolution,
+    aten.conv3d.padding: _convolution,
+    aten.convolution.default: _convolution,
+    aten.linear.default: _linear,
+    aten.mm.default: lambda given: _product(given, "self", "mat2"),
+    aten.addmm.default: _addmm,
+    aten.batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
+    aten.native_layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
+    aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
+    aten.view.default: _reshape,
+    aten.reshape.default: _reshape,
+    aten._unsafe_view.default: _reshape,
+    aten.flatten.using_ints: _reshape,
+    aten.squeeze.dim: _reshape,
+    aten.squeeze.dims: _reshape,
+    aten.unsqueeze.default: _reshape,
+    aten.permute.default: _permute,
+    aten.transpose.int: _permute,
+    aten.t.default: _permute,
+    aten.clone.default: _same,
+    aten.alias.default: _same,
+    aten.detach.default: _same,
+    aten.contiguous.default: _same,
+    aten._to_copy.default: _cast,
+    aten.to.dtype: _cast,
+}

@@ -1,0 +1,149 @@
+"""A graph of torch's with plans in the place of the operators that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import fx
+
+from fuseplan.declarations import Operand, Result
+from fuseplan.graph.find import Cut, Site, find
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.tensor import TensorSpec
+from fuseplan.torch.kernels import given_of, operators_text, target_of
+from fuseplan.torch.operator import launched
+from fuseplan.torch.reader import read
+
+aten = torch.ops.aten
+VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A graph cut into plans.
+
+    Attributes:
+        module: torch's graph, in which each site is one call.
+        cut: the plans, and why each other operator is in none.
+        sites: the plans that are called.
+    """
+
+    module: fx.GraphModule
+    cut: Cut
+    sites: tuple[Site, ...]
+
+
+def fused(given: fx.GraphModule, device: torch.device) -> Fusion:
+    """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
+
+    Args:
+        given: the graph.
+        device: what its tensors lie on.
+    """
+    target, threads = target_of(device)
+    module = fx.GraphModule(given, _copied(given.graph))
+    found = read(module)
+    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
+    sites = tuple(site for site in cut.sites if site.dst in found.makers)
+    writer = _Writer(module, found.makers, device)
+    for site in sites:
+        writer.write(site)
+    for node in module.graph.nodes:
+        node.target = VIEWS.get(node.target, node.target)
+    writer.restore()
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Fusion(module, cut, sites)
+
+
+def _weights(graph: Graph) -> set[str]:
+    """The inputs that are second factors of products."""
+    layers = (node for node in graph.nodes if isinstance(node.op, Layer) and node.op.op.kind == "contraction")
+    return {node.inputs[1] for node in layers if node.inputs[1] in graph.inputs}
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """The graph's nodes once more, with what torch knows of their values."""
+    made: fx.Graph = fx.Graph()
+    output = made.graph_copy(graph, {})
+    made.output(output)
+    return made
+
+
+class _Writer:
+    """Writes calls of plans into a graph."""
+
+    def __init__(self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device) -> None:
+        self._module, self._graph, self._makers, self._device = module, module.graph, makers, device
+        self._constants: list[str] = []
+        self._output = next(iter(reversed(self._graph.nodes)))
+        self._strides = {
+            node: _order_of(node.meta["val"])
+            for node in self._output.all_input_nodes
+            if isinstance(node.meta.get("val"), torch.Tensor)
+        }
+
+    def write(self, site: Site) -> None:
+        """A site's call in the place of the operator that makes its last value."""
+        head = self._makers[site.dst]
+        following = head.next
+        with self._graph.inserting_before(following):
+            src = self._lain(self._makers[site.src], site.plan.src)
+            operands = [self._operand(site, each) for each in given_of(site.plan)]
+            call = self._graph.call_function(launched, (operators_text(site.plan), src, operands))
+            made = self._graph.call_function(_first, (call,))
+        made.meta = dict(head.meta)
+        head.replace_all_uses_with(made)
+        self._makers = {name: made if node is head else node for name, node in self._makers.items()}
+        if head in self._strides:
+            self._strides[made] = self._strides.pop(head)
+
+    def _lain(self, node: fx.Node, spec: TensorSpec) -> fx.Node:
+        """The value with its axes in memory in the order that a plan has them in."""
+        order = tuple(_by_stride(spec.element_strides))
+        is_default = order == tuple(range(spec.rank))
+        return node if is_default else self._graph.call_function(laid_out, (node, order))
+
+    def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
+        value = site.operands[operand.key]
+        if isinstance(value, str):
+            node = self._makers[value]
+            return self._lain(node, site.plan[operand.step].dst) if operand.per == "element" else node
+        name = f"constant_{len(self._constants)}"
+        self._constants.append(name)
+        tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)
+        self._module.register_buffer(name, tensor, persistent=False)
+        return self._graph.get_attr(name)
+
+    def restore(self) -> None:
+        """The graph's outputs lie as torch's do."""
+        for node, order in self._strides.items():
+            if node.target is not _first:
+                continue
+            with self._graph.inserting_before(self._output):
+                made = self._graph.call_function(laid_out, (node, tuple(order)))
+            self._output.replace_input_with(node, made)
+
+
+def _by_stride(strides: Sequence[int]) -> list[int]:
+    """The axes, that of the largest stride first."""
+    return sorted(range(len(strides)), key=lambda axis: (-int(strides[axis]), axis))
+
+
+def _order_of(tensor: torch.Tensor) -> list[int]:
+    return _by_stride(tensor.stride())
+
+
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensor, dense with its axes in memory in an order, outermost first: itself where it lies so."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
+def _first(made: list[torch.Tensor]) -> torch.Tensor:
+    """The output of a plan."""
+    return made[0]

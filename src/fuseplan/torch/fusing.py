@@ -1,0 +1,122 @@
+"""Whole modules: exported, cut into plans, and run with the module's own parameters."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuseplan.errors import ArgumentError
+from fuseplan.graph.find import Cut, Site
+from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.untraced import untraced
+
+Form = tuple[Any, ...]  # what a call's arguments look like
+
+
+def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.Module:
+    """A module that computes what `module` does, with plans in the place of the operators that they fuse.
+
+    The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
+    result are those of `module`, and no class is changed: `state_dict`, `.to()` and optimizers see the same
+    tensors, and a weight that is changed is seen by the next call. The result has the attribute `fusion`,
+    which tells the plans and why other operators are in none.
+
+    Args:
+        module: the module, on the device that it is to run on.
+        *example_inputs: arguments of its call. Calls with tensors of other shapes, dtypes or devices, in
+            another mode or under autocast, run the module as it was; a warning says so once.
+        **example_kwargs: likewise, by name.
+
+    Raises:
+        ArgumentError: torch.export does not take the module; the error tells why.
+    """
+    parameters = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(example_inputs)]
+    devices = {each.device for each in parameters if isinstance(each, torch.Tensor)}
+    if len(devices) != 1:
+        told = ", ".join(sorted(map(str, devices))) or "none"
+        raise ArgumentError(f"a module and its inputs are fused on one device; got {told}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of its parts
+            program = torch.export.export(module, example_inputs, example_kwargs, strict=False)
+            program = program.run_decompositions({})
+    except Exception as error:  # torch.export raises errors of many kinds
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"torch.export does not take {type(module).__name__}: {said}") from error
+    made = copy.copy(module)
+    made.fusion = Fused(made, program, devices.pop(), (example_inputs, example_kwargs))
+    made.forward = made.fusion
+    return made
+
+
+class Fused:
+    """The call of a fused module, and what is known of it.
+
+    Attributes:
+        sites: the plans that are called, and the operators that each computes.
+        cut: the graph, its plans, and why each other operator is in none.
+    """
+
+    def __init__(self, module: nn.Module, program: Any, device: torch.device, example: Any) -> None:
+        signature = program.graph_signature
+        if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+            changed = ", ".join(
+                [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+            )
+            raise ArgumentError(f"{type(module).__name__} writes into {changed}: call .eval() before fusing")
+        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        lifted = signature.inputs_to_lifted_tensor_constants
+        made: Fusion = fused(program.graph_module, device)
+        self.cut: Cut = made.cut
+        self.sites: tuple[Site, ...] = made.sites
+        self._module, self._graph = module, made.module
+        self._held = [_place(module, path) for path in held.values()]
+        self._constants = [program.constants[name] for name in lifted.values()]
+        self._out = program.call_spec.out_spec
+        self._in = program.call_spec.in_spec
+        self._form, self._mode, self._is_told = _form(example), module.training, False
+
+    @untraced
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((inputs, kwargs))
+        if spec != self._in or _form((inputs, kwargs)) != self._form or self._module.training != self._mode:
+            return self._unfused(inputs, kwargs)
+        state = [getattr(owner, name) for owner, name in self._held]
+        return pytree.tree_unflatten(self._graph(*state, *self._constants, *leaves), self._out)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        """The call of a copy of the module; the graph has no tensors of the module's."""
+        made = copy.copy(self)
+        made._module, made._held = copy.deepcopy(self._module, memo), copy.deepcopy(self._held, memo)
+        return made
+
+    def _unfused(self, inputs: Any, kwargs: Any) -> Any:
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                "this call has other tensors, another mode or autocast than the example that the module was "
+                "fused for, and runs as torch does: fuse the module with such an example too",
+                stacklevel=4,
+            )
+        return type(self._module).forward(self._module, *inputs, **kwargs)
+
+
+def _place(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The submodule that has a parameter or buffer, and its name there."""
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner), name
+
+
+def _form(given: Any) -> Form:
+    """What tensors look like, and other values themselves."""
+    leaves = pytree.tree_leaves(given)
+    forms = [
+        (tuple(each.shape), each.dtype, each.device) if isinstance(each, torch.Tensor) else each
+        for each in leaves
+    ]
+    return (*forms, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))

@@ -1,0 +1,165 @@
+"""A node of a torch graph as the rows of the table see it: its arguments, and what it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node, Origin
+from fuseplan.graph.op import GraphOp
+from fuseplan.graph.ops import Map
+from fuseplan.graph.type import WORDS, Type
+from fuseplan.graph.why import Reason, Why
+from fuseplan.op import Op
+from fuseplan.scalar import REBUILD, const, fold, leaf
+
+
+class LeftError(Exception):
+    """The table's row does not hold for this node: torch runs it."""
+
+    def __init__(self, why: Why, got: object = "") -> None:
+        super().__init__(str(got))
+        self.reason = Reason(why, str(got))
+
+
+def type_of(value: Any) -> Type:
+    """The type of a node's value, by the tensor without elements that torch keeps with it."""
+    if not isinstance(value, torch.Tensor):
+        return Type(None, "?")
+    name = str(value.dtype).removeprefix("torch.")
+    is_known = all(type(extent) is int for extent in value.shape) and value.layout is torch.strided
+    return Type(tuple(value.shape) if is_known else None, WORDS.get(name, name))
+
+
+class Given:
+    """A node, and the graph that its operators are added to.
+
+    Attributes:
+        node: torch's node.
+        names: of the arguments of torch's operator.
+        added: its operators so far.
+        made: the types of their results.
+    """
+
+    def __init__(self, node: fx.Node, values: dict[fx.Node, str], types: dict[str, Type]) -> None:
+        self.node, self._values, self._types = node, values, types
+        self.added: list[Node] = []
+        self.made: dict[str, Type] = {}
+        schema = getattr(node.target, "_schema", None)
+        self.names = [each.name for each in schema.arguments] if schema else []
+        self._defaults = {each.name: each.default_value for each in schema.arguments} if schema else {}
+
+    def argument(self, name: str) -> Any:
+        """The value of an argument of torch's operator."""
+        place = self.names.index(name)
+        if place < len(self.node.args):
+            return self.node.args[place]
+        return self.node.kwargs.get(name, self._defaults[name])
+
+    def tensor(self, name: str) -> str:
+        """The name of the value of an argument.
+
+        Raises:
+            LeftError: the argument is no tensor of a dtype of plans.
+        """
+        value = self.argument(name)
+        if not isinstance(value, fx.Node) or not self.type_of(self._values[value]).is_float:
+            raise LeftError(Why.DTYPE, value)
+        return self._values[value]
+
+    def has(self, name: str) -> bool:
+        """Whether an optional argument is given."""
+        return self.argument(name) is not None
+
+    def number(self, name: str) -> float:
+        """An argument that is a number.
+
+        Raises:
+            LeftError: it is a tensor, or open.
+        """
+        value = self.argument(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise LeftError(Why.FORMULA, value)
+        return float(value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """An argument that is a list of numbers.
+
+        Raises:
+            LeftError: one is open.
+        """
+        values = tuple(self.argument(name))
+        if not all(type(each) is int for each in values):
+            raise LeftError(Why.SHAPE, values)
+        return values
+
+    def type_of(self, name: str) -> Type:
+        """The type of a value."""
+        return self.made.get(name) or self._types[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The extents of a value.
+
+        Raises:
+            LeftError: they are open.
+        """
+        shape = self.type_of(name).shape
+        if shape is None:
+            raise LeftError(Why.SHAPE, name)
+        return shape
+
+    @property
+    def result(self) -> Type:
+        """The type of the node's own value."""
+        return type_of(self.node.meta.get("val"))
+
+    def maker(self, name: str) -> fx.Node | None:
+        """The node that an argument is the value of."""
+        value = self.argument(name)
+        return value if isinstance(value, fx.Node) else None
+
+    def is_read(self, node: object) -> bool:
+        """Whether the graph has the node's value."""
+        return node in self._values
+
+    def value(self, node: fx.Node) -> str:
+        """The name of a node's value."""
+        return self._values[node]
+
+    def add(self, op: GraphOp, *inputs: str) -> str:
+        """Adds an operator on values, and gives its result's name.
+
+        Raises:
+            LeftError: the inputs have different dtypes.
+        """
+        types = [self.type_of(each) for each in inputs]
+        if len({each.dtype for each in types}) != 1:
+            raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
+        name = f"{self.node.name}.{len(self.added)}"
+        (self.made[name], *_) = op.infer(types)
+        self.added.append(Node(op, inputs, (name,), Origin(self.node.name, str(self.node.target))))
+        return name
+
+    def layer(self, op: Op, *inputs: str) -> str:
+        """Adds an operator of plans.
+
+        Raises:
+            LeftError: a plan has no such tensor.
+        """
+        if not self.type_of(inputs[0]).is_spec:
+            raise LeftError(Why.SHAPE, self.type_of(inputs[0]))
+        return self.add(Layer(op), *inputs)
+
+    def formula(self, text: str, *inputs: str) -> str:
+        """Adds a formula of leaves a, b, c, .."""
+        return self.add(Map(text), *inputs)
+
+    def activation(self, op: Op, name: str) -> str:
+        """Adds an elementwise operator of one value; its formula, where plans lack the rank."""
+        if self.type_of(name).is_spec:
+            return self.layer(op, name)
+        meanings = {"x": leaf("a")} | {each.name: const(each.value) for each in op.parameters()}
+        return self.add(Map.of(fold(op.formula(), meanings, REBUILD)), name)  # type: ignore[attr-defined]

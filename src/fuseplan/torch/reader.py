@@ -1,0 +1,100 @@
+"""A graph of torch's, of functional ATen operators, as a graph of ours."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fuseplan.errors import PlanError
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Node, Origin
+from fuseplan.graph.ops import Foreign
+from fuseplan.graph.type import Type
+from fuseplan.graph.why import Reason, Why
+from fuseplan.torch.aten import TABLE
+from fuseplan.torch.given import Given, LeftError, type_of
+
+
+@dataclass(frozen=True)
+class ReadGraph:
+    """What was read.
+
+    Attributes:
+        graph: the graph; a value that torch's operator makes has the name of torch's node.
+        makers: torch's node that makes each value; not of values within one of torch's operators.
+    """
+
+    graph: Graph
+    makers: dict[str, fx.Node]
+
+
+def read(given: fx.GraphModule) -> ReadGraph:
+    """Reads a graph: an operator without a row in the table is torch's own."""
+    reader = _Reader()
+    for node in given.graph.nodes:
+        reader.read(node)
+    graph = Graph(reader.inputs, reader.nodes, list(dict.fromkeys(reader.outputs)))
+    return ReadGraph(graph, reader.makers)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.inputs: dict[str, Type] = {}
+        self.nodes: list[Node] = []
+        self.outputs: list[str] = []
+        self.makers: dict[str, fx.Node] = {}
+        self._values: dict[fx.Node, str] = {}
+        self._types: dict[str, Type] = {}
+
+    def read(self, node: fx.Node) -> None:
+        """Adds one of torch's nodes."""
+        if node.op == "output":
+            self.outputs += [self._values[each] for each in node.all_input_nodes]
+        elif node.op != "call_function":
+            self.inputs[node.name] = type_of(node.meta.get("val"))
+            self._is(node, node.name, self.inputs[node.name])
+        else:
+            self._called(node)
+
+    def _is(self, node: fx.Node, name: str, made: Type) -> None:
+        self._values[node], self._types[name] = name, made
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            self.makers.setdefault(name, node)
+
+    def _called(self, node: fx.Node) -> None:
+        row, given = TABLE.get(node.target), Given(node, self._values, self._types)
+        why: Reason | None = None
+        if row is not None:
+            try:
+                name = row(given)
+                self._check(given, name, node)
+            except LeftError as error:
+                why = error.reason
+            except PlanError as error:
+                why = Reason(Why.REFUSED, error.what)
+            else:
+                self.nodes += given.added
+                self._types |= given.made
+                self._is(node, name, given.type_of(name))
+                return
+        self._foreign(node, why)
+
+    def _check(self, given: Given, name: str, node: fx.Node) -> None:
+        """The row's result has torch's shape and dtype, but for one of several, which `getitem` takes."""
+        made, wanted = given.type_of(name), given.result
+        further = [user for user in node.users if user.target is operator.getitem and user.args[1] != 0]
+        if wanted.dtype == "?" and any(user.users for user in further):
+            raise LeftError(Why.NOT_IN_TABLE, f"{node.target}, whose further results are wanted")
+        if wanted.dtype != "?" and (made.shape, made.dtype) != (wanted.shape, wanted.dtype):
+            raise LeftError(Why.REFUSED, f"{node.target} makes {wanted}, not {made}")
+
+    def _foreign(self, node: fx.Node, why: Reason | None) -> None:
+        made = type_of(node.meta.get("val"))
+        inputs = tuple(dict.fromkeys(self._values[each] for each in node.all_input_nodes))
+        op = Foreign(f"torch.{node.target}", (), (made,))
+        origin = Origin(node.name, str(node.target))
+        self.nodes.append(Node(op, inputs, (node.name,), origin, why))
+        self._is(node, node.name, made)

@@ -1,0 +1,193 @@
+"""Whole modules and torch.compile: beside torch, with the operators that are in no plan."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+from fuseplan.errors import ArgumentError
+from fuseplan.torch.backend import compile_graph
+from fuseplan.torch.operator import launched
+
+F = nn.functional
+leaves = torch.utils._pytree.tree_leaves
+
+
+class Residual(nn.Module):
+    """Two convolutions and a shortcut, then what no plan computes, then a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.other = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(6, 8, 1)
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(8, 5)
+        self.norm.running_mean.normal_()
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        inner = self.relu(self.norm(self.first(src)))
+        out = self.relu(self.second(inner) + self.other(src))
+        return F.log_softmax(self.head(F.max_pool2d(out, 2).mean((2, 3)).flatten(1)), -1)
+
+
+class Block(nn.Module):
+    """A pre-norm block with attention and a gated product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(16), nn.RMSNorm(16)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(*each) for each in ((16, 32), (16, 32), (32, 16)))
+
+    def forward(self, src: torch.Tensor, scale: float = 1.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        batch, length, width = src.shape
+        heads = self.qkv(self.before(src)).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        made = F.scaled_dot_product_attention(*heads.unbind(0)).transpose(1, 2).reshape(src.shape)
+        src = src + self.out(made) * scale
+        held = self.after(src)
+        return src + self.down(F.silu(self.gate(held)) * self.up(held)), {"held": held}
+
+
+class Odd(nn.Module):
+    """Ranks and dtypes that plans lack beside some that they have."""
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        flat = (src.flatten() * 2 + 1).relu()
+        whole = (src > 0).to(torch.int64) + 3
+        deep = src.reshape(1, 1, 1, *src.shape).exp() / (src * src + 1)
+        return flat, whole, 3 - deep.rsqrt()
+
+
+MODELS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...], int], ...] = (
+    (Residual, (2, 6, 8, 8), 4),
+    (Block, (2, 5, 16), 7),
+    (Odd, (3, 4, 5), 0),
+)
+
+
+def _calls(module: nn.Module) -> int:
+    graph: torch.fx.Graph = module.fusion._graph.graph
+    return sum(node.target is launched for node in graph.nodes)
+
+
+def _same(got: object, want: object, bound: float = 1e-4) -> None:
+    for one, other in zip(leaves(got), leaves(want), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert (one - other).abs().max() <= bound * max(1, other.abs().max())
+
+
+@pytest.mark.parametrize(("made", "shape", "sites"), MODELS)
+def test_a_module_computes_what_it_did(
+    made: Callable[[], nn.Module], shape: tuple[int, ...], sites: int
+) -> None:
+    torch.manual_seed(0)
+    module, src = made().eval(), torch.randn(shape)
+    with torch.no_grad():
+        want = module(src)
+        whole = fused.fuse(module, src)
+        _same(whole(src), want)
+        _same(torch.compile(module, backend=compile_graph)(src), want)
+    assert _calls(whole) == len(whole.fusion.sites)
+    assert len(whole.fusion.sites) >= sites
+    assert whole.state_dict().keys() == module.state_dict().keys()
+    assert isinstance(whole, made)  # type: ignore[arg-type]
+
+
+def test_each_operator_of_the_model_is_in_one_place() -> None:
+    module = Residual().eval()
+    cut = fused.fuse(module, torch.randn(2, 6, 8, 8)).fusion.cut
+    inside = [id(node) for site in cut.sites for node in site.nodes]
+    assert len(inside) == len(set(inside))
+    assert not cut.left.keys() & set(inside)
+    plans = [str(site.plan).partition(" -> ")[2] for site in cut.sites]
+    assert "conv2d(8, kernel=3, padding=1) -> batch_norm -> relu" in plans
+    assert sum(each.endswith("bias -> add -> relu") for each in plans) == 1
+
+
+def test_weights_stay_the_modules_own() -> None:
+    module, src = Residual().eval(), torch.randn(2, 6, 8, 8)
+    whole = fused.fuse(module, src)
+    with torch.no_grad():
+        whole(src)
+        module.first.weight.mul_(2)
+        module.norm.running_mean.add_(1)
+        _same(whole(src), module(src))
+        twin = copy.deepcopy(whole)
+        twin.head.weight.zero_()
+        _same(whole(src), module(src))
+        assert (twin(src)[0] - twin(src)[0].mean()).abs().max() < 1  # the head's bias alone is left
+        module.double()
+        module.float()
+        _same(whole(src), module(src))
+
+
+def test_gradients_are_those_of_the_module() -> None:
+    torch.manual_seed(0)
+    module, src = Block().eval(), torch.randn(2, 5, 16)
+    found = []
+    for each in (module, fused.fuse(module, src), torch.compile(module, backend=compile_graph)):
+        module.zero_grad()
+        each(src)[0].square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in module.parameters()])
+    for got in found[1:]:
+        _same(got, found[0], 1e-3)
+
+
+def test_training_under_torch_compile_updates_what_torch_updates() -> None:
+    torch.manual_seed(0)
+    module, src = Residual(), torch.randn(4, 6, 8, 8)
+    plain = copy.deepcopy(module)
+    for each in (plain, torch.compile(module, backend=compile_graph)):
+        each(src).square().sum().backward()
+    _same([each.grad for each in module.parameters()], [each.grad for each in plain.parameters()], 1e-3)
+    _same(module.norm.running_mean, plain.norm.running_mean)
+
+
+def test_other_calls_run_as_they_did_and_say_so_once() -> None:
+    module, src = Residual().eval(), torch.randn(2, 6, 8, 8)
+    whole, other = fused.fuse(module, src), torch.randn(3, 6, 10, 10)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="other tensors, another mode or autocast"):
+            _same(whole(other), module(other))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _same(whole(other), module(other))
+            _same(whole(src), module(src))
+            with torch.autocast("cpu", torch.bfloat16):
+                _same(whole(src), module(src), 0)
+
+
+def test_calls_by_name_are_as_the_example() -> None:
+    module, src = Block().eval(), torch.randn(2, 5, 16)
+    whole = fused.fuse(module, src, scale=0.5)
+    with torch.no_grad():
+        _same(whole(src, scale=0.5), module(src, scale=0.5))
+
+
+def test_modules_that_cannot_be_exported_are_refused() -> None:
+    class Forked(nn.Module):
+        def forward(self, src: torch.Tensor) -> torch.Tensor:
+            return src + 1 if src.sum() > 0 else src
+
+    with pytest.raises(ArgumentError, match=r"torch.export does not take Forked: "):
+        fused.fuse(Forked(), torch.randn(3))
+    with pytest.raises(ArgumentError, match=r"writes into norm.num_batches_tracked|writes into norm"):
+        fused.fuse(Residual().train(), torch.randn(2, 6, 8, 8))
+    with pytest.raises(ArgumentError, match=r"on one device; got cpu, meta"):
+        fused.fuse(nn.Linear(3, 3), torch.randn(3, 3, device="meta"))
+    with pytest.raises(ArgumentError, match="on one device; got none"):
+        fused.fuse(nn.Identity(), 3)
+
+
+def test_the_backend_has_no_options() -> None:
+    with pytest.raises(Exception, match="has no options; got mode"):
+        torch.compile(nn.ReLU(), backend=compile_graph, options={"mode": 1})(torch.randn(3))
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    found = {each.name: each for each in entry_points(group="torch_dynamo_backends")}
+    assert found["fuseplan"].load() is compile_graph
