@@ -18,7 +18,7 @@ F = nn.functional
 leaves = torch.utils._pytree.tree_leaves
 
 
-class Residual(nn.Module):
+class Residual(nn.Module):  # type: ignore[misc]
     """Two convolutions and a shortcut, then what no plan computes, then a head."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Residual(nn.Module):
         return F.log_softmax(self.head(F.max_pool2d(out, 2).mean((2, 3)).flatten(1)), -1)
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """A pre-norm block with attention and a gated product."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Block(nn.Module):
         return src + self.down(F.silu(self.gate(held)) * self.up(held)), {"held": held}
 
 
-class Odd(nn.Module):
+class Odd(nn.Module):  # type: ignore[misc]
     """Ranks and dtypes that plans lack beside some that they have."""
 
     def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,7 +169,7 @@ def test_calls_by_name_are_as_the_example() -> None:
 
 
 def test_modules_that_cannot_be_exported_are_refused() -> None:
-    class Forked(nn.Module):
+    class Forked(nn.Module):  # type: ignore[misc]
         def forward(self, src: torch.Tensor) -> torch.Tensor:
             return src + 1 if src.sum() > 0 else src
 

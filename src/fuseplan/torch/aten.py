@@ -140,8 +140,8 @@ def _product(given: Given, first: str, second: str) -> str:
     """A matrix times a matrix; one that was only transposed before is read as it lies."""
     maker, src = given.maker(second), given.tensor(first)
     given.tensor(second)
-    if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:  # type: ignore[arg-type]
-        weight = given.value(maker.args[0])  # type: ignore[arg-type]
+    if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:
+        weight = given.value(maker.args[0])
         if len(given.shape(weight)) == 2 and given.shape(weight)[::-1] == given.shape(given.tensor(second)):
             return given.layer(Linear(given.shape(weight)[0]), src, weight)
     return given.layer(Matmul(given.shape(given.tensor(second))[1]), src, given.tensor(second))

@@ -54,11 +54,10 @@ def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
 @functools.lru_cache(maxsize=4096)
 def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
     found = NAMED.match(operators)
-    names = found[1] if found else None
-    ops = parse_plan(f"f32[{'x'.join('1' * len(shape))}] {ARROW} {operators[found.end() if found else 0 :]}")[
-        1
-    ]
-    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=names), *ops)
+    if found is None:  # the operators name the axes
+        return FusionPlan.parse(f"{TensorSpec(shape, dtype, strides=strides)} {ARROW} {operators}")
+    ops = parse_plan(f"f32[{'x'.join('1' * len(shape))}] {ARROW} {operators[found.end() :]}")[1]
+    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=found[1]), *ops)
 
 
 def operators_text(plan: FusionPlan) -> str:
