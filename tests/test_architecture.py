@@ -52,7 +52,7 @@ LAYERS = (
     ("ops",),
     ("text", "naming", "dot", "given", "notebook", "step", "plan"),
     ("kernel", "packing", "target", "emit"),
-    ("match", "rules", "template"),
+    ("match", "template"),
     ("lower",),
     ("arrays", "arguments", "dlpack", "torch_tensors"),
     ("cache", "foreign", "journal"),

@@ -17,9 +17,9 @@ from fuseplan.cli.commands import fuseplan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.layouts import LAYOUTS
+from fuseplan.match import RULES
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, Refusal, named
-from fuseplan.rules import RULES
 from fuseplan.stages import Records, decide
 from fuseplan.target import KINDS, parse_target
 from fuseplan.tensor import TensorSpec
@@ -144,7 +144,7 @@ def takes(plan: str, target: str, template: str) -> bool:
 
 
 def test_remedies_name_rules_and_templates() -> None:
-    known = {rule.name for rule in RULES}.union(*(templates_on(target) for target in KINDS))
+    known = set(RULES).union(*(templates_on(target) for target in KINDS))
     assert {each for reason in Reason for each in named(reason.remedy)} <= known
 
 

@@ -27,14 +27,12 @@ from fuseplan.kernel import Kernel
 from fuseplan.layouts import LAYOUTS, ROWS
 from fuseplan.limits import limits
 from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.match import RULES, conditions, match
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import OPERATORS
 from fuseplan.ops.normalization import Names, Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason
-from fuseplan.rules import RULES
-from fuseplan.rules.rule import Rule
 from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
 from fuseplan.settings import VARIABLES
 from fuseplan.target import parse_target
@@ -135,17 +133,17 @@ def _tensors(made: Iterable[Operand | Result]) -> str:
 def rules() -> Lines:
     """Each rule: what it fuses, what that saves, its conditions."""
     yield "The first rule whose conditions hold makes the kernel; they are tried in this order."
-    for rule in RULES:
-        told = parse(type(rule).__doc__, OF_A_RULE)
-        yield from ("", f"## {rule.name}", "", prose(told.summary))
+    for rule, text_of_rule in RULES.items():
+        told = parse(text_of_rule, OF_A_RULE)
+        yield from ("", f"## {rule}", "", prose(told.summary))
         yield from _entries(told.named)
         yield from ("", "Conditions, in order:", "")
         yield from _claims(_conditions(rule))
 
 
-def _conditions(rule: Rule) -> list[Claim]:
+def _conditions(rule: str) -> list[Claim]:
     """All claims of a rule: those made about the sample that keeps the most of them."""
-    return max((list(rule.conditions(plan)) for plan in _sample_plans()), key=len)
+    return max((list(conditions(rule, plan)) for plan in _sample_plans()), key=len)
 
 
 def _entries(named: Iterable[tuple[str, str]]) -> Lines:
@@ -239,7 +237,7 @@ def _givers() -> dict[Reason, list[str]]:
     found: dict[Reason, dict[str, None]] = {Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None}}
     for rule in RULES:
         for each in _conditions(rule):
-            found.setdefault(each.reason, {})[f"rule `{rule.name}`"] = None
+            found.setdefault(each.reason, {})[f"rule `{rule}`"] = None
     for backend in BACKENDS:
         for template in backend.templates:
             for each in _limits(template, _machine(backend.name))[0]:

@@ -1,16 +1,76 @@
-"""The first stage: the rule that makes one kernel of the plan."""
+"""The first stage: the rules, and the one that makes one kernel of the plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fuseplan.errors import Unsupported
 from fuseplan.op import Op
 from fuseplan.plan import FusionPlan, as_plan
-from fuseplan.reasons import Refusal, first_refusal
-from fuseplan.rules import RULES
+from fuseplan.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.step import Step
+
+# The rules in order of preference, each with its description. A rule has the name of its centre's kind.
+RULES = {
+    "contraction": """One contraction and every elementwise operator on either side of it are one kernel.
+
+    before: elementwise* -> contraction -> elementwise*, each reading and writing memory
+    after:  prologue -> contraction -> epilogue; the prologue is applied as src is read, the epilogue in
+    registers
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+    "pointwise": """Elementwise operators, one after another, are one kernel.
+
+    before: elementwise+, each reading and writing memory
+    after:  one pass: an element is read, taken through all of them in a register, and written
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+    "normalization": """One normalization and every elementwise operator on either side of it are one kernel.
+
+    before: elementwise* -> normalization -> elementwise*, each reading and writing memory, the normalization
+    once more for each of its reductions
+    after:  prologue -> reductions, as often as there are; then prologue -> element formula -> epilogue
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+}
+_NONE = {"contraction": Reason.NO_CONTRACTION, "normalization": Reason.NO_NORMALIZATION}
+_SEVERAL = {
+    frozenset({"contraction"}): Reason.SEVERAL_CONTRACTIONS,
+    frozenset({"normalization"}): Reason.SEVERAL_NORMALIZATIONS,
+    frozenset({"contraction", "normalization"}): Reason.CONTRACTION_AND_NORMALIZATION,
+}
+_IN_POINTWISE = {
+    "contraction": Reason.CONTRACTION_IN_POINTWISE,
+    "normalization": Reason.NORMALIZATION_IN_POINTWISE,
+}
+
+
+def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
+    """The claims under which a rule applies: one centre of its kind at most, all else elementwise.
+
+    Of two centres the second is to blame: the operators in front of it are one kernel.
+    """
+    centres = [step for step in plan if step.op.kind != "elementwise"]
+    yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
+    for kind, reason in _IN_POINTWISE.items() if rule == "pointwise" else ():
+        first = next((step for step in centres if step.op.kind == kind), None)
+        at, told = (first.index, f"{first.title} is a {kind}") if first else (None, None)
+        yield claim(first is None, reason, got=told, operator=at)
+    parted = [step for step in plan if step.op.has_parts]
+    if rule == "pointwise":
+        yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
+        return
+    yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
+    kinds = frozenset(step.op.kind for step in centres[:2])
+    met = " comes after ".join(step.title for step in reversed(centres[:2]))
+    second = centres[1].index if len(centres) > 1 else None
+    for several, reason in _SEVERAL.items():
+        yield claim(second is None or kinds != several, reason, got=met, operator=second)
+    behind = max((step.index for step in (*parted[:1], *centres[:2])), default=None)
+    told = parted[0].title if parted else None
+    yield claim(not parted, Reason.PARTS_BESIDE, got=told, operator=behind)
 
 
 @dataclass(frozen=True)
@@ -53,9 +113,9 @@ def match(plan: FusionPlan) -> Match:
     """
     refusals: list[Refusal] = []
     for rule in RULES:
-        refusal = first_refusal(rule.conditions(plan), rule.name)
+        refusal = first_refusal(conditions(rule, plan), rule)
         if refusal is None:
-            return Match(rule.name, plan.steps, tuple(refusals))
+            return Match(rule, plan.steps, tuple(refusals))
         refusals.append(refusal)
     refusals.sort(key=lambda refusal: -refusal.held)  # the rule that got furthest comes first
     raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
