@@ -63,7 +63,8 @@ def cnn() -> Any:
         node("GlobalAveragePool", ["hd"], ["pooled"], "average"),
         node("Flatten", ["pooled"], ["flat"], "flatten"),
         node("Gemm", ["flat", "w3", "b3"], ["logits"], "classifier", transB=1),
-        node("Softmax", ["logits"], ["y"], "softmax"),
+        node("Softmax", ["logits"], ["shares"], "softmax"),
+        node("CumSum", ["shares", "axis"], ["y"], "sums"),
     ]
     stored = {
         "w1": weights(16, 3, 7, 7),
@@ -77,6 +78,7 @@ def cnn() -> Any:
         "wd": weights(16, 1, 3, 3),
         "w3": weights(10, 16),
         "b3": weights(10),
+        "axis": np.int64(1),
     }
     return model(nodes, {"x": ["n", 3, 32, 32]}, ["y"], stored)
 

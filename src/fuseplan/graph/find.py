@@ -131,8 +131,9 @@ class _Finder:
             return
         given = [self.graph.types[name] for name in node.inputs]
         src = layer.src(given)
-        if layer.op.reads == "channels":
-            src = TensorSpec(src.shape, src.dtype, LAYOUTS[src.rank][-1])
+        layout = LAYOUTS[src.rank][-1] if layer.op.reads == "channels" else layout_of(given[0])
+        if layout:
+            src = TensorSpec(src.shape, src.dtype, layout)
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
             found = self._with(node, layer, src, region, reason)
@@ -147,7 +148,7 @@ class _Finder:
     ) -> Site | Reason:
         """The site of an anchor and the region behind it, or why there is none."""
         try:
-            stages = written(self.graph, region, src.channel_axis)
+            stages = written(self.graph, region, layer.op.output(src).channel_axis)
         except Unwritten as error:
             return error.reason
         centre = self._centre(node, layer)

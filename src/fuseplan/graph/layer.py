@@ -73,7 +73,7 @@ class Layer(GraphOp):
             if each.shape != wanted[key]:
                 want = "x".join(map(str, wanted[key]))
                 raise PlanError(f"{self.word}: {key} has another shape", got=str(each), want=want)
-        names = dst.names if self.op.reads else given[0].names
+        names = dst.names if self.op.reads or given[0].names else ""
         results = (Type(each.shape, each.dtype) for each in self.op.results(src))
         return Type(dst.shape, dst.dtype, names), *results
 

@@ -16,7 +16,7 @@ class Why(Enum):
     )
     NO_PLAN = (
         "no-plan",
-        "no plan says pools, joins and reductions over any axes: NumPy runs them",
+        "no plan says pools and joins: NumPy runs them",
         "Leave it to NumPy",
     )
     WEIGHT_NOT_CONSTANT = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["OnnxModel", "load"]
+__all__ = ["OnnxModel", "Type", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,7 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.reductions import Amax, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 
 Row = Callable[[Given], str]
@@ -74,7 +75,13 @@ ACTIVATIONS: dict[str, Callable[[Given], Op]] = {
     "LeakyRelu": lambda given: LeakyRelu(given.attribute("alpha", 0.01)),
     "Gelu": lambda given: Gelu(given.attribute("approximate", "none")),
 }
-REDUCTIONS = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "ReduceMin": "amin"}
+# Reductions: ours, and NumPy's where plans have none.
+REDUCTIONS: dict[str, tuple[str, Callable[..., Op] | None]] = {
+    "ReduceMean": ("mean", Mean),
+    "ReduceSum": ("sum", Sum),
+    "ReduceMax": ("amax", Amax),
+    "ReduceMin": ("amin", None),
+}
 # Operators whose versions before opset 13 the rows read too, and the first of these versions.
 OLDER = {
     **dict.fromkeys((*FORMULAS, *JOINED, *ACTIVATIONS), 7),
@@ -120,7 +127,14 @@ def _activation(make: Callable[[Given], Op]) -> Row:
     return row
 
 
-def _reduction(kind: str) -> Row:
+def _reduced(given: Given, name: str, axes: tuple[int, ...], keepdims: bool) -> str:
+    kind, op = REDUCTIONS[name]
+    if op is None or not given.type().is_spec:
+        return given.add(Reduce(kind, axes, keepdims), given.inputs[0])
+    return given.layer(op(axes, keepdim=keepdims), given.inputs[0])
+
+
+def _reduction(name: str) -> Row:
     def row(given: Given) -> str:
         given.floats_of_first()
         axes = given.integers(1, "axes")
@@ -130,7 +144,9 @@ def _reduction(kind: str) -> Row:
         listed = sorted({axis % len(shape) for axis in axes} if axes else range(len(shape)))
         if math.prod(shape) == 0:
             raise LeftError(Why.SHAPE, given.type())
-        return given.add(Reduce(kind, tuple(listed), bool(given.attribute("keepdims", 1))), given.inputs[0])
+        if not listed:
+            return given.inputs[0]
+        return _reduced(given, name, tuple(listed), bool(given.attribute("keepdims", 1)))
 
     return row
 
@@ -258,10 +274,22 @@ def _concat(given: Given) -> str:
     return given.add(Concat(given.attribute("axis", 0) % rank), *given.inputs)
 
 
-def _global(kind: str) -> Row:
+def _global(name: str) -> Row:
     def row(given: Given) -> str:
         given.floats()
-        return given.add(Reduce(kind, tuple(range(2, len(given.shape())))), given.inputs[0])
+        return _reduced(given, name, tuple(range(2, len(given.shape()))), True)
+
+    return row
+
+
+def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
+    def row(given: Given) -> str:
+        given.floats()
+        rank = len(given.shape())
+        axis = given.attribute("axis", -1) % max(1, rank)
+        if not given.type().is_spec:
+            raise LeftError(Why.SHAPE, given.type())
+        return given.layer(make(-1 if axis == rank - 1 else axis), given.inputs[0])
 
     return row
 
@@ -333,7 +361,7 @@ TABLE: dict[str, Row] = {
     **{name: _with_alpha(*each) for name, each in WITH_ALPHA.items()},
     **{name: _joined(name, text) for name, text in JOINED.items()},
     **{name: _activation(make) for name, make in ACTIVATIONS.items()},
-    **{name: _reduction(kind) for name, kind in REDUCTIONS.items()},
+    **{name: _reduction(name) for name in REDUCTIONS},
     "Clip": _clip,
     "HardSigmoid": _hard_sigmoid,
     "Selu": _selu,
@@ -348,8 +376,10 @@ TABLE: dict[str, Row] = {
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Concat": _concat,
-    "GlobalAveragePool": _global("mean"),
-    "GlobalMaxPool": _global("amax"),
+    "GlobalAveragePool": _global("ReduceMean"),
+    "GlobalMaxPool": _global("ReduceMax"),
+    "Softmax": _softmax(Softmax),
+    "LogSoftmax": _softmax(LogSoftmax),
     "AveragePool": average_pool,
     "MaxPool": max_pool,
     "Conv": convolution,
