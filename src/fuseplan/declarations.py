@@ -172,9 +172,10 @@ def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _al
     return field(metadata=marks) if default is None else field(default=default, metadata=marks)
 
 
-def extents(src: TensorSpec, axes: tuple[int, ...]) -> Shape:
-    """The shape of an operand with some of src's axes; of one element where it has none."""
-    return tuple(src.shape[axis] for axis in axes) or (1,)
+def extents(src: TensorSpec, per: str) -> Shape:
+    """The shape of an operand; (1,) where it has none of src's axes and is not src's as a whole."""
+    whole = tuple(src.shape[axis] for axis in PER[per](src))
+    return whole if per == "element" else whole or (1,)
 
 
 def broadcast(value: Array, rank: int, axes: tuple[int, ...]) -> Array:

@@ -139,7 +139,7 @@ class Op(ABC):
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
         if isinstance(per, str):
-            axes, word, shape = PER[per](src), per, extents(src, PER[per](src))
+            axes, word, shape = PER[per](src), per, extents(src, per)
         elif isinstance(per, Along):
             axes, word, shape = per.axes, "axes", per.shape
         else:
@@ -165,7 +165,7 @@ class Op(ABC):
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
         per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
         axes = PER[per](src)
-        shape, dtype = extents(src, axes), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
+        shape, dtype = extents(src, per), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
         spec = self.output(src) if per == "element" else Dense(shape, dtype)
         return Result(name, shape, dtype, per, declared.updated, axes, spec)
 

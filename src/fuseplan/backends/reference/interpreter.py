@@ -36,7 +36,7 @@ class Interpreter:
         leaves: dict[str, Any] = dict(self._parameters(places))
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
-        x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places)
+        x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
         if kernel.convolution is not None:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         for reduction in kernel.reductions:
@@ -51,14 +51,18 @@ class Interpreter:
                 made = np.empty(kernel.dst.shape)
                 x = kernel.parts.fill(made, stages[0].expressions, {**leaves, "x": x}, NUMPY)
             stages = stages[1:]
-        x = self._applied(stages, x, leaves, places)
+        x = self._applied(stages, x, leaves, places, kernel.dst)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
     def _applied(
-        self, stages: Sequence[Stage], x: Array, leaves: dict[str, Any], places: Mapping[str, int]
+        self,
+        stages: Sequence[Stage],
+        x: Array,
+        leaves: dict[str, Any],
+        places: Mapping[str, int],
+        spec: TensorSpec,
     ) -> Array:
-        """Stages, one after another; values with names are written, and are leaves from then on."""
-        spec = self.kernel.dst if stages is self.kernel.epilogue else self.kernel.src
+        """Stages on `spec`, one after another; values with names are written, and are leaves from then on."""
         for stage in stages:
             x = apply(stage, x, leaves, spec.shape)
             if stage.saves:

@@ -13,7 +13,7 @@ from fuseplan.compat.miopen.call import (
     not_initialized,
 )
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
-from fuseplan.declarations import PER, extents
+from fuseplan.declarations import extents
 from fuseplan.errors import PlanError
 from fuseplan.ops.affine import MODES
 from fuseplan.tensor import TensorSpec
@@ -129,7 +129,7 @@ def check_same(what: str, given: TensorSpec, wanted: TensorSpec) -> None:
 
 def parameters_shape(x: TensorSpec, mode: miopenBatchNormMode_t) -> tuple[int, ...]:
     """The lengths of a tensor of batch normalization's parameters, of x's rank."""
-    shape = extents(x, PER[MODES[MODE_WORDS[mode]]](x))
+    shape = extents(x, MODES[MODE_WORDS[mode]])
     return (1, *shape, *(1,) * (x.rank - 1 - len(shape)))
 
 
