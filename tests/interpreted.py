@@ -134,6 +134,8 @@ def _lying(kernel: Kernel, made: Output) -> TensorSpec | Dense:
     """How an output besides dst lies."""
     if made.after is None:
         return Dense(made.shape, made.dtype)
+    if made.strides:
+        return TensorSpec(made.shape, made.dtype, strides=made.strides)
     return TensorSpec(kernel.dst.shape, made.dtype, strides=kernel.dst.element_strides)
 
 
@@ -187,6 +189,9 @@ class _Call:
 
     def _operand(self, key: str) -> Array:
         operand = self.kernel.operand(key)
+        if operand.strides:
+            lying = TensorSpec(operand.shape, operand.dtype, strides=operand.strides)
+            return storage(lying, self.arrays[key])
         if operand.per == "element":
             spec = self.kernel.shape_of(operand)
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
@@ -256,11 +261,25 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
     """The plan's arrays with their axes as the kernel has them."""
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
     orders["src"] = plan.src.canonical_order
+    if kernel.over:  # tensors behind the statistics may have fewer axes than src
+        ordered = {
+            key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
+        }
+        return ordered | {"src": ordered["src"].reshape(kernel.src.shape)}
     shapes = {operand.key: kernel.dst.shape for operand in kernel.operands if operand.per == "element"}
     shapes["src"] = kernel.src.shape  # and dst
     if any(step.op.reads == "rows" and step.op.kind == "normalization" for step in plan):
         return {key: array.reshape(shapes.get(key, array.shape)) for key, array in arrays.items()}
     return {key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()}
+
+
+def _over(plan: FusionPlan, key: str, value: Array) -> Array:
+    """An output of a plan with statistics over any axes, its axes in the order of src's in the kernel."""
+    step = next((step for step in plan if step.op.attributes().get("key") == key), plan[-1])
+    centre = next(each for each in plan if each.op.kind == "normalization")
+    removed = centre.op.removes(centre.src) if step.index >= centre.index else ()
+    kept = [axis for axis in range(centre.src.rank) if axis not in removed]
+    return value.transpose([kept.index(axis) for axis in centre.src.canonical_order if axis in kept])
 
 
 def assert_interpreted(
@@ -291,8 +310,12 @@ def assert_interpreted(
     epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
     rounding = DTYPES[kernel.dst.dtype].epsilon if kernel.dst.itemsize == 2 else 0.0
     whole = {"dst": out} | {each.key: saved.pop(each.key) for each in kernel.saved.values()}
+    lying = {"dst": kernel.dst.shape} | {each.key: each.shape for each in kernel.saved.values()}
     for key, value in whole.items():
-        saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
+        if kernel.over:
+            saved[key] = _over(plan, key, value).reshape(lying[key])
+        else:
+            saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
     results["dst"] = got
     for key, want in saved.items():
         largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)

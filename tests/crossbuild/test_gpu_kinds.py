@@ -44,6 +44,9 @@ PLANS = (
     "f32[64x256x14x14] -> batch_norm_backward(relu, statistics=recomputed)",
     "bf16[64x64x56x56] -> batch_norm_backward(gelu)",
     "f32[64x37x9x9, nhwc] -> batch_norm_training(mode=per_activation)",
+    "f16[2048x768] -> scale -> softmax",
+    "f32[8x65536] -> log_softmax",
+    "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")

@@ -13,9 +13,14 @@ import torch
 from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
+from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import PlanError
+from fuseplan.lower import lower
+from fuseplan.match import match
 from fuseplan.measure.data import random_arrays
 from fuseplan.plan import FusionPlan
+from fuseplan.target import parse_target
+from interpreted import assert_interpreted
 
 TENSORS = (
     "7",
@@ -171,3 +176,40 @@ def test_long_sums_keep_their_digits() -> None:
         src = np.full(plan.src.shape, 0.1, np.float32)
         got = forced(plan, Reduction, narrowed(16))(src)
         np.testing.assert_allclose(got, src.astype(np.float64).sum(plan.ops[0].over(plan.src)), rtol=5e-6)  # type: ignore[attr-defined]
+
+
+# A tile with all elements, blocks of some, and programs that meet.
+INTERPRETED = (
+    ("f32[33x40] -> scale -> softmax", GpuReduction(4, 64, 1, 4)),
+    ("f32[9x40] -> log_softmax", GpuReduction(4, 16, 1, 4)),
+    ("f32[3x100] -> softmax -> bias", GpuReduction(2, 32, 2, 4)),
+    ("f32[3x100] -> softmax", GpuReduction(1, 32, 4, 4)),
+    ("f16[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias", GpuReduction(8, 8, 2, 4)),
+    ("f32[2x5x3x7] -> sum -> tanh", GpuReduction(1, 64, 1, 4)),
+    ("f32[1x1] -> amax", GpuReduction(1, 1, 1, 4)),
+    ("f64[3x4x5, cbs of bsc] -> add -> softmax(bs) -> add", GpuReduction(4, 16, 1, 4)),
+    ("f32[2x3x7] -> relu -> save(a) -> softmax(1) -> save(b) -> add(other=a)", GpuReduction(8, 2, 2, 4)),
+    ("f32[2x5x3x7, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias", GpuReduction(2, 8, 1, 4)),
+    ("f32[2x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu", GpuReduction(4, 4, 2, 4)),
+    ("bf16[2x3x5x7, bhsc] -> bias -> amax(h) -> add", GpuReduction(4, 4, 1, 4)),
+)
+
+
+@pytest.mark.parametrize(("plan", "template"), INTERPRETED)
+def test_a_gpus_text_in_the_interpreter(plan: str, template: GpuReduction) -> None:
+    assert_interpreted(plan, template, slack=64)
+
+
+@pytest.mark.parametrize(
+    "plan", ["f16[4096x768] -> softmax", "f32[8x100000] -> softmax", "f32[64x32x56x56, nhwc] -> mean(hw)"]
+)
+def test_candidates_fit_the_gpu(plan: str) -> None:
+    """Programs that meet are all there at once, and a tile has no more elements than its registers hold."""
+    kernel, target = lower(match(FusionPlan.parse(plan))), parse_target("triton:sm_90")
+    found = list(GpuReduction.candidates(kernel, target, "default"))
+    assert found == sorted(found, key=lambda each: each.seconds(kernel, target))
+    for each in found:
+        assert isinstance(each, GpuReduction)
+        programs = each.emit(kernel, target).grid[0]
+        assert each.programs == 1 or programs <= target.processors
+        assert each.cells * each.elements <= 32 * 32 * each.warps

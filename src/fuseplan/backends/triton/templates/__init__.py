@@ -9,10 +9,12 @@ from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.templates.reduction import GpuReduction
 
 TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
     GpuNormalization,
+    GpuReduction,
     GpuDepthwise,
     Hopper,
     Product,

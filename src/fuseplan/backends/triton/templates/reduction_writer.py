@@ -1,0 +1,331 @@
+"""The text of kernels with statistics over any axes.
+
+A tile has cells as rows and their elements as columns. Programs of a group share the blocks of their cells
+and merge their states when they meet. A program with one block reads it once and keeps it in registers. With
+several, it joins each block's numbers to its state, which is corrected when the numbers before it change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from fuseplan.backends.lattice import Axis, Lattice
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    WIDE,
+    Index,
+    Mask,
+    arange,
+    as_index,
+    ceil_div,
+    counted,
+    number,
+    offset,
+)
+from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.text import Text
+from fuseplan.emit import Slot, Source
+from fuseplan.kernel import Kernel, Stage
+from fuseplan.reduction import Part, Statistic
+from fuseplan.scalar import Scalar, fold, leaves_of
+
+State = dict[str, str]  # names of tensors by the names of parts
+# How a tile's terms are joined; functions of two values are written where a kernel needs them.
+JOINED = {
+    "add": "tl.sum({term}, {axis})",
+    "maximum": "tl.reduce({term}, {axis}, larger)",
+    "minimum": "tl.reduce({term}, {axis}, smaller)",
+}
+PAIRED = {"maximum": ("larger", ">"), "minimum": ("smaller", "<")}
+
+
+@dataclass(frozen=True)
+class ReductionKnobs(GpuTemplate):
+    """The fields of `GpuReduction`, which says what they mean."""
+
+    cells: int
+    elements: int
+    programs: int
+    warps: int
+
+
+class Leaves(dict[str, str]):
+    """Names of leaves' values at one place: a load is written when a formula asks for it."""
+
+    def __init__(self, load: Callable[[str], str], known: Mapping[str, str]) -> None:
+        super().__init__(known)
+        self._load = load
+
+    def __missing__(self, name: str) -> str:
+        self[name] = self._load(name)
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements of some cells, or the cells themselves.
+
+    Attributes:
+        along: the elements' offsets in each tensor.
+        exists: which elements exist.
+        leaves: values of leaves there; of elements, `x` is behind the prologue.
+    """
+
+    along: Mapping[str, Index]
+    exists: Mask
+    leaves: Leaves
+
+
+class ReductionWriter:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: ReductionKnobs, kernel: Kernel, title: str) -> None:
+        self.knobs, self.kernel, self.title = knobs, kernel, title
+        self.lattice, self.text = Lattice(kernel), Text()
+        self.compute = named(kernel.compute_dtype, "tl")
+        self.table = dialect.table(self.text, "tl", kernel.dst.dtype)
+        self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
+        self.groups = ceil_div(self.lattice.cell_count, knobs.cells)
+        self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements >= WIDE
+        most = max(len(each.parts) for each in kernel.reductions)
+        self.meeting = Meeting(
+            self.text, knobs.programs, self.groups, knobs.cells, most, self.compute, repeats=False
+        )
+        formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
+        formulas += [part.term for each in kernel.reductions for part in each.parts]
+        used = frozenset().union(*map(leaves_of, formulas))
+        parameters = [key for key in kernel.parameters if key in used]
+        self.known = {key: argument(Slot("parameter", key)) for key in parameters}
+        self.slots = (
+            Slot("src"),
+            *(Slot("operand", each.key) for each in kernel.operands),
+            *(Slot("parameter", key) for key in parameters),
+            Slot("dst"),
+            *(Slot("result", key) for key in (each.key for each in kernel.saved.values())),
+            *((Slot("workspace"),) if self.meeting.is_needed else ()),
+        )
+
+    def source(self) -> Source:
+        """The whole kernel."""
+        shell = Shell(self.kernel, self.title, self.text, self.slots, entry="reduction")
+        joins = {part.join for each in self.kernel.reductions for part in each.parts}
+        for join in sorted(joins & PAIRED.keys()):
+            self._pair(*PAIRED[join])
+        with shell.body():
+            self._body()
+        options = [("num_warps", self.knobs.warps), ("num_stages", 1)]
+        options += [("cooperative", 1)] if self.meeting.is_needed else []
+        return shell.source(
+            self.groups * self.knobs.programs, options, workspace_bytes=self.meeting.workspace_bytes
+        )
+
+    def _pair(self, name: str, sign: str) -> None:
+        """A function of two values: the larger or smaller; NaN where one is."""
+        with self.text.function(f"{name}(a, b)"):
+            self.text.line(f"return tl.where((a {sign} b) | (a != a), a, b)")
+
+    def _body(self) -> None:
+        text, knobs = self.text, self.knobs
+        program = number("tl.program_id(0)", knobs.programs * self.groups)
+        if knobs.programs > 1 and self.groups > 1:
+            program = text.index("program", program)
+        self.member = text.index("member", program % knobs.programs)
+        group = text.index("group", program // knobs.programs)
+        self.meeting.begin()
+        cell = (group * knobs.cells).wide(self.is_wide) + arange(knobs.cells)
+        self.cell = text.index("cell", cell)
+        self.has_cell = text.mask("has_cell", self.cell < self.lattice.cell_count).at(DOWN)
+        self.at_cell = self._steps("cell", self.lattice.cells, self.cell, DOWN)
+        held = self._tile(self.member, keeps=True) if knobs.programs >= self.blocks else None
+        for statistic in self.kernel.reductions:
+            text.line(f"# {statistic.text}")
+            self._numbers(statistic, self._met(statistic, self._state(statistic, held)))
+        if self.lattice.is_reduced:
+            self._write_cells()
+        else:
+            self._write(held)
+        self.meeting.end()
+
+    # ---- places
+
+    def _steps(self, stem: str, axes: Sequence[Axis], index: Index, at: str) -> dict[str, Index]:
+        """Offsets along cells or elements in each tensor; equal ones have one name."""
+        found: dict[tuple[tuple[int, int], ...], Index] = {}
+        made: dict[str, Index] = {}
+        for place, name in enumerate(self.lattice.tensors):
+            listed = tuple((axis.extent, axis.steps[place]) for axis in axes)
+            if not any(step for _, step in listed):
+                made[name] = as_index(0)
+                continue
+            if listed not in found:
+                word = f"{stem}_in_{name}" if found else f"{stem}_at"
+                found[listed] = self.text.index(self.text.name(word), offset(index, listed)).at(at)
+            made[name] = found[listed]
+        return made
+
+    def _where(self, name: str, along: Mapping[str, Index], tile: Mask) -> tuple[Index, Mask]:
+        """The offset of a tensor's elements in the tile, and which of them exist."""
+        down, across = self.at_cell[name], along.get(name, as_index(0))
+        exists = self.has_cell if down.constant is None else ALL
+        return down + across, exists & tile if across.constant is None else exists
+
+    def _tile(self, block: Index, *, keeps: bool) -> Tile:
+        """The elements of a block behind the prologue; `keeps`: values with names are written."""
+        text, knobs = self.text, self.knobs
+        element = block * knobs.elements + arange(knobs.elements).wide(self.is_wide)
+        element = text.index(text.name("element"), element)
+        exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(ACROSS)
+        along = self._steps("element", self.lattice.elements, element, ACROSS)
+        tile = self._made(along, exists)
+        tile.leaves["x"] = self._applied(self.kernel.prologue, tile.leaves["src"], tile, keeps=keeps)
+        return tile
+
+    def _made(self, along: Mapping[str, Index], exists: Mask) -> Tile:
+        def load(name: str) -> str:
+            where, mask = self._where(name, along, exists)
+            slot = Slot(name) if name == "src" else Slot("operand", name)
+            return self._loaded(name, argument(slot), where, mask)
+
+        return Tile(along, exists, Leaves(load, self.known))
+
+    def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
+        is_src = name == "src"
+        operand = None if is_src else self.kernel.operand(name)
+        stored = self.kernel.src.dtype if is_src else operand.dtype if operand and operand.strides else ""
+        if is_src and where.constant == 0:
+            where = Index(f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)")
+        address = pointer if where.constant == 0 else f"{pointer} + {where}"
+        widened = f".to({self.compute})" if stored not in ("", self.kernel.compute_dtype) else ""
+        return self.text.let(name, f"tl.load({address}{mask.guard()}){widened}")
+
+    # ---- formulas
+
+    def _value(self, formula: Scalar, leaves: Mapping[str, str], like: str) -> str:
+        """A tensor even of a formula that comes to a number."""
+        value = fold(dialect.simplified(formula), leaves, self.table)
+        if value.isidentifier() and value not in self.known.values():
+            return value
+        return self.text.let("constant", f"tl.zeros_like({like}) + {value}")
+
+    def _applied(self, stages: Sequence[Stage], x: str, tile: Tile, *, keeps: bool) -> str:
+        for stage in stages:
+            self.text.line(f"# {stage.op_text}")
+            tile.leaves["x"] = x
+            x = self._value(stage.expression, tile.leaves, x)
+            if stage.saves:
+                tile.leaves[stage.saves] = x
+                if keeps:
+                    saved = self.kernel.saved[stage.step]
+                    self._store(saved.key, argument(Slot("result", saved.key)), saved.dtype, x, tile)
+        return x
+
+    def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
+        where, mask = self._where(name, tile.along, tile.exists)
+        stored = x if dtype == self.kernel.compute_dtype else f"{x}.to({named(dtype, 'tl')})"
+        address = pointer if where.constant == 0 else f"{pointer} + {where}"
+        one = where.constant is not None  # a tile of one number is stored at one address
+        value = f"tl.sum(tl.sum({stored}, 1), 0)" if one else stored
+        self.text.line(f"tl.store({address}, {value}{mask.guard(other='')})")
+
+    # ---- statistics
+
+    def _state(self, statistic: Statistic, held: Tile | None) -> State:
+        """The state of a program's elements: names of columns with a row for each cell."""
+        if held:
+            return self._joined(statistic, held, {})
+        text, shape = self.text, f"({self.knobs.cells}, 1)"
+        state: State = {}
+        for part in statistic.parts:
+            identity = self.table["const"](part.identity)
+            state[part.name] = text.let(_word(part), f"tl.full({shape}, {identity}, {self.compute})")
+        keeps = statistic is self.kernel.reductions[0] and self.lattice.is_reduced
+        with self._program_blocks() as block:
+            tile = self._tile(block, keeps=keeps)
+            made = self._joined(statistic, tile, state)
+            self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
+        return state
+
+    def _joined(self, statistic: Statistic, tile: Tile, state: State) -> State:
+        """The numbers of a tile, joined to a state where there is one."""
+        made: State = {}
+        tile.leaves.update(self.known)
+        for part in statistic.parts:
+            tile.leaves.update(made)
+            term = self._value(part.term, tile.leaves, tile.leaves["x"])
+            exists = self.has_cell & tile.exists
+            if exists:
+                identity = self.table["const"](part.identity)
+                term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
+            joined = self.text.let(_word(part), JOINED[part.join].format(term=term, axis=1) + "[:, None]")
+            if state:
+                own = part.corrected(state, made, self.table)
+                joined = self.table[part.join](own, joined)
+            made[part.name] = joined
+        return made
+
+    @contextmanager
+    def _program_blocks(self) -> Iterator[Index]:
+        """A loop over the program's blocks."""
+        turns = f"{self.member}, {self.blocks}, {self.knobs.programs}"
+        with self.text.block(f"for block in range({turns if self.knobs.programs > 1 else self.blocks})"):
+            yield counted("block", self.blocks, self.is_wide)
+
+    def _met(self, statistic: Statistic, state: State) -> State:
+        """The state of all programs of a group."""
+        if not self.meeting.is_needed:
+            return state
+        cells = self.knobs.cells
+        found = [self.text.let("own", f"tl.reshape({name}, ({cells},))") for name in state.values()]
+        shares = dict(zip(state, self.meeting.exchange(found), strict=True))
+        made: State = {}
+        for part in statistic.parts:
+            own = part.corrected(shares, made, self.table)
+            joined = JOINED[part.join].format(term=own, axis=0)
+            made[part.name] = self.text.let(_word(part), f"{joined}[None, :]")
+        return {
+            name: self.text.let("all", f"tl.reshape({value}, ({cells}, 1))") for name, value in made.items()
+        }
+
+    def _numbers(self, statistic: Statistic, state: State) -> None:
+        """The finished numbers, leaves of all formulas behind."""
+        for name, formula in zip(statistic.names, statistic.numbers, strict=True):
+            self.known[name] = fold(dialect.simplified(formula), state, self.table)
+
+    # ---- dst
+
+    def _write_cells(self) -> None:
+        """One element of each cell; the first program of a group writes it."""
+        tile = self._made({}, ALL)
+        head = self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
+        with head:
+            like = next(iter(self.known[name] for name in self.kernel.reductions[0].names))
+            x = self._applied(self.kernel.epilogue, like, tile, keeps=True)
+            self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
+
+    def _write(self, held: Tile | None) -> None:
+        """All elements: those at hand, or read once more."""
+        self.text.line("# dst")
+        if held:
+            self._finish(held)
+            return
+        with self._program_blocks() as block:
+            self._finish(self._tile(block, keeps=True))
+
+    def _finish(self, tile: Tile) -> None:
+        tile.leaves.update(self.known)
+        x = self._applied(self.kernel.epilogue, tile.leaves["x"], tile, keeps=True)
+        self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
+
+
+def _word(part: Part) -> str:
+    """The name of a part in the text."""
+    return part.name.replace(".", "_")

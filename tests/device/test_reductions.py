@@ -1,0 +1,79 @@
+"""Statistics over any axes on a GPU: held in registers, block by block, and split over programs that meet."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+import fuseplan
+from device.guarded import inputs, output
+from device.test_numeric import KIND, _candidates, made
+from device.test_training import deviation, walls
+from fuseplan.backends.triton.templates.reduction import GpuReduction
+from fuseplan.measure.data import evaluated
+
+DTYPES = ("f16", "bf16", "f32", "f64")
+PLANS = (
+    "[33x40] -> softmax",
+    "[1000x768] -> scale -> softmax",
+    "[3x70001] -> log_softmax -> add",
+    "[8x131072] -> softmax",
+    "[513x129] -> softmax(0)",
+    "[20003x5] -> relu -> sum(0) -> tanh",
+    "[3x17x9x11, nhwc] -> relu -> mean(hw) -> bias",
+    "[16x64x57x55] -> relu -> mean(hw) -> bias -> relu",
+    "[8x40x57x55, nhwc] -> mean -> tanh",
+    "[2x3x5x7, bhsc] -> bias -> amax(h) -> add",
+    "[2x30x50x7, strides=1:10000:200:20] -> sum((1, 2), keepdim=True) -> scale",
+    "[30x40x50, cbs of bsc] -> add -> softmax(bs) -> add",
+    "[2x30x70] -> relu -> save(a) -> softmax(1) -> save(b) -> add(other=a)",
+    "[2x5x30x70, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias -> add(other=b)",
+    "[4x30x50x70, strides=1:200000:4000:50 of bhsc] -> layer_norm -> relu",
+    "[5] -> softmax -> bias",
+)
+SPECIAL = (float("inf"), float("-inf"), float("nan"))
+REPEATS = 8
+
+
+def _cases() -> Iterator[Any]:
+    """(place among the candidates, plan): the best, the middle one and the worst of each."""
+    for dtype, chain in product(DTYPES, PLANS):
+        count = len(_candidates(GpuReduction, dtype + chain, KIND))
+        for place in sorted({0, count // 2, count - 1}):
+            yield pytest.param(place, dtype + chain, id=f"{place}-{dtype}{chain}")
+
+
+@pytest.mark.parametrize(("place", "text"), list(_cases()))
+def test_every_output_is_within_the_bound(place: int, text: str) -> None:
+    compiled = made(GpuReduction, place, text)
+    plan = compiled.plan
+    tensors = inputs(plan, 1)
+    want, exact = evaluated(plan, tensors)
+    bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
+    seen: list[tuple[Any, ...]] = []
+    for _ in range(REPEATS):
+        out, results = output(plan), walls(plan)
+        bound(tensors["src"], out.tensor, **{key: wall.tensor for key, wall in results.items()})
+        assert out.stands
+        assert all(wall.stands for wall in results.values())
+        seen.append((out.tensor, *(wall.tensor for wall in results.values())))
+    assert deviation(plan, seen[0][0], want, plan.output.dtype) <= 1
+    for tensor, (key, value) in zip(seen[0][1:], exact.items(), strict=True):
+        assert deviation(plan, tensor, value, plan.src.dtype) <= 1, key
+    for again in seen[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", ["70x300", "3x70000"])
+@pytest.mark.parametrize("word", ["softmax", "log_softmax", "amax", "sum"])
+def test_infinities_and_nan_are_torchs(word: str, shape: str, axis: int) -> None:
+    compiled = fuseplan.compile(f"f32[{shape}] -> {word}({axis})", "cuda")
+    (src,) = inputs(compiled.plan, 1).values()
+    for place, special in enumerate(SPECIAL):
+        src[place, place], src[-1 - place, 30:36] = special, special
+    src[2, 100:], src[:, 9] = float("-inf"), float("-inf")
+    want = getattr(torch, word)(src, axis)
+    torch.testing.assert_close(compiled(src), want, rtol=1e-4, atol=1e-4, equal_nan=True)
