@@ -8,13 +8,7 @@ from numpy.typing import NDArray
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, reference
-
-
-def wide(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Any result in float64; bf16 comes as its bits."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+from fuseplan.measure.spaces import exact as wide
 
 
 def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack: float = 8.0) -> None:
@@ -22,16 +16,18 @@ def assert_close(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]], slack:
     plan = compiled.plan
     outcome, (out, results) = compiled(**arrays), evaluated(plan, arrays)
     made = outcome if results else (outcome,)
-    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
-    rounding = DTYPES[plan.src.dtype].epsilon if plan.src.itemsize == 2 else 0.0
-    for got, want in zip(map(wide, made), (out, *results.values()), strict=True):
+    epsilon = DTYPES[plan.compute_dtype].epsilon * slack
+    dtypes = (plan.output.dtype, *(each.spec.dtype for each in plan.results))
+    for got, want, dtype in zip(made, (out, *results.values()), dtypes, strict=True):
+        row = DTYPES[dtype]
+        rounding = row.epsilon if row.is_float and dtype != plan.compute_dtype else 0.0
         bound = (epsilon + rounding / 8) * np.abs(want).max()
-        np.testing.assert_allclose(got, want, rtol=rounding, atol=bound)
+        np.testing.assert_allclose(wide(got, dtype), want, rtol=rounding, atol=bound)
 
 
 def assert_same_exceptions(compiled: CompiledPlan, arrays: dict[str, NDArray[Any]]) -> None:
     """NaN, infinity and minus infinity stand where they stand in the reference."""
     with np.errstate(all="ignore"):
-        got, want = wide(compiled(**arrays)), reference(compiled.plan, arrays)
+        got, want = wide(compiled(**arrays), compiled.plan.output.dtype), reference(compiled.plan, arrays)
     for test in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(test(got), test(want))

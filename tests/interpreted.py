@@ -28,15 +28,15 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fuseplan.arrays import NUMPY_DTYPES, narrow
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.dtypes import DTYPES
+from fuseplan.dtypes import DTYPES, dtype_of, narrow
 from fuseplan.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernel import Kernel, Output
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import first_refusal
 from fuseplan.settings import environment
@@ -98,13 +98,6 @@ def ask(request: dict[str, Any]) -> dict[Any, Any]:
     return reply
 
 
-def wide(array: Array) -> NDArray[np.float64]:
-    """float64 of what is stored; uint16 is bf16."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
-
-
 def _workspace(nbytes: int) -> Array:
     """Counters, zero, and behind them what other plans left there: NaN, as f32 and as f64."""
     words = np.full(-(-nbytes // 4), 0x7FF80000, np.int32)
@@ -113,15 +106,13 @@ def _workspace(nbytes: int) -> Array:
 
 
 def _filled(size: int, dtype: str, value: float) -> Array:
-    return (
-        narrow(np.full(size, value), dtype) if dtype == "bf16" else np.full(size, value, NUMPY_DTYPES[dtype])
-    )
+    return narrow(np.full(size, value), dtype)
 
 
 def storage(spec: TensorSpec, values: Array) -> Array:
     """The elements as they lie in memory, one after another; what lies between them is NaN."""
     flat = _filled(spec.span, spec.dtype, np.nan)
-    _seen(spec, flat)[...] = narrow(wide(values), spec.dtype)
+    _seen(spec, flat)[...] = narrow(wide(values, spec.dtype), spec.dtype)
     return flat
 
 
@@ -177,14 +168,14 @@ class _Call:
             return self._result(slot.key)
         if slot.kind == "parameters":
             listed = [float(self.parameters[key]) for key in kernel.parameters]
-            return np.array(listed, NUMPY_DTYPES[kernel.compute_dtype])
+            return np.array(listed, dtype_of(kernel.compute_dtype).array)
         return self._operand(slot.key)
 
     def _result(self, key: str) -> Array:
         """The old value of what is updated, else NaN."""
         made = next(each for each in self.kernel.outputs if each.key == key)
         if made.updated:
-            return np.array(self.arrays[key], NUMPY_DTYPES[made.dtype]).reshape(-1)
+            return np.array(self.arrays[key], dtype_of(made.dtype).array).reshape(-1)
         return _filled(_lying(self.kernel, made).span, made.dtype, np.nan)
 
     def _operand(self, key: str) -> Array:
@@ -197,7 +188,7 @@ class _Call:
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
             return storage(lying, self.arrays[key])
         wanted = self.template.packing(self.kernel, self.target, operand)
-        packed = wanted.of(wide(self.arrays[key]))
+        packed = wanted.of(wide(self.arrays[key], operand.dtype))
         assert packed.shape == wanted.extents
         return narrow(packed.astype(np.float64), wanted.dtype).reshape(-1)
 
@@ -307,8 +298,8 @@ def assert_interpreted(
     with np.errstate(all="ignore"):
         out, saved = evaluated(plan, arrays)
     got, results = interpret_all(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters)
-    epsilon = DTYPES[plan.src.compute_dtype].epsilon * slack
-    rounding = DTYPES[kernel.dst.dtype].epsilon if kernel.dst.itemsize == 2 else 0.0
+    dtypes = {"dst": kernel.dst.dtype} | {each.key: each.dtype for each in kernel.outputs}
+    epsilon = DTYPES[kernel.compute_dtype].epsilon * slack
     whole = {"dst": out} | {each.key: saved.pop(each.key) for each in kernel.saved.values()}
     lying = {"dst": kernel.dst.shape} | {each.key: each.shape for each in kernel.saved.values()}
     for key, value in whole.items():
@@ -318,7 +309,10 @@ def assert_interpreted(
             saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
     results["dst"] = got
     for key, want in saved.items():
+        row = DTYPES[dtypes[key]]
+        rounding = row.epsilon if row.is_float and row.name != kernel.compute_dtype else 0.0
         largest = np.abs(want[np.isfinite(want)]).max(initial=0.0)
         bound = (epsilon + rounding / 8) * largest
         told = f"{key} of {plan}\n{template.text}"
-        np.testing.assert_allclose(wide(results[key]), want, rtol=rounding, atol=bound, err_msg=told)
+        made = wide(results[key], row.name)
+        np.testing.assert_allclose(made, want, rtol=rounding, atol=bound, err_msg=told)

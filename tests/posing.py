@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from fake_driver import FakeDriver, MapArgument
-from fuseplan.arrays import NUMPY_DTYPES
 from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.triton import TRITON, memory, toolchain
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target, parse_target
@@ -82,9 +82,7 @@ class _Known:
     def seen(self, slot: Slot, address: int) -> Array:
         """The memory of a slot."""
         size, dtype = self._extent(slot)
-        kind: np.dtype[Any] = (
-            np.dtype(np.int32) if dtype == "i32" else NUMPY_DTYPES.get(dtype, np.dtype("u2"))
-        )
+        kind: np.dtype[Any] = dtype_of(dtype).array
         raw: Any = (ctypes.c_char * (size * kind.itemsize)).from_address(address)
         array: Array = np.frombuffer(raw, kind)
         return array

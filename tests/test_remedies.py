@@ -32,6 +32,9 @@ SPLITS = (
     Reason.CONTRACTION_AND_NORMALIZATION,
     Reason.SEVERAL_PARTS,
     Reason.PARTS_BESIDE,
+    Reason.BLOCKS,
+    Reason.CONVERTED_SRC,
+    Reason.RESULT_DTYPE,
 )
 
 
@@ -74,6 +77,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
         words = LAYOUTS[plan.src.rank] if plan.src.has_channel_names else (plan.src.names,)
         yield from (decide(laid_out(plan, each), target) for each in words)
+    elif refusal.reason is Reason.UNNAMED_DST:
+        yield decide(laid_out(plan, plan.src.names), target)
     elif refusal.reason is Reason.PADDED_SRC:
         yield decide(plan, "triton:sm_90", template="convolution")
     elif refusal.reason is Reason.EMPTY_PLAN:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from closeness import wide
 from fuseplan.compile import CompiledPlan
 from fuseplan.dtypes import DTYPES
 from fuseplan.layouts import LAYOUTS
 from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 
 Arrays = dict[str, NDArray[Any]]

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from fuseplan.arrays import Buffer, described, overlap
-from fuseplan.declarations import Operand, Result, Shape
+from fuseplan.declarations import IN_SRC_DTYPE, Operand, Result, Shape
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError, counted, did_you_mean
 from fuseplan.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.given import number
@@ -167,7 +168,7 @@ def operand_buffer(
     Raises:
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
     """
-    buffer = view(value, operand, in_place=operand.per == "element")
+    buffer = view(value, operand, in_place=operand.per == "element").read_as(operand.dtype)
     src, place = plan[operand.step].src, plan[operand.step].dst
     if buffer.shape != operand.shape:
         remedy = _reshaped(plan[operand.step].op, buffer.shape, operand.shape)
@@ -218,8 +219,10 @@ def result_buffer(
 
 
 def dtypes_taken(operand: Operand, src_dtype: str) -> tuple[str, ...]:
-    """Its own dtype; where that is the compute dtype, also src's, which is widened."""
-    return (operand.dtype,) if operand.per in ("weight", "element") else (operand.dtype, src_dtype)
+    """Its own dtype; where that is the compute dtype of floats, also src's, which is widened."""
+    row = dtype_of(src_dtype)
+    is_widened = operand.per not in IN_SRC_DTYPE and row.is_float and operand.dtype == row.compute
+    return (operand.dtype, src_dtype) if is_widened else (operand.dtype,)
 
 
 def want_text(operand: Operand, src_dtype: str | None = None) -> str:

@@ -1,21 +1,22 @@
 """Tensors of the caller: NumPy arrays and anything with DLPack, seen where they lie, never copied.
 
-bf16 has no NumPy dtype of its own: an array of ml_dtypes.bfloat16 is taken where the caller has that package,
-and an array of uint16 is always taken as the bit patterns. New NumPy outputs follow the same rule.
+bf16 and fp8 have no NumPy dtypes of their own: an array of ml_dtypes' is taken where the caller has that
+package, and an array of uint16 is always taken as the bit patterns of bf16, one of uint8 as those of the fp8
+that the plan has. New NumPy outputs follow the same rule.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.dlpack import view_array_interface, view_dlpack
-from fuseplan.dtypes import dtype_of
+from fuseplan.dtypes import DTYPES, HELD, STORED, dtype_of, widen
 from fuseplan.errors import ArgumentError, PlanError, a_thing
 from fuseplan.tensor import Dense, TensorSpec
 
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 ALIGNMENT = 64
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    "f64": np.dtype(np.float64),
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-}
-NAMES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16"}
 WORK: Any = 10_000  # candidates NumPy may look at to tell whether two views share an element
-BITS: np.dtype[Any] = np.dtype(np.uint16)  # how bf16 is handled here: as bit patterns
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class Buffer:
     Attributes:
         address: of the element at index zero on every axis.
         shape: logical extents.
-        dtype: `f64`, `f32`, `f16` or `bf16`.
+        dtype: one of `DTYPES`.
         strides: in elements and logical order; may be zero or negative.
         readonly: must not be written.
         owner: what keeps the memory alive.
@@ -80,45 +74,24 @@ class Buffer:
         """Whether every element lies where the spec has it."""
         return self.shape == spec.shape and self.dtype == spec.dtype and spec.same_layout(self.strides)
 
+    def read_as(self, dtype: str) -> Buffer:
+        """The tensor as one of `dtype`, where its elements are bits that may be of several dtypes."""
+        bits = getattr(self.owner, "dtype", None)
+        is_open = self.dtype != dtype and isinstance(bits, np.dtype) and bits.name not in STORED
+        return replace(self, dtype=dtype) if is_open and dtype_of(dtype).array == bits else self
+
     def numpy(self) -> Array:
-        """The tensor as a NumPy array over the same memory; bf16 as uint16."""
+        """The tensor as a NumPy array over the same memory; bf16 and fp8 as their bits."""
         low, end = self.bounds
         raw: Any = (ctypes.c_char * (end - low)).from_address(low)
-        dtype: np.dtype[Any] = NUMPY_DTYPES.get(self.dtype, BITS)
+        dtype = dtype_of(self.dtype).array
         steps = tuple(stride * dtype.itemsize for stride in self.strides)
         array: Array = np.ndarray(self.shape, dtype, raw, self.address - low, steps)
         return array
 
     def widened(self) -> Array:
-        """The tensor in its compute dtype: itself for f64 and f32, an exact copy for f16 and bf16."""
-        array = self.numpy()
-        return widen(array, self.dtype)
-
-
-def widen(array: Array, dtype: str) -> Array:
-    """Stored elements (bf16 as uint16) in the compute dtype; exact."""
-    if dtype == "bf16":
-        widened: Array = (array.astype(np.uint32) << 16).view(np.float32)
-        return widened
-    return array.astype(np.float32) if dtype == "f16" else array
-
-
-def narrow(array: NDArray[np.float64], dtype: str) -> Array:
-    """Float64 elements as `dtype` stores them, rounded once, to nearest even; bf16 as uint16."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _to_bf16(array) if dtype == "bf16" else array.astype(NUMPY_DTYPES[dtype])
-
-
-def _to_bf16(array: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Rounds float64 to bf16 once: first to float32 with its last bit set where inexact, which cannot tie."""
-    near = array.astype(np.float32)
-    bits = near.view(np.uint32)
-    away = np.abs(near.astype(np.float64)) > np.abs(array)
-    odd = np.where(away, bits - 1, bits) | (near.astype(np.float64) != array)
-    rounded = (odd + 0x7FFF + ((odd >> 16) & 1)) >> 16
-    quiet = (bits >> 16) | 0x40
-    chosen: NDArray[np.uint16] = np.where(np.isnan(near), quiet, rounded).astype(np.uint16)
-    return chosen
+        """The tensor's elements as floats: itself for those that NumPy computes with, else an exact copy."""
+        return widen(self.numpy(), self.dtype)
 
 
 def is_torch(tensor: object) -> bool:
@@ -174,12 +147,12 @@ def described(tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
 
 def _view_numpy(array: Array, what: object) -> Buffer:
     dtype = array.dtype
-    name = NAMES.get(dtype.name)
+    name = HELD.get(dtype.name)
     if name is None or not dtype.isnative:
         raise ArgumentError(
             what,
-            f" has dtype {dtype!s}; want float64, float32, float16, bfloat16 (of ml_dtypes) or bf16 as "
-            "uint16, in this machine's byte order: convert it with .astype(...)",
+            f" has dtype {dtype!s}; want {', '.join(STORED)} (of ml_dtypes where NumPy has none), or bf16 as "
+            "uint16 and fp8 as uint8, in this machine's byte order: convert it with .astype(...)",
         )
     if not array.flags.aligned or any(step % dtype.itemsize for step in array.strides):
         raise ArgumentError(what, " is not aligned to its elements: copy it with numpy.copy(...)")
@@ -205,10 +178,9 @@ def empty(spec: TensorSpec | Dense | str) -> Array:
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
-    if name != "bf16":
-        return NUMPY_DTYPES[name]
-    package = sys.modules.get("ml_dtypes")  # the caller's own bf16, where there is one
-    return BITS if package is None else np.dtype(package.bfloat16)
+    row = DTYPES[name]
+    package = None if row.numpy == row.package else sys.modules.get("ml_dtypes")
+    return np.dtype(getattr(package, row.package, row.array))  # the caller's own, where there is one
 
 
 def _byte_strides(spec: TensorSpec | Dense) -> tuple[int, ...]:

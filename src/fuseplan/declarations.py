@@ -32,6 +32,8 @@ PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
     "activation": lambda src: tuple(sorted(src.canonical_order[1:] or src.canonical_order)),
     "position": lambda src: tuple(src.canonical_order[2:]),
     "element": lambda src: tuple(range(src.rank)),
+    "block": lambda src: tuple(range(src.rank)),
+    "row": lambda src: tuple(axis for axis in range(src.rank) if axis != src.channel_axis),
     "shared": lambda src: (),
 }
 SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
@@ -47,9 +49,10 @@ class Operand:
         shape: logical extents.
         dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
             too, and widened.
-        per: `channel`, `activation`, `element`, `shared`, `axes` for any other axes of src, or `weight` for
-            any other shape.
+        per: `channel`, `activation`, `element`, `row` (all axes but the channels'), `block` (all axes),
+            `shared`, `axes` for any other axes of src, or `weight` for any other shape.
         axes: the axes of src that it has, in its own order; none of a weight.
+        block: neighbours along the channels' axis that have one element together.
         key: its name in a plan: its own where it is the first of that name, else `name_2`, `name_3`; "" of an
             operator by itself. Nothing else in the plan has the same.
         step: the index of its operator in the plan.
@@ -60,6 +63,7 @@ class Operand:
     dtype: str
     per: str
     axes: tuple[int, ...] = ()
+    block: int = 1
     key: str = ""
     step: int = 0
 
@@ -116,6 +120,7 @@ class OperandField:
 
     per: Per
     when: Callable[[Any], bool]
+    dtype: Callable[[Any], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,12 @@ def _always(_: object) -> bool:
 
 
 def operand(
-    per: Per, *, when: Callable[[Any], bool] = _always, default: None = None, kw_only: bool = False
+    per: Per,
+    *,
+    when: Callable[[Any], bool] = _always,
+    dtype: Callable[[Any], str] | None = None,
+    default: None = None,
+    kw_only: bool = False,
 ) -> Any:
     """Declares a tensor given at run time.
 
@@ -140,13 +150,15 @@ def operand(
 
     Args:
         per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
-            `shared` (one element), or a function of (op, src) that gives one of these words, extents `Along`
+            `shared` (one element), `row` (one for each row), `block` (one for `block` neighbours in a row, a
+            field of the operator), or a function of (op, src) that gives one of these words, extents `Along`
             some axes, or a shape.
         when: whether the operator has it.
+        dtype: the dtype, from the operator, where that is neither src's nor the compute dtype.
         default: of the field; type checkers read it.
         kw_only: likewise.
     """
-    return OperandField(per, when)
+    return OperandField(per, when, dtype)
 
 
 def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = False) -> Any:
@@ -172,16 +184,32 @@ def parameter(*, default: float | None = None, when: Callable[[Any], bool] = _al
     return field(metadata=marks) if default is None else field(default=default, metadata=marks)
 
 
-def extents(src: TensorSpec, per: str) -> Shape:
-    """The shape of an operand; (1,) where it has none of src's axes and is not src's as a whole."""
-    whole = tuple(src.shape[axis] for axis in PER[per](src))
+def extents(src: TensorSpec, per: str, block: int = 1) -> Shape:
+    """The shape of an operand; (1,) where it has none of src's axes and is not src's as a whole.
+
+    With a `block` it has one element for so many neighbours along the channels' axis, and for what is left.
+    """
+    last = src.channel_axis if block > 1 else None
+    whole = tuple(-(-src.shape[axis] // (block if axis == last else 1)) for axis in PER[per](src))
     return whole if per == "element" else whole or (1,)
 
 
-def broadcast(value: Array, rank: int, axes: tuple[int, ...]) -> Array:
-    """An array with some of the axes, in float64; its extent is 1 along the others: (c,) as (1, c, 1, 1)."""
-    wide = np.asarray(value, np.float64)
-    return wide.reshape(aligned(wide.shape, axes, rank))
+def broadcast(value: Array, shape: Sequence[int], axes: Sequence[int], block: int = 1) -> Array:
+    """An array with some of the axes, in float64, lined up with a tensor of `shape`."""
+    made: Array = lined_up(np.asarray(value, np.float64), shape, axes, block)
+    return made
+
+
+def lined_up(value: Any, shape: Sequence[int], axes: Sequence[int], block: int = 1) -> Any:
+    """A tensor with some axes of another one, with as many axes: (c,) as (1, c, 1, 1).
+
+    Where it has one element for a block of neighbours, each of them has it.
+    """
+    made = value.reshape(aligned(value.shape, axes, len(shape)))
+    for axis, whole in enumerate(shape):
+        if block > 1 and made.shape[axis] not in (1, whole):
+            made = made[(slice(None),) * axis + (np.arange(whole) // block,)]
+    return made
 
 
 def aligned(shape: Sequence[int], axes: Sequence[int], rank: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 What a backward pass multiplies a gradient by is made here from the forward formula, so that no operator says
 its arithmetic twice. Where a branch is chosen, the slope is the chosen branch's; a tie takes the second
-argument's: `maximum(x, 0)` has slope 0 at 0, and `minimum(a, x)` slope 1 at a. The slope of |x| at 0 is 0.
+argument's: `maximum(x, 0)` has slope 0 at 0, and `minimum(a, x)` slope 1 at a. The slope of |x| at 0 is 0,
+that of `round(x)` is 0 everywhere, and that of a change of dtype is 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from math import pi, sqrt
 
 from fuseplan.scalar import (
+    CASTS,
     Scalar,
     const,
     exp,
@@ -107,6 +109,8 @@ _OF_ONE: dict[str, Callable[[Scalar], Scalar]] = {
     "sqrt": lambda x: 0.5 / root_of(x),
     "tanh": _tanh_slope,
     "erf": lambda x: 2 / sqrt(pi) * exp(-(x * x)),
+    "round": lambda x: ZERO,
+    **dict.fromkeys(CASTS, lambda x: ONE),
 }
 
 

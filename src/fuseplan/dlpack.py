@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fuseplan.dtypes import dtype_of
+from fuseplan.dtypes import DTYPES, dtype_of
 from fuseplan.errors import ArgumentError
 from fuseplan.tensor import Dense
 
@@ -26,9 +26,9 @@ DEVICES = {
     MANAGED: "CUDA managed",
     14: "oneAPI",
 }
-FLOAT, BFLOAT = 2, 4
-DTYPES = {(FLOAT, 64): "f64", (FLOAT, 32): "f32", (FLOAT, 16): "f16", (BFLOAT, 16): "bf16"}
-TYPES = {"<f8": "f64", "<f4": "f32", "<f2": "f16"}  # NumPy's array interface has no name for bf16
+CODES = {(each.dlpack, 8 * each.itemsize): each.name for each in DTYPES.values()}
+# NumPy's array interface has no names for bf16 and fp8.
+TYPES = {each.array.str: each.name for each in DTYPES.values() if each.numpy == each.package}
 READ_ONLY, COPIED = 1, 2  # flags
 IMMUTABLE = ("jax", "jaxlib", "tensorflow")  # nothing may write their arrays, and no capsule says so
 STAND_INS = {  # classes by package and name, whose objects hold no elements
@@ -147,10 +147,10 @@ def _said(error: Exception) -> str:
 
 
 def _read(held: _Tensor, readonly: bool, what: object) -> View:
-    dtype = DTYPES.get((held.code, held.bits)) if held.lanes == 1 else None
+    dtype = CODES.get((held.code, held.bits)) if held.lanes == 1 else None
     if dtype is None:
         raise ArgumentError(
-            what, f" has a dtype of DLPack code {held.code}, {held.bits} bits; want f64, f32, f16 or bf16"
+            what, f" has a dtype of DLPack code {held.code}, {held.bits} bits; want {', '.join(DTYPES)}"
         )
     if held.ndim < 0 or (held.ndim and not held.shape):
         raise ArgumentError(what, f" is exported by DLPack with {held.ndim} axes and without a shape")
@@ -179,7 +179,7 @@ def view_array_interface(tensor: Any, what: object) -> View:
         raise ArgumentError(what, f" has no __cuda_array_interface__ to read: {_said(error)}") from error
     dtype = TYPES.get(name)
     if dtype is None:
-        raise ArgumentError(what, f" has type {name!r}; want '<f8', '<f4' or '<f2': bf16 needs DLPack")
+        raise ArgumentError(what, f" has type {name!r}; want {', '.join(TYPES)}: bf16 and fp8 need DLPack")
     if told.get("mask") is not None:
         raise ArgumentError(what, " is masked, and kernels do not support masks: fill it first")
     size = dtype_of(dtype).itemsize

@@ -40,6 +40,7 @@ OPERATORS: Answers = {
     **_each("mm bmm dot einsum batchmatmul matrixmultiply", "matmul"),
     **_each("convolution", "conv2d"),
     **_each("rope rotarypositionembedding applyrotaryposemb", "rotary"),
+    **_each("astype type convert", "cast"),
 }
 
 _PRODUCT = """\
@@ -86,7 +87,6 @@ LACKING: Answers = {
     ),
     **_each("dropout dropout2d alphadropout", "It does nothing at inference: leave it out"),
     **_each("embedding lstm gru rnn", "Operators here take one tensor of floats: run it before the plan"),
-    **_each("cast to type quantizelinear quantize", "A plan computes in the dtype of its src"),
     **_each("activation", "Write the activation itself, such as `relu`"),
     **_each("sequential", "Write the operators one after the other, with -> between them"),
     **_each("quickgelu", 'Write `elementwise("x * sigmoid(1.702 * x)")`'),
@@ -122,7 +122,7 @@ FIELDS: Answers = {
     **_each("inchannels infeatures numfeatures inputdim", "Leave it out: src has the channels"),
     **_each("numgroups", "groups"),
     **_each("device", "Leave it out: `compile(plan, target)` says where the plan runs"),
-    **_each("dtype", "Leave it out: src has the dtype"),
+    **_each("dtype", "Leave it out: src has the dtype, and `cast` changes it"),
     **_each("paddingmode autopad", "Leave it out: padding is always zeros, and `padding` gives their number"),
     **_each("momentum", "`batch_norm_training` has `running`, and `momentum` is given at the call"),
     **_each("affine trackrunningstats", "Leave it out: scale and shift are operands of the plan"),
@@ -134,6 +134,11 @@ DTYPES: Answers = {
     **_each("float64 double fp64 torchfloat64 torchdouble npfloat64", "f64"),
     **_each("float16 half fp16 torchfloat16 torchhalf npfloat16", "f16"),
     **_each("bfloat16 brainfloat torchbfloat16", "bf16"),
+    **_each("float8e4m3fn float8e4m3 fp8e4m3 e4m3 fp8 torchfloat8e4m3fn", "f8e4m3"),
+    **_each("float8e5m2 fp8e5m2 e5m2 torchfloat8e5m2", "f8e5m2"),
+    **_each("int8 torchint8 npint8", "i8"),
+    **_each("int32 int torchint torchint32 npint32", "i32"),
+    **_each("boolean torchbool npbool", "bool"),
 }
 
 # Layouts: the first of a rank's, or the last.

@@ -18,7 +18,7 @@ from fuseplan.dtypes import dtype_of
 from fuseplan.locks import cached_property
 from fuseplan.parts import Split
 from fuseplan.reduction import Statistic
-from fuseplan.scalar import Scalar, calls, leaves_of, text
+from fuseplan.scalar import CASTS, Scalar, calls, leaves_of, text
 from fuseplan.tensor import Dense, TensorSpec
 
 
@@ -142,12 +142,15 @@ class Convolution:
 class KernelOperand:
     """A tensor the kernel reads besides `src`.
 
-    `per` is `channel`, `activation`, `position`, `element` or `shared` of the stage that reads it, `weight`,
-    or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where: `prologue`
-    (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+    `per` is `channel`, `activation`, `position`, `element`, `blocks` or `shared` of the stage that reads it,
+    `weight`, or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where:
+    `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
 
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
     with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
+
+    Per `blocks`, it lies dense with an element for each block of neighbours along `axes` of the stage's
+    tensor; `blocks` are their extents. Where `shape` is longer, its first extents are one axis.
     """
 
     key: str
@@ -158,6 +161,7 @@ class KernelOperand:
     order: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -172,7 +176,7 @@ class KernelOperand:
     @property
     def text(self) -> str:
         """All fields in one line."""
-        per = f"axes {self.axes}" if self.per == "axes" else self.per
+        per = f"{self.per} {self.axes} {self.blocks}".rstrip(" ()") if self.axes else self.per
         lies = f" strides={_listed(self.strides)}" if self.strides else ""
         return f"{self.key}: {self.role} per {per} {Dense(self.shape, self.dtype)}{lies}"
 
@@ -268,10 +272,12 @@ class Kernel:
         """The outputs that are values of stages, by the step of the stage."""
         return {output.after: output for output in self.outputs if output.after is not None}
 
-    @property
+    @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of accumulators, expressions and parameters: f64 for f64, else f32."""
-        return self.src.compute_dtype
+        """The dtype of accumulators, expressions and parameters: f64 where a value is f64, else f32."""
+        stages = (*self.prologue, *self.epilogue)
+        casts = (CASTS.get(fn) for stage in stages for fn in calls(stage.expression))
+        return "f64" if "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property
     def flops(self) -> int:

@@ -14,7 +14,7 @@ from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
 from fuseplan.parts import Split
-from fuseplan.scalar import Scalar, leaf
+from fuseplan.scalar import CASTS, Scalar, leaf
 from fuseplan.step import Step
 from fuseplan.tensor import TensorSpec
 from fuseplan.text import operator_text
@@ -47,7 +47,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         dst=steps[-1].dst.canonical,
         prologue=tuple(map(_stage, before)),
         convolution=None,
-        epilogue=tuple(map(_stage, after)),
+        epilogue=_rounded_once(tuple(map(_stage, after)), steps[-1].dst.dtype),
         operands=tuple(_operands(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
         outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
@@ -80,6 +80,13 @@ def _along(operand: Operand) -> Operand:
     return operand if operand.per in ("element", "shared") else replace(operand, per="axes")
 
 
+def _rounded_once(stages: tuple[Stage, ...], dtype: str) -> tuple[Stage, ...]:
+    """The stages, the last one without its own rounding to the dtype, which the store does."""
+    if not stages or CASTS.get(stages[-1].expression.fn) != dtype:
+        return stages
+    return (*stages[:-1], replace(stages[-1], expression=stages[-1].expression.args[0]))
+
+
 def _normalization(
     steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
 ) -> Kernel:
@@ -103,12 +110,12 @@ def _normalization(
 
 def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
     """The kernel of one image whose channels are rows, and whose positions are a row's elements."""
-    given = [each for step in steps for each in step.operands]
+    given = [(each, step.src) for step in steps for each in step.operands]
     return replace(
         kernel,
         src=rows_of(steps[0].src),
         dst=rows_of(steps[-1].dst),
-        operands=tuple(map(_row_operand, given)),
+        operands=tuple(_row_operand(each, src) for each, src in given),
         outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
     )
 
@@ -182,13 +189,32 @@ def _placed(made: Operand, step: Step, places: Sequence[int], is_before: bool) -
         () if order == tuple(range(len(order))) else order,
         tuple(axes[place] for place in order),
         tuple(strides[place] for place in order) if strides else (),
+        (made.block,) if made.per == "block" else (),
     )
 
 
-def _row_operand(made: Operand) -> KernelOperand:
+def _operand_of_rows(made: Operand, src: TensorSpec) -> KernelOperand:
+    """What is per row of the plan is per channel; blocks have axes 1 and 2. Rows are in storage order."""
+    order = tuple(sorted(range(src.rank - 1), key=lambda axis: -src.element_strides[axis]))
+    per, order = ("channel", order) if made.per == "row" else ("blocks", (*order, src.rank - 1))
+    is_plain = order == tuple(range(len(order)))
+    lowered = KernelOperand(
+        made.key,
+        per,
+        tuple(made.shape[axis] for axis in order) if made.axes else made.shape,
+        made.dtype,
+        "epilogue",
+        () if is_plain else order,
+    )
+    return lowered if per == "channel" else replace(lowered, axes=(1, 2), blocks=(1, made.block))
+
+
+def _row_operand(made: Operand, src: TensorSpec) -> KernelOperand:
     """What is per channel of the plan is per position of a row, and shared in rows of one element."""
     if made.per in ("element", "shared"):
         return KernelOperand(made.key, made.per, made.shape, made.dtype, "epilogue")
+    if made.per in ("row", "block"):
+        return _operand_of_rows(made, src)
     per = "position" if made.shape != (1,) else "shared"
     return KernelOperand(made.key, per, made.shape, made.dtype, "epilogue")
 
@@ -227,10 +253,14 @@ def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
         axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
         return KernelOperand(made.key, made.per, made.shape, made.dtype, role, axes=axes)
     order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
-    if order == tuple(range(len(order))):
-        return KernelOperand(made.key, made.per, made.shape, made.dtype, role)
-    shape = tuple(made.shape[axis] for axis in order)
-    return KernelOperand(made.key, made.per, shape, made.dtype, role, order)
+    lowered = KernelOperand(made.key, made.per, made.shape, made.dtype, role)
+    if order != tuple(range(len(order))):
+        lowered = replace(lowered, shape=tuple(made.shape[axis] for axis in order), order=order)
+    if made.per not in ("row", "block"):
+        return lowered
+    axes = tuple(place for place, axis in enumerate(src.canonical_order) if axis in made.axes)
+    blocks = tuple(made.block if place == 1 else 1 for place in axes)
+    return replace(lowered, per="blocks", axes=axes, blocks=blocks)
 
 
 def _stage(step: Step) -> Stage:

@@ -61,6 +61,9 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     parted = [step for step in plan if step.op.has_parts]
     if rule == "pointwise":
         yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
+        blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
+        first = next(blocked, None)
+        yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
         return
     yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
     kinds = frozenset(step.op.kind for step in centres[:2])

@@ -73,6 +73,19 @@ class Op(ABC):
         """The axis that it takes for c: `channels`, axis 1, or `rows`, the last; None: that of the plan."""
         return None
 
+    def check_dtype(self, src: TensorSpec) -> None:
+        """Checks that it takes elements of src's dtype.
+
+        Raises:
+            PlanError: it does not.
+        """
+        if not dtype_of(src.dtype).is_float:
+            raise PlanError(
+                f"{self.name} computes with floating-point numbers",
+                got=src.dtype,
+                remedy="Convert them before: `cast(f32)`, or `dequantize` with a scale",
+            )
+
     def __post_init__(self) -> None:
         for declared in dataclasses.fields(cast(Any, self)):
             when = declared.metadata.get("parameter")
@@ -138,20 +151,22 @@ class Op(ABC):
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
+        block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
         if isinstance(per, str):
-            axes, word, shape = PER[per](src), per, extents(src, per)
+            axes, word, shape = PER[per](src), per, extents(src, per, block)
         elif isinstance(per, Along):
             axes, word, shape = per.axes, "axes", per.shape
         else:
             axes, word, shape = (), "weight", per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
+        dtype = declared.dtype(self) if declared.dtype else dtype
         if prod(shape) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",
                 got=f"{'x'.join(map(str, shape))} elements of {dtype}",
                 want="at most 2^63 - 1 bytes",
             )
-        return Operand(name, shape, dtype, word, axes)
+        return Operand(name, shape, dtype, word, axes, block)
 
     def results(self, src: TensorSpec) -> tuple[Result, ...]:
         """The tensors it gives besides its output, in the order of their declaration."""
@@ -173,8 +188,8 @@ class Op(ABC):
         """The operands in float64, each with as many axes as src."""
         spec = TensorSpec(np.shape(src), "f64", names)
         declared: tuple[Operand | Result, ...] = (*self._operands(spec), *self.results(spec))
-        axes = {each.name: each.axes for each in declared}
-        return {name: broadcast(value, spec.rank, axes[name]) for name, value in operands.items()}
+        found = {each.name: (each.axes, getattr(each, "block", 1)) for each in declared}
+        return {name: broadcast(value, spec.shape, *found[name]) for name, value in operands.items()}
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The numbers it takes at run time, with the plan's values: its own, then its activation's."""

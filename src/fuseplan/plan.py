@@ -88,6 +88,7 @@ class FusionPlan(PlanTable):
         check_count(len(self) + 1)
         src, index = self.output, len(self)
         try:
+            op.check_dtype(src)
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
             for name, key in op.again.items():
                 self._check_again(op, name, key)
@@ -177,6 +178,11 @@ class FusionPlan(PlanTable):
     def results(self) -> tuple[Result, ...]:
         """All tensors that the plan gives besides its output, in the plan's order."""
         return tuple(result for step in self._steps for result in step.results)
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of computation and parameters: f64 where any value of the plan is f64, else f32."""
+        return "f64" if "f64" in (self._src.dtype, *(step.dst.dtype for step in self._steps)) else "f32"
 
     @property
     def is_frozen(self) -> bool:

@@ -163,6 +163,26 @@ class Reason(Enum):
         "`direct` on the CPU and `product` on a GPU take a weight for each image",
     )
 
+    UNNAMED_DST = (
+        "unnamed-dst",
+        "the template writes the axes in an order that a layout of n, c and spatial axes has",
+        "Give src the order of its logical axes, as bsc and bhsc have it",
+    )
+    BLOCKS = (
+        "blocks",
+        "the template reads operands along whole axes, not one element for a block of neighbours",
+        "Split the plan in front of that operator",
+    )
+    CONVERTED_SRC = (
+        "converted-src",
+        "the template multiplies src in the dtype that it is stored in",
+        "Run the operators in front of the contraction as a plan of their own, or compile for the CPU",
+    )
+    RESULT_DTYPE = (
+        "result-dtype",
+        "the template writes results besides the output in the dtype that the plan computes in",
+        "Run the operators up to that one, and the others, as plans of their own",
+    )
     PADDED_SRC = (
         "padded-src",
         "the template copies src with its padding, and a process cannot address such a copy",

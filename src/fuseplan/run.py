@@ -307,7 +307,7 @@ def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
     Raises:
         ArgumentError: it is not laid out as the spec says; both are shown.
     """
-    buffer = memory.view(tensor, end)
+    buffer = memory.view(tensor, end).read_as(spec.dtype)
     if buffer.matches(spec):
         return buffer
     own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"

@@ -14,11 +14,12 @@ from fuseplan.arrays import Buffer
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Block, Loaded, Memory, Packed
 from fuseplan.build import Program
+from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
-from fuseplan.template import NUMPY_COMPUTE, Template
+from fuseplan.template import Template
 
 if TYPE_CHECKING:
     from fuseplan.packing import Packing
@@ -74,7 +75,7 @@ class Runner:
 
     def parameters(self, given: Mapping[str, float]) -> tuple[Words, list[Packed]]:
         """The plan's parameters, but for those given, as the kernel reads them: by pointer or by value."""
-        dtype = NUMPY_COMPUTE[self.plan.src.compute_dtype]
+        dtype = dtype_of(self.plan.compute_dtype).array
         listed = [given.get(each.key, each.value) for each in self.plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
             values = np.array(listed, np.float64).astype(dtype)
@@ -84,7 +85,7 @@ class Runner:
         if place is not None:
             keep.append(self.memory.kept(values))
             words.append((place, keep[0].address))
-        bits = values.view(_BITS[self.plan.src.compute_dtype])
+        bits = values.view(_BITS[self.plan.compute_dtype])
         for each, word in zip(self.plan.parameters, bits, strict=True):
             place = self.place("parameter", each.key)
             if place is not None:

@@ -2,7 +2,8 @@
 
 A `Scalar` is an expression: a tree of functions over leaves and constants. Folding it through a table gives
 it a meaning: NumPy's functions make it the float64 reference, a backend's make it machine code. The functions
-are the nineteen of `FUNCTIONS`; every other one is a composition of them, in `DERIVED`.
+are the twenty of `FUNCTIONS`; every other one is a composition of them, in `DERIVED`. `CASTS` are rounding to
+stored elements, which operators that change the dtype are made of.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fuseplan import limits
+from fuseplan.dtypes import DTYPES, narrow, widen
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
 
@@ -25,9 +27,10 @@ T = TypeVar("T")
 FUNCTIONS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "maximum": 2, "minimum": 2, "pow": 2,
     "exp": 1, "expm1": 1, "log": 1, "log1p": 1, "sqrt": 1, "tanh": 1, "erf": 1,
-    "where": 3, "gt": 2, "ge": 2,
+    "round": 1, "where": 3, "gt": 2, "ge": 2,
 }  # fmt: skip
 COMPARISONS = ("gt", "ge")
+CASTS = {f"as_{name}": name for name in DTYPES}  # x as an element of that dtype holds it
 SPLIT = "Give it as several operators"
 
 
@@ -102,6 +105,9 @@ class Scalar:
 
     def __abs__(self) -> Scalar:
         return call("abs", self)
+
+    def __round__(self) -> Scalar:
+        return call("round", self)
 
     def __gt__(self, other: Scalar | float) -> Scalar:
         return call("gt", self, other)
@@ -286,7 +292,10 @@ def fold(root: Scalar, leaves: Mapping[str, T], table: Mapping[str, Callable[...
 
 
 # The meaning of each function as itself: folding through it puts other expressions in the place of leaves.
-REBUILD: dict[str, Callable[..., Scalar]] = {"const": const} | {fn: partial(call, fn) for fn in FUNCTIONS}
+REBUILD: dict[str, Callable[..., Scalar]] = {
+    "const": const,
+    **{fn: partial(call, fn) for fn in (*FUNCTIONS, *CASTS)},
+}
 
 # The float64 meaning of each function. NumPy has no erf; the C library's is right to the last place or so.
 NUMPY: dict[str, Callable[..., Any]] = {
@@ -295,8 +304,16 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "abs": np.abs, "maximum": np.maximum, "minimum": np.minimum, "pow": np.float_power,
     "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "sqrt": np.sqrt, "tanh": np.tanh,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
-    "where": np.where, "gt": np.greater, "ge": np.greater_equal,
+    "round": np.rint, "where": np.where, "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip
+
+
+def _held(dtype: str, x: Any) -> Any:
+    """Float64 numbers as elements of a dtype hold them."""
+    return widen(narrow(np.asarray(x, np.float64), dtype), dtype).astype(np.float64)
+
+
+NUMPY |= {fn: partial(_held, dtype) for fn, dtype in CASTS.items()}
 
 
 def leaves_of(root: Scalar) -> frozenset[str]:

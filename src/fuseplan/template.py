@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
+from fuseplan.dtypes import FACTORS, dtype_of
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.reasons import Claim, Reason, claim
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
-NUMPY_COMPUTE: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
@@ -78,6 +76,46 @@ def layout_claims(kernel: Kernel) -> Iterator[Claim]:
         got=str(kernel.src),
         operator=next(readers, None),
     )
+
+
+def block_claim(kernel: Kernel) -> Claim:
+    """No operand has one element for a block of neighbours."""
+    keys = {operand.key for operand in kernel.operands if operand.blocks}
+    stages = (*kernel.prologue, *kernel.epilogue)
+    readers = (stage.step for stage in stages if keys & leaves_of(stage.expression))
+    return claim(not keys, Reason.BLOCKS, got=", ".join(sorted(keys)) or None, operator=next(readers, None))
+
+
+def dst_claim(kernel: Kernel) -> Claim:
+    """The output's axes lie as a layout of n, c and spatial axes has them: rows of a product may not."""
+    return claim(
+        kernel.dst.layout is not None,
+        Reason.UNNAMED_DST,
+        got=str(kernel.dst),
+        operator=kernel.contraction_step,
+    )
+
+
+def factor_claim(kernel: Kernel) -> Claim:
+    """A GPU's products are of elements as they are stored: no operator in front of them changes the dtype."""
+    src, weight = kernel.src.dtype, kernel.weight.dtype
+    return claim(
+        src == weight and src in FACTORS,
+        Reason.CONVERTED_SRC,
+        got=f"{src}, multiplied by {weight}",
+        want=f"one of {', '.join(FACTORS)} for both",
+        operator=kernel.contraction_step,
+    )
+
+
+def result_claim(kernel: Kernel) -> Claim:
+    """Results besides the output have the compute dtype, whichever dtypes an operator casts to."""
+    others = [each for each in kernel.results if each.dtype != kernel.compute_dtype]
+    got = f"{others[0].dtype}, computed in {kernel.compute_dtype}" if others else None
+    behind = (kernel.reduction_step or 0) + (
+        kernel.src.dtype != "f64"
+    )  # the first operator not to be with it
+    return claim(not others, Reason.RESULT_DTYPE, got=got, operator=behind)
 
 
 @dataclass(frozen=True)
@@ -142,4 +180,4 @@ class Template(ABC):
 
 def lanes(kernel: Kernel, target: Target) -> int:
     """Elements of the compute dtype in one vector of the target."""
-    return target.vector_bytes // NUMPY_COMPUTE[kernel.compute_dtype].itemsize
+    return target.vector_bytes // dtype_of(kernel.compute_dtype).array.itemsize

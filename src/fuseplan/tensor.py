@@ -28,7 +28,7 @@ class TensorSpec:
 
     Attributes:
         shape: extents in logical order.
-        dtype: `f64`, `f32`, `f16` or `bf16`; also given as a dtype of NumPy, torch or JAX.
+        dtype: a name, such as `f32`; also given as a dtype of NumPy, torch, JAX or ml_dtypes.
         layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` are given.
             `bsc`, or any other word of one letter per axis, names the axes in logical order, and they lie in
             that order; `bcs of bsc` has the logical order b, s, c and the order b, c, s in memory.
@@ -161,7 +161,7 @@ class TensorSpec:
     @property
     def compute_dtype(self) -> str:
         """The dtype of computation and accumulators: f64 for f64, else f32."""
-        return "f64" if self.dtype == "f64" else "f32"
+        return dtype_of(self.dtype).compute
 
     @cached_property
     def element_strides(self) -> tuple[int, ...]:
@@ -199,6 +199,10 @@ class TensorSpec:
         is_innermost = self.rank > 1 and self.element_strides[1] == min(self.element_strides)
         return TensorSpec(shape, self.dtype, layouts.short(self.rank)[-1 if is_innermost else 0])
 
+    def with_dtype(self, dtype: str) -> TensorSpec:
+        """A tensor with this one's axes in the same layout, of another dtype."""
+        return TensorSpec(self.shape, dtype, self.layout and self.layout_text, self.strides, self.names)
+
     def with_names(self, names: str) -> TensorSpec:
         """The same tensor with other names of its axes."""
         return TensorSpec(self.shape, self.dtype, strides=self.element_strides, names=names)
@@ -210,10 +214,7 @@ class TensorSpec:
         return word if self.has_channel_names or word == self.names else f"{word} of {self.names}"
 
     def same_layout(self, strides: Sequence[int]) -> bool:
-        """Whether `strides` (elements, logical order) put every element where this tensor has it.
-
-        Axes of size 1 are not compared: there is nothing to step to.
-        """
+        """Whether strides, logical order, put every element at its place; extents of 1 may have any."""
         return len(strides) == self.rank and layouts.same_strides(self.shape, self.element_strides, strides)
 
     def __str__(self) -> str:
@@ -239,7 +240,7 @@ class TensorSpec:
 
         Args:
             tensor: a NumPy array, a torch tensor on any device, or another array with `shape` and `dtype`.
-                An array that tells no strides is dense; an array of uint16 is bf16, as it is in a call.
+                An array that tells no strides is dense. As in a call, uint16 is bf16, and uint8 is f8e4m3.
 
         Raises:
             PlanError: it is no tensor, or none that a plan takes.

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from fuseplan import dtypes
 from fuseplan.dlpack import View, Wrote
 from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError
 from fuseplan.tensor import Dense, TensorSpec
 from fuseplan.untraced import skip_frames
 
-DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {each.name: getattr(torch, each.package) for each in dtypes.DTYPES.values()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CALL_OUTSIDE = "call the plan outside of torch's transforms and traces"
 Likeness = Callable[..., bool]
@@ -81,8 +82,7 @@ def _oddity(tensor: Any) -> str | None:
     if tensor.is_quantized:
         return " is quantized: pass tensor.dequantize()"
     if tensor.dtype not in NAMES:
-        wanted = "float64, float32, float16 or bfloat16"
-        return f" has dtype {tensor.dtype}; want {wanted}: convert it with .to(...)"
+        return f" has dtype {tensor.dtype}; want {', '.join(dtypes.STORED)}: convert it with .to(...)"
     if tensor.is_neg():
         return " is a view that negates its storage: pass tensor.resolve_neg()"
     return None

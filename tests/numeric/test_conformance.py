@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from closeness import wide
 from conformance import ACTIVATIONS, CASES, MIOPEN, MOST, RMS, most, plans, sized
 from fuseplan.arrays import empty
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import evaluated, random_arrays
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 
 ENTRIES = 377  # combinations and shapes

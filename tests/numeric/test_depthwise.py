@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from closeness import assert_close, assert_same_exceptions, wide
+from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.gather import Stretch
 from fuseplan.backends.cpu.ir import Builder
@@ -15,6 +15,7 @@ from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.template import Template

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fuseplan.backends.cpu import dialect, toolchain
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
-from fuseplan.scalar import FUNCTIONS, NUMPY
+from fuseplan.scalar import CASTS, FUNCTIONS, NUMPY
 from last_places import (
     DTYPES,
     assert_within,
@@ -213,7 +213,7 @@ def test_every_width_gives_the_same_bits(name: str, element: str) -> None:
 
 def test_the_table_is_complete() -> None:
     table = dialect.table(Builder(Module(), "apply", []))
-    assert set(table) == {*FUNCTIONS, "const"}
+    assert set(table) == {*FUNCTIONS, *CASTS, "const"}
 
 
 @pytest.mark.parametrize("element", DTYPES)

@@ -10,10 +10,11 @@ from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.target import parse_target
-from interpreted import assert_interpreted, interpret, wide
+from interpreted import assert_interpreted, interpret
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 BOTH = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])

@@ -13,10 +13,11 @@ from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from fuseplan.target import parse_target
-from interpreted import Array, interpret_all, wide
+from interpreted import Array, interpret_all
 
 H100 = parse_target("triton:sm_90")
 TRAINING = "batch_norm_training(running=True) -> relu"

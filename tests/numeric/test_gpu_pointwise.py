@@ -13,6 +13,7 @@ from fuseplan.layouts import LAYOUTS
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
@@ -20,7 +21,7 @@ from fuseplan.ops.expression import Expression
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 from fuseplan.target import parse_target
-from interpreted import assert_interpreted, interpret, wide
+from interpreted import assert_interpreted, interpret
 
 TARGET = parse_target("triton:sm_90")
 SHAPES = (

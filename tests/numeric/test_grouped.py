@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from closeness import assert_close, assert_same_exceptions, wide
+from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
@@ -13,6 +13,7 @@ from fuseplan.backends.cpu.templates.depthwise_planes import GroupedPlanes
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from closeness import assert_close, wide
+from closeness import assert_close
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
@@ -18,6 +18,7 @@ from fuseplan.dtypes import DTYPES
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 import fuseplan.arrays
 import fuseplan.backends.cpu.backend
-from closeness import wide
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates import TEMPLATES
 from fuseplan.backends.cpu.templates.normalization import Normalization
@@ -22,6 +21,7 @@ from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import evaluated
 from fuseplan.measure.peaks import bytes_of_passes
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from strategies import tensors

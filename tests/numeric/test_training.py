@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fuseplan
-from closeness import wide
 from fuseplan.measure.data import evaluated
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from training import CHAINS, STRIDES, TENSORS, assert_trained, training_arrays
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from closeness import assert_close, wide
+from closeness import assert_close
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import transforms
 from fuseplan.backends.cpu.templates.direct import Direct
@@ -17,6 +17,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.packing import Product
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from closeness import assert_close, assert_same_exceptions, wide
+from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import transforms
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Reason, first_refusal
 from fuseplan.stages import decide

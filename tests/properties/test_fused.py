@@ -16,6 +16,7 @@ from fuseplan.dtypes import DTYPES
 from fuseplan.errors import Unsupported
 from fuseplan.match import unfuse
 from fuseplan.measure.data import evaluated, random_arrays, reference
+from fuseplan.measure.spaces import exact as widened
 from fuseplan.op import Op
 from fuseplan.ops.affine import Add, BatchNorm
 from fuseplan.ops.save import Save
@@ -30,12 +31,6 @@ UNITS = {"f64": 4096, "f32": 64, "f16": 4, "bf16": 4}
 NUDGE = {"f64": 1e-12, "f32": 1e-5, "f16": 1e-2, "bf16": 5e-2}
 
 Array = NDArray[Any]
-
-
-def widened(array: Array) -> NDArray[np.float64]:
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
 
 
 def one_at_a_time(plan: FusionPlan, arrays: dict[str, Array]) -> Array:

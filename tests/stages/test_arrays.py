@@ -14,12 +14,11 @@ from fuseplan.arrays import (
     aligned_copy,
     empty,
     form_of,
-    narrow,
     overlap,
     view,
-    widen,
 )
 from fuseplan.dlpack import _Tensor, _Versioned
+from fuseplan.dtypes import narrow, widen
 from fuseplan.errors import ArgumentError
 from fuseplan.tensor import TensorSpec
 
@@ -179,7 +178,7 @@ def test_read_only_numpy_through_dlpack_stays_read_only() -> None:
     ("tensor", "says"),
     [
         ([1.0, 2.0], "`src` is a list; want a NumPy array"),
-        (np.zeros(3, np.int32), "`src` has dtype int32"),
+        (np.zeros(3, np.int64), "`src` has dtype int64"),
         (np.zeros(3, np.complex64), "dtype complex64"),
         (np.zeros(3, ">f4"), "this machine's byte order"),
         (np.zeros(3, object), "dtype object"),

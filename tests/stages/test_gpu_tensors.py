@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "list": (lambda: [1.0], "`src` is a list; want a tensor on"),
     "other device": (lambda: torch.zeros(4, 64, device="meta"), "`src` is on meta, and this plan runs on"),
     "dtype": (lambda: torch.zeros(4, 64).half(), r"got f16\[4x64\]; want f32\[4x64\]"),
-    "integers": (lambda: torch.zeros(4, 64, dtype=torch.int32), "dtype torch.int32; want float64"),
+    "integers": (lambda: torch.zeros(4, 64, dtype=torch.int64), "dtype torch.int64; want float64"),
     "shape": (lambda: torch.zeros(3, 64), r"got f32\[3x64\]; want f32\[4x64\]"),
     "layout": (lambda: torch.zeros(64, 4).t(), "the layout differs"),
     "sparse": (lambda: torch.zeros(4, 64).to_sparse(), "to_dense"),

@@ -6,9 +6,10 @@ import pytest
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
 from fuseplan.plan import FusionPlan
 from fuseplan.target import Target
-from interpreted import assert_interpreted, interpret, wide
+from interpreted import assert_interpreted, interpret
 from toy_templates import ToyProduct, ToyScale, ToySteps
 
 H100 = Target("triton", "sm_90", l1_bytes=227 * 1024, processors=132, warp=32)

@@ -13,6 +13,7 @@ from fuseplan.errors import PlanError
 from fuseplan.formula import parse_expression
 from fuseplan.limits import EXPRESSION_NODES
 from fuseplan.scalar import (
+    CASTS,
     COMPARISONS,
     DERIVED,
     FUNCTIONS,
@@ -105,7 +106,7 @@ def test_equal_expressions_hash_alike_here_and_in_another_process(root: Scalar) 
 
 
 def test_tables_have_every_function() -> None:
-    assert NUMPY.keys() == REBUILD.keys() == FUNCTIONS.keys() | {"const"}
+    assert NUMPY.keys() == REBUILD.keys() == FUNCTIONS.keys() | CASTS.keys() | {"const"}
     assert len(FUNCTIONS) <= 20
     assert not FUNCTIONS.keys() & DERIVED.keys()
 
@@ -138,6 +139,7 @@ EXACT: dict[str, Any] = {
     "sqrt": math.sqrt,
     "tanh": math.tanh,
     "erf": math.erf,
+    "round": round,
     "where": lambda condition, a, b: a if condition else b,
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,

@@ -167,7 +167,7 @@ def test_results_are_held_to_their_own_dtype() -> None:
 
 
 def _exact(plan: FusionPlan, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    from fuseplan.arrays import widen
+    from fuseplan.dtypes import widen
 
     exact = {key: widen(array.view(np.uint16), "bf16").astype(float) for key, array in tensors.items()}
     return exact.pop("src"), exact

@@ -24,7 +24,7 @@ class Dependence:
         """Whether the value differs between positions of one channel."""
         if node.fn == "leaf":
             name = part_of(str(node.args[0]))[0]
-            axes = ("element", "activation", "position", "axes")
+            axes = ("element", "activation", "position", "axes", "blocks")
             return name in ("x", *self.values) or self._per(node) in axes
         return any(map(self.varies, children(node)))
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, is_torch, view
 from fuseplan.backends.backend import Addresses
-from fuseplan.template import NUMPY_COMPUTE
+from fuseplan.dtypes import dtype_of
 from fuseplan.tensor import Dense, TensorSpec
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class HostMemory:
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> HostCopy:
         """The operand packed, which is a copy in any case."""
-        values = buffer.widened().astype(NUMPY_COMPUTE[packing.dtype], copy=False)
+        values = buffer.widened().astype(dtype_of(packing.dtype).array, copy=False)
         return HostCopy(packing.of(values))
 
     def kept(self, values: NDArray[Any]) -> HostCopy:

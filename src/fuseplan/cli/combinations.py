@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, TypeVar, cast
 
 from fuseplan.backends import backend_of
-from fuseplan.dtypes import DTYPES
+from fuseplan.dtypes import FACTORS
 from fuseplan.errors import Unsupported
 from fuseplan.kernel import Kernel
 from fuseplan.layouts import LAYOUTS
@@ -191,7 +191,7 @@ def cells(target: Target) -> Iterator[Cell]:
     """Every cell of a target."""
     layouts = [layout for rank in SPATIAL for layout in LAYOUTS[rank]]
     templates = backend_of(target.backend).templates
-    for combination, layout, dtype, template in product(COMBINATIONS, layouts, DTYPES, templates):
+    for combination, layout, dtype, template in product(COMBINATIONS, layouts, FACTORS, templates):
         if "C" not in combination or len(layout) > 2:  # a matrix has nothing to slide a kernel along
             yield _cell(_Asked(combination, template, layout, dtype, target))
 

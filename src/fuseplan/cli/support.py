@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.backends import backend_of
 from fuseplan.dtypes import DTYPES
+from fuseplan.errors import PlanError
 from fuseplan.layouts import LAYOUTS, ROWS
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -47,21 +48,37 @@ def supported(target: Target) -> Iterator[Support]:
         ranks = dict.fromkeys((src.rank, op.reads) for src, op in samples)
         for layout in (layout for rank, reads in ranks for layout in _layouts(rank, reads)):
             for dtype in DTYPES:
-                found = _takers(samples, dtype, layout, target)
-                yield Support(operator.name, operator.kind, dtype, layout, found)
+                plans = _plans(samples, dtype, layout)
+                yield from (
+                    Support(operator.name, operator.kind, dtype, layout, _takers(plans, target))
+                    for _ in plans[:1]
+                )
+
+
+def _plans(samples: Sequence[tuple[TensorSpec, Op]], dtype: str, layout: str) -> list[FusionPlan]:
+    """The samples that have such a layout, and whose operator takes the dtype."""
+    return [
+        FusionPlan(TensorSpec(src.shape, dtype, layout), op)
+        for src, op in samples
+        if layout in _layouts(src.rank, op.reads) and _takes(op, src.with_dtype(dtype))
+    ]
+
+
+def _takes(op: Op, src: TensorSpec) -> bool:
+    """Whether the operator computes with elements of src's dtype."""
+    try:
+        op.check_dtype(src)
+    except PlanError:
+        return False
+    return True
 
 
 def _layouts(rank: int, reads: str | None) -> tuple[str, ...]:
     return (ROWS[rank],) if reads == "rows" else LAYOUTS[rank]
 
 
-def _takers(samples: list[tuple[TensorSpec, Op]], dtype: str, layout: str, target: Target) -> tuple[str, ...]:
-    """Templates that take at least one of the samples, in their order of preference."""
-    plans = [
-        FusionPlan(TensorSpec(src.shape, dtype, layout), op)
-        for src, op in samples
-        if layout in _layouts(src.rank, op.reads)
-    ]
+def _takers(plans: Sequence[FusionPlan], target: Target) -> tuple[str, ...]:
+    """Templates that take at least one of the plans, in their order of preference."""
     kernels = [lower(match(plan)) for plan in plans]
     templates = backend_of(target.backend).templates
     return tuple(

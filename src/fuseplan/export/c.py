@@ -13,6 +13,7 @@ import numpy as np
 from fuseplan.arguments import check_keys, operand_buffer
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.host import HostMemory
+from fuseplan.dtypes import dtype_of
 from fuseplan.emit import FIRST_SLOT, Slot
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.export.c_packing import pack_function
@@ -20,10 +21,8 @@ from fuseplan.packing import Packing
 from fuseplan.runner import packings_of
 from fuseplan.stages import Records
 from fuseplan.target import KINDS
-from fuseplan.template import NUMPY_COMPUTE
 from fuseplan.tensor import Dense
 
-C_TYPES = {"f64": "double", "f32": "float", "f16": "uint16_t", "bf16": "uint16_t"}
 ALIGNMENT = 64
 THREADS = """\
 /* The same on several threads. Before each run, prepare a block of {block} bytes, aligned to 8. Then
@@ -91,7 +90,7 @@ class CObject:
                 continue
             buffer = operand_buffer(self._plan, operand, weights[operand.key], memory.view)
             held[Slot("operand", operand.key)] = memory.packed(packing, buffer, keep=True).array.tobytes()
-        compute = NUMPY_COMPUTE[self._plan.src.compute_dtype]
+        compute = dtype_of(self._plan.compute_dtype).array
         values = [each.value for each in self._plan.parameters]
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite there
             held[Slot("parameters")] = np.array(values, np.float64).astype(compute).tobytes()
@@ -100,9 +99,9 @@ class CObject:
     def _argument(self, slot: Slot) -> Argument:
         plan, key = self._plan, slot.key
         if slot.kind == "src":
-            return Argument("src", C_TYPES[plan.src.dtype], False, str(plan.src))
+            return Argument("src", dtype_of(plan.src.dtype).c, False, str(plan.src))
         if slot.kind == "dst":
-            return Argument("dst", C_TYPES[plan.output.dtype], True, str(plan.output))
+            return Argument("dst", dtype_of(plan.output.dtype).c, True, str(plan.output))
         if slot.kind == "workspace":
             told = (
                 f"{self._macro('WORKSPACE_BYTES')}(threads) bytes, aligned to {ALIGNMENT}; may hold anything"
@@ -113,17 +112,17 @@ class CObject:
             told = f"{result.spec}, {'read and ' if result.updated else ''}written"
             # A plan may call a value of its own as C calls something else.
             name = f"{key}_saved" if result.per == "element" else key
-            return Argument(name, C_TYPES[result.spec.dtype], True, told)
+            return Argument(name, dtype_of(result.spec.dtype).c, True, told)
         return self._operand(key, self.packings[key])
 
     def _operand(self, key: str, packing: Packing | None) -> Argument:
         operand = next(each for each in self._plan.operands if each.key == key)
         if packing is None:
-            return Argument(key, C_TYPES[operand.dtype], False, str(self._plan[operand.step].dst))
+            return Argument(key, dtype_of(operand.dtype).c, False, str(self._plan[operand.step].dst))
         told = (
             f"{prod(packing.extents)} packed elements of {self.name}_pack_{key}, aligned to {ALIGNMENT} bytes"
         )
-        return Argument(key, C_TYPES[packing.dtype], False, told)
+        return Argument(key, dtype_of(packing.dtype).c, False, told)
 
     def _macro(self, word: str) -> str:
         return f"{self.name}_{word}".upper()
@@ -215,7 +214,7 @@ class CObject:
             macro = self._macro(f"{slot.key}_elements")
             yield f"/* Packs {slot.key}, {Dense(packing.shape, packing.dtype)}, into {macro} elements. */"
             yield f"#define {macro} {prod(packing.extents)}"
-            yield pack_function(f"{self.name}_pack_{slot.key}", packing, C_TYPES[packing.dtype]) + "\n"
+            yield pack_function(f"{self.name}_pack_{slot.key}", packing, dtype_of(packing.dtype).c) + "\n"
 
 
 def _bytes(content: bytes) -> str:

@@ -38,8 +38,8 @@ def evaluate(graph: Parts, given: Mapping[str, Any], run: Mapping[str, Run]) -> 
 
 def widened(value: Any) -> Any:
     """A tensor of a dtype of plans in float64; other values as they are."""
-    is_float = isinstance(value, np.ndarray) and word_of(value.dtype) in DTYPES
-    return value.astype(np.float64) if is_float else value
+    row = DTYPES.get(word_of(value.dtype)) if isinstance(value, np.ndarray) else None
+    return value.astype(np.float64) if row is not None and row.is_float else value
 
 
 def check_inputs(graph: Parts, given: Mapping[str, Any]) -> None:

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.dtypes import DTYPES
+from fuseplan.dtypes import DTYPES, STORED
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
 from fuseplan.layouts import LAYOUTS
 from fuseplan.tensor import TensorSpec
 
-# NumPy's names of dtypes, and the words for them; the first four are dtypes of plans.
-WORDS = {
-    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
-    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+# NumPy's names of dtypes, and the words for them: those of plans, and others that frameworks have.
+WORDS = STORED | {
+    "int64": "i64", "int16": "i16",
     "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
     "complex128": "c128", "complex64": "c64", "object": "str",
 }  # fmt: skip

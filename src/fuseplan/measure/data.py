@@ -13,10 +13,12 @@ import numpy as np
 
 from fuseplan.arrays import empty, is_torch
 from fuseplan.declarations import Operand
+from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
+from fuseplan.ops.conversion import Scaled
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
 from fuseplan.step import Step
@@ -67,7 +69,8 @@ def random_arrays(
     _check_size(plan)
     space = space_on(None if device is None else str(device))
     draws = space.draws(seed)
-    tensors = {"src": space.fill(space.empty(plan.src), plan.src, INPUTS[inputs](draws, plan.src.shape))}
+    drawn = ranged(INPUTS[inputs](draws, plan.src.shape), plan.src.dtype)
+    tensors = {"src": space.fill(space.empty(plan.src), plan.src, drawn)}
     for step in plan.steps:
         for held in step.operands:
             values = _values(draws, step, held, gain)
@@ -82,6 +85,14 @@ def random_arrays(
     return tensors
 
 
+def ranged(values: Tensor, dtype: str) -> Tensor:
+    """Values near 1 spread over the elements of a dtype: an eighth of the largest integer, half of bool."""
+    row = dtype_of(dtype)
+    if row.is_float:
+        return values
+    return values.clip(0) if dtype == "bool" else values * min(row.largest / 4, 2.0**16)
+
+
 def _check_size(plan: FusionPlan) -> None:
     """Refuses what in float64 is larger than memory can be, which NumPy calls an error of the value."""
     largest = max((plan.src.size, *(math.prod(held.shape) for held in plan.operands)))
@@ -93,6 +104,8 @@ def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     values = draws.normal(operand.shape)
     if operand.per == "weight":
         return values * (gain / math.sqrt(terms(step, operand)))
+    if isinstance(step.op, Scaled):  # so that the elements fill much of the dtype
+        return (abs(values) + HALF) / 64 if operand.name == "scale" else values * 8
     return _sized(values, operand.name)
 
 
@@ -121,10 +134,8 @@ def laid_out(plan: FusionPlan, arrays: Tensors) -> dict[str, Tensor]:
     for key, spec in specs.items():
         made[key] = empty(spec)
         found = arrays[key]
-        if spec.dtype == "bf16":  # files have no name for it: it may come back as two bytes of anything
-            made[key].view(np.uint16)[...] = found.view(np.uint16)
-        else:
-            made[key][...] = found
+        bits = dtype_of(spec.dtype).array  # of bf16 and fp8, for which files have no name
+        made[key].view(bits)[...] = found.view(bits) if found.dtype.itemsize == bits.itemsize else found
     return made
 
 
@@ -147,26 +158,33 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     """`reference`, and the plan's results by key, in float64; statistics are off by `slip`, relative."""
     if is_torch(tensors["src"]):
         return float64.evaluated(plan, tensors, slip)
-    wide = {key: exact(array) for key, array in tensors.items()}
+    dtypes = {"src": plan.src.dtype} | {each.key: each.dtype for each in plan.operands}
+    wide = {key: exact(array, dtypes.get(key)) for key, array in tensors.items()}
     return plan.evaluate(wide.pop("src"), wide, slip=slip)
 
 
-def deviation(got: Tensor, want: Tensor, besides: float = 0.0) -> float:
+def deviation(got: Tensor, want: Tensor, besides: float = 0.0, dtype: str | None = None) -> float:
     """The largest |got - want| over the largest |want|; infinite where what is not finite differs.
 
     Args:
-        got: a result, logical order; bf16 in NumPy as uint16 or of ml_dtypes.
+        got: a result, logical order; bf16 and fp8 in NumPy as bits or of ml_dtypes.
         want: the same in float64.
         besides: added to the largest |want|.
+        dtype: of `got`, where its elements are integers or bits of fp8. One integer in a thousand may be off
+            by 1: the number before it lies where rounding decides between the two.
     """
-    wide, finite = exact(got), abs(want) < math.inf
+    wide, finite = exact(got, dtype), abs(want) < math.inf
     if wide.shape != want.shape or not bool(((abs(wide) < math.inf) == finite).all()):
         return math.inf
     odd, wanted = wide[~finite], want[~finite]
     if not bool(((odd == wanted) | ((odd != odd) & (wanted != wanted))).all()):  # noqa: PLR0124 - NaN is not itself
         return math.inf
     with np.errstate(invalid="ignore"):  # infinities are results like any other
-        off, size = largest(wide - want, finite), besides + largest(want, finite)
+        apart = wide - want
+        if dtype is not None and not dtype_of(dtype).is_float:
+            by_one = abs(apart) == 1
+            apart = apart * ~by_one if int(by_one.sum()) <= 1 + math.prod(want.shape) // 1000 else apart
+        off, size = largest(apart, finite), besides + largest(want, finite)
     return off / size if size else off
 
 

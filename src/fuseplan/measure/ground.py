@@ -17,6 +17,7 @@ from fuseplan.measure.quiet import Watch
 from fuseplan.measure.spaces import empty, space_of
 from fuseplan.measure.stats import Timing
 from fuseplan.plan import FusionPlan
+from fuseplan.scalar import CASTS, calls
 from fuseplan.target import Target
 from fuseplan.template import Template
 
@@ -107,7 +108,9 @@ class Ground:
         """
         made = got if isinstance(got, tuple) else (got,)
         return {
-            key: data.deviation(each, want, self._moved if key == OUT else 0.0)
+            key: data.deviation(each, want, self._moved, self._plan.output.dtype)
+            if key == OUT
+            else data.deviation(each, want)
             for (key, want), each in zip(self._want.items(), made, strict=False)
         }
 
@@ -168,8 +171,12 @@ def _memory_errors() -> Iterator[None]:
 def allowed_deviation(kernel: Kernel, template: Template, dtype: str | None = None) -> float:
     """The largest right deviation over the largest value, of the output or of a result of that dtype.
 
-    One rounding to the dtype; four times the template's bound, since a sum's terms may add up to
-    a few times the sum; and 64 roundings of the compute dtype for the elementwise operators.
+    One rounding to the dtype, and to each dtype on the way; four times the template's bound, since a sum's
+    terms may add up to a few times the sum; and 64 roundings of the compute dtype for the elementwise
+    operators.
     """
-    rounding = dtype_of(dtype or kernel.dst.dtype).epsilon
+    stages = () if dtype else (*kernel.prologue, *kernel.epilogue)
+    casts = [CASTS[fn] for stage in stages for fn in calls(stage.expression) if fn in CASTS]
+    rows = [*map(dtype_of, casts), dtype_of(dtype or kernel.dst.dtype)]
+    rounding = sum(row.epsilon if row.is_float else 1 / row.largest for row in rows)
     return rounding + 4 * template.error_bound(kernel) + 64 * dtype_of(kernel.compute_dtype).epsilon

@@ -1,21 +1,21 @@
 """The two kinds of tensors that plans are tried on, and all that differs between them.
 
-NumPy's arrays lie in host memory; bf16 is held there as its bits. Torch's tensors lie on a device.
+NumPy's arrays lie in host memory; bf16 and fp8 are held there as their bits. Torch's tensors lie on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fuseplan import arrays
-from fuseplan.declarations import aligned
-from fuseplan.dtypes import STORED
+from fuseplan.declarations import lined_up
+from fuseplan.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
 from fuseplan.reduction import NUMPY_JOINS
-from fuseplan.scalar import NUMPY
+from fuseplan.scalar import CASTS, NUMPY
 from fuseplan.step import Step
 from fuseplan.tensor import Dense, TensorSpec
 
@@ -49,19 +49,22 @@ class Host:
 
     def fill(self, tensor: Tensor, spec: TensorSpec | Dense, values: Any) -> Tensor:
         """The tensor, of that spec, with the values."""
-        bits = tensor.view(np.uint16) if spec.dtype == "bf16" else tensor
-        bits[...] = arrays.narrow(np.asarray(values, np.float64), spec.dtype)
+        bits = tensor.view(dtype_of(spec.dtype).array)
+        bits[...] = narrow(np.asarray(values, np.float64), spec.dtype)
         return tensor
 
     def rounded(self, values: Tensor, dtype: str, _: str) -> Tensor:
         """The values in a dtype."""
-        return arrays.narrow(values, dtype)
+        return narrow(values, dtype)
 
-    def exact(self, tensor: Tensor) -> Tensor:
-        """The elements in float64."""
+    def exact(self, tensor: Tensor, dtype: str | None = None) -> Tensor:
+        """The elements in float64; of bits that may be of several dtypes, `dtype` says of which."""
         array = np.asarray(tensor)
-        plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-        return arrays.widen(plain, "bf16" if plain.dtype == np.uint16 else "f64").astype(np.float64)
+        name = HELD.get(array.dtype.name, "f64")
+        if dtype is not None and array.dtype.name not in STORED and DTYPES[dtype].array == array.dtype:
+            name = dtype
+        bits = array.view(DTYPES[name].array) if name != "f64" else array
+        return widen(bits, name).astype(np.float64)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """A copy that lies alike."""
@@ -75,16 +78,24 @@ class Device:
         import torch
 
         same = ("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "pow", "exp", "expm1", "log",
-                "log1p", "sqrt", "tanh", "erf", "where", "gt", "ge")  # fmt: skip
+                "log1p", "sqrt", "tanh", "erf", "round", "where", "gt", "ge")  # fmt: skip
         self._torch, self._device = torch, device
         self.meanings: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in same}
         self.meanings["const"] = lambda value: torch.tensor(value, dtype=torch.float64, device=device)
+        self.meanings |= {fn: partial(self._held, dtype) for fn, dtype in CASTS.items()}
         self.broadcast = torch.broadcast_to
         self.joins: dict[str, Callable[..., Any]] = {
             "add": torch.sum,
             "maximum": torch.amax,
             "minimum": torch.amin,
         }
+
+    def _held(self, dtype: str, values: Tensor) -> Tensor:
+        """Float64 numbers as elements of a dtype hold them; saturated where torch does not define them."""
+        row = dtype_of(dtype)
+        if not row.is_float and dtype != "bool":
+            values = values.nan_to_num(0.0).clamp(-row.largest - 1, row.largest)
+        return values.to(torch_dtype(dtype)).double()
 
     def draws(self, seed: int | None) -> Draws:
         """Random values; without a seed, other values each time."""
@@ -111,7 +122,7 @@ class Device:
         """The values in a dtype, rounded to `first` before: a library that takes them in it gets the same."""
         return values.to(torch_dtype(first)).to(torch_dtype(dtype))
 
-    def exact(self, tensor: Tensor) -> Tensor:
+    def exact(self, tensor: Tensor, _: str | None = None) -> Tensor:
         """The elements in float64."""
         return tensor.double()
 
@@ -139,7 +150,7 @@ def torch_dtype(name: str) -> Any:
     """torch's dtype of ours."""
     import torch
 
-    return getattr(torch, next(theirs for theirs, ours in STORED.items() if ours == name))
+    return getattr(torch, dtype_of(name).package)
 
 
 def empty(spec: TensorSpec | Dense, device: Any = None, fill: float | None = None) -> Tensor:
@@ -149,20 +160,22 @@ def empty(spec: TensorSpec | Dense, device: Any = None, fill: float | None = Non
     return made if fill is None else space.fill(made, spec, fill)
 
 
-def exact(tensor: Tensor) -> Tensor:
-    """A tensor's elements in float64, of the kind that it is; bf16 in NumPy as uint16 or of ml_dtypes."""
-    return space_of(tensor).exact(tensor)
+def exact(tensor: Tensor, dtype: str | None = None) -> Tensor:
+    """A tensor's elements in float64, of the kind that it is.
+
+    In NumPy bf16 and fp8 are of ml_dtypes or bits: uint16, and uint8 of the `dtype`, f8e4m3 unless told.
+    """
+    return space_of(tensor).exact(tensor, dtype)
 
 
 def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
     """The leaves of a step's formulas by key, float64, each to be broadcast over x."""
     space = space_of(x)
     leaves: dict[str, Tensor] = {"x": x}
-    axes = {held.key: held.axes for held in step.operands}
-    axes |= {each.key: each.axes for each in step.results if each.updated}
-    for key in axes:
-        value = space.exact(tensors[key])
-        leaves[key] = value.reshape(aligned(value.shape, axes[key], x.ndim))
+    found = {held.key: (held.axes, held.block) for held in step.operands}
+    found |= {each.key: (each.axes, 1) for each in step.results if each.updated}
+    for key, (axes, block) in found.items():
+        leaves[key] = lined_up(space.exact(tensors[key]), x.shape, axes, block)
     leaves |= {key: tensors[key] for key in step.op.again.values()}
     const = space.meanings["const"]
     return leaves | {each.key: const(each.value) for each in step.parameters}

@@ -13,6 +13,7 @@ from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
@@ -28,6 +29,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *AFFINE,
     Save,
     *ACTIVATIONS,
+    *CONVERSIONS,
     *PARTED,
     *ROW_NORMALIZATIONS,
     *REDUCTIONS,

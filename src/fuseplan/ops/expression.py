@@ -26,8 +26,9 @@ class Expression(Elementwise):
     difference.
 
     It is made of numbers, names, + - * / **, comparisons by > >= < <= where `where` takes one, and of
-    abs, erf, exp, expm1, log, log1p, maximum, minimum, pow, relu, sigmoid, softplus, sqrt, tanh and
-    where(condition, a, b). In Python `abs` is Python's, `pow` is `**`, the others are `fuseplan.scalar`'s.
+    abs, erf, exp, expm1, log, log1p, maximum, minimum, pow, relu, round, sigmoid, softplus, sqrt, tanh and
+    where(condition, a, b). In Python `abs` and `round` are Python's, `pow` is `**`, the others are
+    `fuseplan.scalar`'s.
     """
 
     name = "elementwise"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from fuseplan.backends.cpu import model, staging, storage
+from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
 from fuseplan.kernel import Convolution, Kernel, functions
@@ -151,7 +151,7 @@ class PlanePlan:
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target, self.conv = kernel, target, kernel.contraction
         self.lanes = lanes(kernel, target)
-        plain = storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
+        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
         step = kernel.src.element_strides[-1]
         self.pads = _needs_padding(self.conv)
         self.copies = not plain or self.pads or (step != 1 and self.conv.src_spatial[-1] > 1)

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.math_exponential import erf, exp, expm1, tanh
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
 from fuseplan.backends.cpu.math_logarithm import constant_power, log, log1p, power
+from fuseplan.scalar import CASTS, COMPARISONS
 
 
 def table(builder: Builder) -> dict[str, Callable[..., Value]]:
@@ -41,9 +43,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         return constant_power(b, x, numbers[y.name]) if y.name in numbers else power(b, x, y)
 
     def frozen(value: Value) -> Value:
-        if value.name in numbers:
-            return value
-        return b.op(value.type, f"freeze {value.type} {value.name}")
+        return value if value.name in numbers else b.op(value.type, f"freeze {value.type} {value.name}")
 
     def where(condition: Value, x: Value, y: Value) -> Value:
         # What is frozen is loaded first: a load under the mask would wait for the condition.
@@ -73,7 +73,8 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         "sqrt": lambda x: b.intrinsic("llvm.sqrt", x.type, x),
         "tanh": partial(tanh, b),
         "erf": partial(erf, b),
+        "round": lambda x: b.intrinsic("llvm.roundeven", x.type, x),
         "where": where,
-        "gt": partial(b.compare, "ogt"),
-        "ge": partial(b.compare, "oge"),
+        **{name: partial(b.compare, f"o{name}") for name in COMPARISONS},
+        **{fn: partial(storage.held, b, dtype) for fn, dtype in CASTS.items()},
     }

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from fuseplan.backends import blocks
 from fuseplan.backends.cpu import dialect, storage
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.ir_text import PTR
+from fuseplan.backends.cpu.ir_text import I64, PTR
+from fuseplan.backends.cpu.lanes import with_lane
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
 from fuseplan.kernel import KernelOperand, Stage, functions
 from fuseplan.locks import cached_property
 from fuseplan.parts import part_of
 from fuseplan.scalar import Scalar, leaf
+from fuseplan.tensor import TensorSpec
 
 # Scalar functions that stages written out may have. A kernel has stages for 5 to 40 vectors in its code, so
 # more become a function that is called for each vector. Behind a 1x1 convolution LLVM takes 23 s for 50 times
@@ -58,7 +61,7 @@ class Formulas:
         operands: what the leaves are, besides `x` and parameters.
         parameters: keys, in the order in which they lie in memory.
         pointers: where each operand lies, by key; `parameters` for the parameters.
-        image: elements of one image, for operands per activation whose place is not told.
+        spec: the tensor that the stages are applied to, for operands whose places follow from an element's.
         start: of the first place that a leaf means in an operand with axes of its own.
     """
 
@@ -70,7 +73,7 @@ class Formulas:
         operands: Iterable[KernelOperand],
         parameters: Iterable[str],
         pointers: Mapping[str, Value],
-        image: int,
+        spec: TensorSpec,
         start: Callable[[KernelOperand, str], int] = lambda operand, name: 0,
     ) -> None:
         self.b, self.lanes, self._start = builder, builder.lanes, start
@@ -79,7 +82,7 @@ class Formulas:
         self._saved = tuple(stage.saves for stage in self.stages if stage.saves)
         self._depends = Dependence(self._operands, self._saved)
         self._parameters = {key: index for index, key in enumerate(parameters)}
-        self._image, self._pointers = image, pointers
+        self._spec, self._pointers = spec, pointers
         self._table = dialect.table(builder)
 
     def apply(
@@ -153,7 +156,7 @@ class Formulas:
         )
         (room,) = b.parameters
         x, *others = (b.load(b.at(room, index * self.lanes)) for index in range(len(self._inputs)))
-        inside = Formulas(b, self.stages, (), self._operands.values(), self._parameters, {}, self._image)
+        inside = Formulas(b, self.stages, (), self._operands.values(), self._parameters, {}, self._spec)
         place, known, given = Place(0, 0, False, self.lanes), dict[object, Value](), dict[object, Value]()
         for node, value in zip(self._inputs[1:], others, strict=True):
             (given if self._depends.varies(node) else known)[self._key(node, place)] = value
@@ -246,16 +249,30 @@ class Formulas:
         if operand.per == "element":
             return storage.read_at(b, operand.dtype, pointer, place.element, place.count, place.step)
         if operand.per == "activation":
-            inside = place.element % self._image if place.inside is None else place.inside
+            image = prod(self._spec.shape[1:])
+            inside = place.element % image if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside), place.count, b.vector)
         if operand.per == "position":
             inside = place.element if place.inside is None else place.inside
             return b.load_first(b.at(pointer, inside % operand.size), place.count, b.vector)
+        if operand.per == "blocks":
+            return self._gathered(operand, pointer, place)
         if operand.per == "shared":
             return b.broadcast(pointer)
         if place.along_channels:
             return b.load_first(b.at(pointer, place.channel), place.count, b.vector)
         return b.broadcast(pointer, place.channel)
+
+    def _gathered(self, operand: KernelOperand, pointer: Value, place: Place) -> Value:
+        """An operand that has some axes, or blocks of them: each lane's element from its place in storage."""
+        b, places = self.b, blocks.places(operand, self._spec)
+        made = Value(b, b.vector, "zeroinitializer")
+        for number in range(place.count):
+            element, at = place.element + number, b.const(0, I64)
+            for outer, inner, step in places:
+                at = at + (element % outer if outer else element) // inner * step
+            made = with_lane(b, made, number, b.load(b.at(pointer, at), b.element))
+        return made
 
 
 class Elementwise(Formulas):
@@ -287,7 +304,7 @@ class Elementwise(Formulas):
             (operand for operand in kernel.operands if operand.role == role),
             kernel.parameters,
             pointers or frame.operand_pointers,
-            prod(spec.shape[1:]),
+            spec,
             lambda operand, name: end.start(operand, name, number),
         )
 

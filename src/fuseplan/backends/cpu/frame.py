@@ -46,7 +46,7 @@ class Frame:
         described = (type(choice).__doc__ or "").partition("\n")[0]
         self.header = [choice.text, described, *(planned or kernel).text.splitlines()]
         self.lanes = lanes(kernel, target)
-        self.element = COMPUTED[kernel.src.dtype]
+        self.element = COMPUTED[kernel.compute_dtype]
         self.module = Module(_attributes(target))
         self._phases = 0
         self._names = [_parameter_name(slot) for slot in self.slots]

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 
 I1, I64, PTR = "i1", "i64", "ptr"
-BITS = {"float": 32, "double": 64, "half": 16, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
+BITS = {"float": 32, "double": 64, "half": 16, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,

@@ -15,6 +15,7 @@ from fuseplan.template import (
     Accuracy,
     Traffic,
     accuracy_claim,
+    dst_claim,
     layout_claims,
     summation_bound,
 )
@@ -79,6 +80,7 @@ class SumOfProducts(CpuTemplate):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         yield from cls.takes(kernel, target)
+        yield dst_claim(kernel)
         yield from layout_claims(kernel)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 

@@ -31,12 +31,13 @@ def as_rows(kernel: Kernel) -> Kernel:
         dilation=once,
         padding=((0, 0), (0, 0)),
     )
+    dst = _with_axes(kernel.dst, spatial)
     return replace(
         kernel,
         src=_with_axes(kernel.src, spatial),
-        dst=_with_axes(kernel.dst, spatial),
+        dst=dst,
         convolution=product,
-        operands=tuple(map(_per_channel, kernel.operands)),
+        operands=tuple(_in_lines(each, dst.shape) for each in kernel.operands),
     )
 
 
@@ -54,6 +55,16 @@ def _with_axes(spec: TensorSpec, spatial: tuple[int, int]) -> TensorSpec:
     return TensorSpec(shape, spec.dtype, strides=(row * lines * width, channel, row * width, row))
 
 
-def _per_channel(operand: KernelOperand) -> KernelOperand:
-    """An image of a matrix is a row: what is per activation is per channel."""
-    return replace(operand, per="channel") if operand.per == "activation" else operand
+def _in_lines(operand: KernelOperand, shape: tuple[int, ...]) -> KernelOperand:
+    """An image of a matrix is a row: what is per activation is per channel, and a row has three axes."""
+    if operand.per == "activation":
+        return replace(operand, per="channel")
+    if operand.per != "blocks":
+        return operand
+    images, _, *lines = shape
+    return replace(
+        operand,
+        shape=(images, *lines, *operand.shape[1:]),
+        axes=(0, 2, 3, *operand.axes[1:]),
+        blocks=(1, 1, *operand.blocks),
+    )

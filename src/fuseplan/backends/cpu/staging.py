@@ -88,7 +88,7 @@ def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | Non
         raise ValueError("a pointwise kernel has nothing to stage")
     wanted = tuple(extents) if extents is not None else reach(conv)
     low = tuple(pair[0] for pair in conv.padding)
-    plain = channels_last(kernel) and storage.is_stored_as_computed(kernel.src.dtype) and not kernel.prologue
+    plain = channels_last(kernel) and kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
     padded = any(low) or any(want > have for want, have in zip(wanted, conv.src_spatial, strict=True))
     if plain and not padded and not always:
         return Staged(conv, False, low, conv.src_spatial)

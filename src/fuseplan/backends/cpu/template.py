@@ -17,14 +17,14 @@ class CpuTemplate(Template):
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """How the kernel reads an operand that is no weight; zeros follow to the end of a vector.
 
-        per channel, per position and along other axes: in order. per activation: in the order in which one
-        image of the tensor it is applied to is stored. shared: its one element. Templates that read a weight
-        override this.
+        per channel, per position and along axes: in order. per activation: in the order in which one image of
+        the tensor it is applied to is stored. shared: its one element. Templates that read a weight override
+        this.
 
         Raises:
             ValueError: the operand is a weight, or per element; its template must say how it is read.
         """
-        if operand.per not in ("channel", "activation", "position", "axes", "shared"):
+        if operand.per not in ("channel", "activation", "position", "axes", "blocks", "shared"):
             raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
         ordered = (Transpose(storage_axes(kernel.shape_of(operand))),) if operand.per == "activation" else ()
         width = lanes(kernel, target)

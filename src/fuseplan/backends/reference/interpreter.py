@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer, narrow
+from fuseplan.arrays import Buffer
 from fuseplan.declarations import PER, broadcast
+from fuseplan.dtypes import narrow
 from fuseplan.emit import Source
 from fuseplan.kernel import Convolution, Kernel, KernelOperand, Output, Stage
 from fuseplan.ops.conv import CONVOLUTIONS
@@ -90,11 +91,16 @@ class Interpreter:
 
     def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
         """An array with as many axes as src; a weight as it is."""
-        src = self.kernel.src
+        if of.per == "weight":
+            return values
+        spec = self.kernel.shape_of(of) if isinstance(of, KernelOperand) else self.kernel.src
+        if isinstance(of, KernelOperand) and of.per == "blocks":
+            first = len(of.shape) - len(of.axes) + 1
+            return broadcast(values.reshape(-1, *of.shape[first:]), spec.shape, of.axes, max(of.blocks))
         if isinstance(of, KernelOperand) and of.axes:
             order = np.argsort(of.axes)
-            return broadcast(values.transpose(order), src.rank, tuple(sorted(of.axes)))
-        return values if of.per == "weight" else broadcast(values, src.rank, PER[of.per](src))
+            return broadcast(values.transpose(order), spec.shape, tuple(sorted(of.axes)))
+        return broadcast(values if of.per != "channel" else values.reshape(-1), spec.shape, PER[of.per](spec))
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""

@@ -10,9 +10,9 @@ The largest errors seen, in units of the last place; `tests/numeric/test_gpu_dia
 | f32 | 1.0 | 1.4   | 1.1 | 1.4   | 1.4  | 1.6 | 0.5 | 0.5       |
 | f64 | 0.7 | 2.2   | 0.6 | 1.7   | 2.7  | 1.0 | 1.6 for each unit of abs(log of the result) | 0.5 |
 
-Where the tensors are f16 or bf16, the arithmetic is still float, but exponentials, roots and quotients are
-the hardware's approximations, and powers are those of a float logarithm: what they add to the rounding of
-the result is less than a hundredth of its last place.
+Where results are stored as f16, bf16 or fp8, the arithmetic is still float, but exponentials, roots and
+quotients are the hardware's approximations, and powers are those of a float logarithm: what they add to the
+rounding of the result is less than a hundredth of its last place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from math import frexp
 
 from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
-from fuseplan.scalar import FUNCTIONS, Scalar, call, const, sigmoid
+from fuseplan.dtypes import dtype_of
+from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, const, sigmoid
 
 # Bounds of the errors of functions that are not rounded once, in units of the last place.
 PLACES = {
@@ -102,13 +103,15 @@ def relative_error(name: str, dtype: str) -> float:
         name: of FUNCTIONS.
         dtype: of the stored tensors.
     """
-    if dtype in ("f16", "bf16") and name in ROUGH:
+    row = dtype_of(dtype)
+    if row.is_narrow and name in ROUGH:
         return ROUGH[name]
-    compute = "f64" if dtype == "f64" else "f32"
-    return PLACES[compute].get(name, 0.5) * (2.0**-52 if compute == "f64" else 2.0**-23)
+    return PLACES[row.compute].get(name, 0.5) * dtype_of(row.compute).epsilon
 
 
-def table(text: Text, namespace: str = "tl", dtype: str = "f32") -> dict[str, Callable[..., str]]:
+def table(
+    text: Text, namespace: str = "tl", dtype: str = "f32", compute: str | None = None
+) -> dict[str, Callable[..., str]]:
     """The meaning of each scalar function, and of what `simplified` makes, as lines of `text`.
 
     Values are names and numbers in the text, of the compute dtype; those of `gt` and `ge` are conditions.
@@ -117,8 +120,9 @@ def table(text: Text, namespace: str = "tl", dtype: str = "f32") -> dict[str, Ca
     Args:
         text: takes the lines.
         namespace: `tl` or `gl`: what the text calls the language.
-        dtype: of the stored tensors; says how exact the functions have to be.
+        dtype: of the stored results; says how exact the functions have to be.
+        compute: the compute dtype; that of `dtype` unless told.
     """
-    known = Functions(text, namespace, dtype)
-    names = (*FUNCTIONS, "sigmoid", "one_plus_erf")
+    known = Functions(text, namespace, dtype, compute or dtype_of(dtype).compute)
+    names = (*FUNCTIONS, *CASTS, "sigmoid", "one_plus_erf")
     return {"const": known.const} | {name: partial(known.apply, name) for name in names}

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fuseplan.backends import blocks
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.text import Text
 from fuseplan.emit import Slot
 from fuseplan.kernel import Kernel, KernelOperand, Stage
@@ -89,6 +91,7 @@ class Elementwise:
         self.compute = named(kernel.compute_dtype, namespace)
         self.given: dict[str, str] = {}
         self._values: dict[str, str] = {}  # names of the tiles of values that stages saved
+        self._storage = Storage(text, namespace, kernel.compute_dtype)
         self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
         self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
@@ -99,7 +102,7 @@ class Elementwise:
         formulas = formulas_of(kernel) if kernel.reductions else own
         used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
-        self._table = dialect.table(text, namespace, kernel.dst.dtype)
+        self._table = dialect.table(text, namespace, kernel.dst.dtype, kernel.compute_dtype)
         self.slots = (
             *(Slot("operand", key) for key in self._operands),
             *(Slot("parameter", key) for key in self._parameters),
@@ -225,8 +228,11 @@ class Elementwise:
 
     def stored(self, x: str, dtype: str = "") -> str:
         """A result as dst has it, or in another dtype."""
-        dtype = dtype or self._kernel.dst.dtype
-        return x if dtype == self._kernel.compute_dtype else f"{x}.to({named(dtype, self.namespace)})"
+        return self._storage.narrow(dtype or self._kernel.dst.dtype, x)
+
+    def widened(self, x: str, dtype: str) -> str:
+        """Loaded elements of a dtype in the compute dtype."""
+        return self._storage.widen(dtype, x)
 
     def shared(
         self,
@@ -330,9 +336,8 @@ class Elementwise:
         """The elements that a leaf names in an operand."""
         key, _ = part_of(name)
         operand = self._operands[key]
-        widened = "" if operand.dtype in ("f32", "f64") else f".to({self.compute})"
         if name in held:
-            return self.text.let(name, held[name] + widened) if widened else held[name]
+            return self._storage.widen(operand.dtype, held[name], name)
         pointer = argument(Slot("operand", key))
         if operand.per == "axes":
             start = self._end.start(operand, name, self._number)
@@ -343,14 +348,28 @@ class Elementwise:
             return made
         if operand.per == "shared":
             return self.text.let(name, f"{self.namespace}.load({pointer})")
+        mask = place.channel_mask if operand.per == "channel" else place.mask
+        loaded = self.text.let(name, self._load(pointer, self._at(operand, place), mask))
+        return self._storage.widen(operand.dtype, loaded, name) if operand.per == "element" else loaded
+
+    def _at(self, operand: KernelOperand, place: Place) -> str:
+        """Where an operand's element lies from its first."""
         if operand.per == "channel":
-            return self.text.let(name, self._load(pointer, place.channel, place.channel_mask))
+            return place.channel
         if operand.per == "activation":
-            return self.text.let(name, self._load(pointer, place.inside, place.mask))
+            return place.inside
         if operand.per == "position":
-            return self.text.let(name, self._load(pointer, f"({place.inside}) % {operand.size}", place.mask))
-        loaded = self._load(pointer, place.element, place.mask)
-        return self.text.let(name, loaded + widened)
+            return f"({place.inside}) % {operand.size}"
+        return self._blocked(operand, place.element) if operand.per == "blocks" else place.element
+
+    def _blocked(self, operand: KernelOperand, element: str) -> str:
+        """Where the element of an operand lies that has some axes, or blocks of neighbours along them."""
+        terms = []
+        for outer, inner, step in blocks.places(operand, self._kernel.shape_of(operand)):
+            at = f"({element}) % {outer}" if outer else f"({element})"
+            at += f" // {inner}" if inner > 1 else ""
+            terms.append(f"{at} * {step}" if step > 1 else at)
+        return f"({' + '.join(terms)})" if terms else f"({element}) * 0"
 
     def _load(self, pointer: str, at: str, mask: str) -> str:
         masked = f", mask={mask}, other=0.0" if mask else ""

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from fuseplan.backends.polynomials import ERF, ERF_END, EXP, LOG, TANH, TANH_SMALL
+from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.text import Text
-from fuseplan.scalar import NUMPY
+from fuseplan.dtypes import dtype_of
+from fuseplan.scalar import CASTS, NUMPY
 
 _LOG2_E = 1 / math.log(2)
 _LN2_HIGH = 0.693359375  # ten bits
@@ -43,12 +45,14 @@ class Functions:
     Args:
         text: takes the lines.
         namespace: `tl` or `gl`.
-        dtype: of the stored tensors.
+        dtype: of the results as they are stored.
+        compute: the compute dtype.
     """
 
-    def __init__(self, text: Text, namespace: str, dtype: str) -> None:
-        self.text, self.ns = text, namespace
-        self.is_double, self.is_half = dtype == "f64", dtype in ("f16", "bf16")
+    def __init__(self, text: Text, namespace: str, dtype: str, compute: str) -> None:
+        self.text, self.ns, self.is_double = text, namespace, compute == "f64"
+        self.is_half = dtype_of(dtype).is_narrow and not self.is_double
+        self._storage = Storage(text, namespace, compute)
         self._numbers: dict[str, float] = {}
 
     def const(self, value: float) -> str:
@@ -64,8 +68,9 @@ class Functions:
         if all(arg in self._numbers for arg in args):
             with np.errstate(all="ignore"):
                 return self.const(float(_NUMBERS[name](*(self._numbers[arg] for arg in args))))
-        made: str = getattr(self, f"_{name}")(*args)
-        return made
+        if name in CASTS:
+            return self._storage.held(CASTS[name], *args)
+        return str(getattr(self, f"_{name}")(*args))
 
     # ---- lines
 
@@ -157,6 +162,12 @@ class Functions:
             # Of two numbers Triton makes floats.
             x = self._let("number", f"{self.ns}.full((), {x}, {self.ns}.float64)")
         return self._let("chosen", self._choice(condition, x, y))
+
+    def _round(self, x: str) -> str:
+        """From 2**fraction on all numbers are whole: adding it leaves the nearest of those below, to even."""
+        whole, size = 2.0 ** (52 if self.is_double else _EXPONENT), self._abs(x)
+        near = self._choice(f"{size} < {whole}", f"({size} + {whole}) - {whole}", size)
+        return self._let("whole", self._signed(near, x))
 
     def _sqrt(self, x: str) -> str:
         exact = not (self.is_half or self.is_double)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.triton.names import SIGNATURES
+from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Slot, Source
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -23,12 +23,12 @@ def types_of(source: Source, kernel: Kernel, template: Template, target: Target)
 
 def _type(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:
     if slot.map is not None:
-        return f"tensordesc<{SIGNATURES[slot.map.dtype]}[{', '.join(map(str, slot.map.box))}]>"
+        return f"tensordesc<{dtype_of(slot.map.dtype).triton}[{', '.join(map(str, slot.map.box))}]>"
     if slot.kind == "parameter":
-        return SIGNATURES[kernel.compute_dtype]
+        return dtype_of(kernel.compute_dtype).triton
     if slot.kind == "workspace":
         return WORKSPACE
-    return "*" + SIGNATURES[_element(slot, kernel, template, target)]
+    return "*" + dtype_of(_element(slot, kernel, template, target)).triton
 
 
 def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from fuseplan.backends.triton.index import Index, Mask
 
 # Names that stand for the same in every function of a text.
-KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared", "float", "range"}
+KNOWN = {"tl", "gl", "tma", "mbarrier", "fence_async_shared"}
 
 
 class Text:
@@ -130,7 +130,9 @@ def _from_outside(statements: Sequence[ast.stmt], made: set[str]) -> dict[str, N
     for statement in statements:
         inner = [each for each in ast.iter_child_nodes(statement) if isinstance(each, ast.stmt)]
         own = [each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt)]
-        names = [name for each in own for name in ast.walk(each) if isinstance(name, ast.Name)]
+        nodes = [node for each in own for node in ast.walk(each)]
+        called = [node.func for node in nodes if isinstance(node, ast.Call)]  # functions of the text
+        names = [node for node in nodes if isinstance(node, ast.Name) and node not in called]
         is_both = isinstance(statement, ast.AugAssign)
         read = [name.id for name in names if is_both or isinstance(name.ctx, ast.Load)]
         found |= dict.fromkeys(name for name in read if name not in made | KNOWN)

@@ -73,9 +73,7 @@ class Writer:
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
         self.weight = self.frame.pointer("operand", kernel.weight.key)
-        self.dtype = (
-            "f64" if kernel.src.dtype == "f64" else "f32" if self.plan.staged.copies else kernel.src.dtype
-        )
+        self.dtype = kernel.compute_dtype if self.plan.staged.copies else kernel.src.dtype
         self.image_stride, far_strides, self.row_stride, self.column_stride = self.plan.strides
         self.far = FarTaps(self.b, self.plan.far, far_strides)
         self.held = self.plan.held(knobs.rows, knobs.columns)

@@ -25,7 +25,7 @@ from fuseplan.kernel import Kernel, KernelOperand, functions
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, result_claim, unit_roundoff
 
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
 _WIDEST = 4096  # columns in a task: their partial sums go through the first cache
@@ -51,6 +51,7 @@ class Normalization(NormalizationKnobs):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
+        yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

@@ -203,8 +203,7 @@ class Writer(ABC):
         ]
         operands = [replace(each, per=seen(each)) for each in (*kernel.operands, *made, *self._old_values())]
         pointers = {**self.frame.operand_pointers, **self.statistics}
-        image = prod(kernel.dst.shape[1:])
-        return Formulas(self.b, stages, expressions, operands, kernel.parameters, pointers, image)
+        return Formulas(self.b, stages, expressions, operands, kernel.parameters, pointers, kernel.dst)
 
     def pass_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
         """What a pass computes of each element: what a reduction sums, or, after the last, dst."""

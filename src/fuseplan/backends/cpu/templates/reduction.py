@@ -16,7 +16,15 @@ from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, functions
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    block_claim,
+    result_claim,
+    unit_roundoff,
+)
 
 _TASK = 16384  # elements: fewer are not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache
@@ -43,6 +51,8 @@ class Reduction(ReductionKnobs):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.over), Reason.NO_REDUCTION)
+        yield block_claim(kernel)
+        yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

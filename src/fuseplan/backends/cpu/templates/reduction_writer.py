@@ -102,7 +102,9 @@ class ReductionWriter:
         """Formulas in which every leaf may differ between lanes."""
         varying = [KernelOperand(name, "element", (), "", "epilogue") for name in self.leaves]
         pointers = self.frame.operand_pointers
-        return SpotFormulas(self.b, stages, expressions, varying, self.kernel.parameters, pointers, 1)
+        return SpotFormulas(
+            self.b, stages, expressions, varying, self.kernel.parameters, pointers, self.kernel.dst
+        )
 
     # ---- phases
 

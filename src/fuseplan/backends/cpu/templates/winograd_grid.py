@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.backends.cpu import model, staging, storage
+from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
@@ -137,8 +137,9 @@ class Grid:
     @property
     def reads_src(self) -> bool:
         """Whether tiles are read from src itself: dense, channels innermost, float, nothing to apply."""
-        plain = storage.is_stored_as_computed(self.kernel.src.dtype) and not self.kernel.prologue
-        return plain and staging.channels_last(self.kernel)
+        kernel = self.kernel
+        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
+        return plain and staging.channels_last(kernel)
 
     @cached_property
     def staged(self) -> staging.Staged:

@@ -18,7 +18,15 @@ from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    dst_claim,
+    factor_claim,
+    layout_claims,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,9 @@ class GpuConvolution(Knobs, GpuTemplate):
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         per_batch = kernel.contraction.weight_per_batch
         yield claim(not per_batch, Reason.WEIGHT_PER_BATCH, operator=kernel.contraction_step)
+        yield dst_claim(kernel)
         yield from layout_claims(kernel)
+        yield factor_claim(kernel)
         least = min(bound(kernel, each) for each in arithmetics(kernel, target, "strict"))
         yield accuracy_claim(least, accuracy)
 

@@ -265,8 +265,7 @@ class DepthwiseWriter:
 
     def _prepared(self, loaded: _Loaded) -> str:
         """The prologue's result; padding is zero after it, whatever it makes of zero."""
-        is_compute = self.kernel.src.dtype == self.kernel.compute_dtype
-        x = loaded.name if is_compute else self.text.let("x", f"{loaded.name}.to({self.compute})")
+        x = self.prologue.widened(loaded.name, self.kernel.src.dtype)
         if not self.kernel.prologue:
             return x
         inside = (

@@ -67,7 +67,9 @@ class Hopper(GpuTemplate):
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
         step, contraction = kernel.contraction_step, kernel.contraction
-        yield claim(kernel.src.dtype in ("f16", "bf16"), Reason.NOT_HALF, got=kernel.src.dtype, operator=step)
+        dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))
+        is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
+        yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)
         first = kernel.prologue[0] if kernel.prologue else None
         at, text = (None, None) if first is None else (first.step, first.op_text)
         yield claim(first is None, Reason.PROLOGUE, got=text, operator=at)

@@ -20,7 +20,7 @@ from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, result_claim, unit_roundoff
 
 MOST = 26  # candidates
 
@@ -56,6 +56,7 @@ class GpuNormalization(Knobs, GpuTemplate):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
+        yield result_claim(kernel)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
+from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
-from fuseplan.template import NUMPY_COMPUTE
 
 BEGIN = 6.4e-6  # seconds that a launch takes besides, from cold caches
 ALONE = 0.6e-6  # to reduce a tile in one program
@@ -41,7 +41,7 @@ def passed_bytes(kernel: Kernel, knobs: Knobs) -> int:
     """Bytes that the programs of all groups pass on, of all tiles."""
     if knobs.programs == 1:
         return 0
-    cut, size = Cut(kernel, knobs), NUMPY_COMPUTE[kernel.compute_dtype].itemsize
+    cut, size = Cut(kernel, knobs), dtype_of(kernel.compute_dtype).array.itemsize
     numbers = sum(len(reduction.names) for reduction in kernel.reductions)
     return numbers * cut.tiles * knobs.programs * max(1, cut.numbers) * size
 

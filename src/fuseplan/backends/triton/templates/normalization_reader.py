@@ -166,6 +166,5 @@ class Reader:
         """What the prologue gives of a tile, in the compute dtype."""
         if not held.x:
             return ""
-        is_compute = self.kernel.src.dtype == self.kernel.compute_dtype
-        x = held.x if is_compute else self.text.let("x", f"{held.x}.to({self.compute})")
+        x = self.elements.widened(held.x, self.kernel.src.dtype)
         return self.elements.apply(x, held.place, held.operands, self._before, self._stages)

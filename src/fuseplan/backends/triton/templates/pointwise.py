@@ -109,7 +109,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
 
 def _tile(kernel: Kernel) -> int:
     """Elements of a tile of four warps: 64 bytes a thread, 16 where doubles take the registers."""
-    elements = 128 * 64 // kernel.dst.itemsize
+    elements = 128 * 64 // max(2, kernel.src.itemsize, kernel.dst.itemsize)
     return elements // 4 if kernel.compute_dtype == "f64" else elements
 
 

@@ -190,8 +190,7 @@ class PointwiseWriter:
         x = text.let("x", f"tl.load(src + {where}{masked})")
         held = self.epilogue.read(place)
         known = channels()
-        if self.kernel.dst.dtype != self.kernel.compute_dtype:
-            x = text.let("x", f"{x}.to({self.epilogue.compute})")
+        x = self.epilogue.widened(x, self.kernel.src.dtype)
         self.epilogue.store(x, place, held, known)
 
     # ---- parts of an axis

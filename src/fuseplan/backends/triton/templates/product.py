@@ -16,7 +16,7 @@ from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
 from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, factor_claim, layout_claims
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Product(Knobs, GpuTemplate):
         is_product = conv.is_matrix_product and conv.groups == 1
         yield claim(is_product, Reason.NOT_POINT_CONVOLUTION, got=conv.text, operator=step)
         yield from layout_claims(kernel)
+        yield factor_claim(kernel)
         least = min(
             product_cost.bound(kernel, each) for each in product_tiles.arithmetics(kernel, target, "strict")
         )

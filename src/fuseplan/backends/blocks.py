@@ -1,0 +1,31 @@
+"""Where an operand per `blocks` has its elements: their places follow from the offset of an element."""
+
+from __future__ import annotations
+
+from math import prod
+
+from fuseplan.kernel import KernelOperand
+from fuseplan.layouts import dense
+from fuseplan.tensor import TensorSpec
+
+
+def places(operand: KernelOperand, spec: TensorSpec) -> list[tuple[int, int, int]]:
+    """The operand's index as a sum over its axes, from an element's offset in the storage of the tensor.
+
+    Each is (outer, inner, step) for `offset % outer // inner * step`; an outer of 0 takes no remainder.
+    """
+    first = len(operand.shape) - len(operand.axes) + 1
+    steps = dense((prod(operand.shape[:first]), *operand.shape[first:]), range(len(operand.axes)))
+    every = zip(spec.element_strides, spec.shape, strict=True)
+    strides = [stride for stride, extent in every if extent > 1]
+    found: list[tuple[int, int, int]] = []
+    listed = zip(operand.axes, operand.blocks, steps, strict=True)
+    for axis, block, step in sorted(listed, key=lambda each: -spec.element_strides[each[0]]):
+        stride = spec.element_strides[axis]
+        if spec.shape[axis] <= block:
+            continue
+        place = min((each for each in strides if each > stride), default=0), stride * block, step
+        if found and found[-1][1] == place[0] and found[-1][2] * place[1] == step * place[0]:
+            place = found.pop()[0], *place[1:]  # two axes that follow one another are one
+        found.append(place)
+    return found

@@ -1,0 +1,217 @@
+"""Operators that change the dtype of the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuseplan.declarations import operand
+from fuseplan.dtypes import FACTORS, dtype_name, dtype_of
+from fuseplan.errors import PlanError
+from fuseplan.fields import one_of, positive, refused, true_or_false
+from fuseplan.op import Elementwise, Op, operator
+from fuseplan.scalar import Scalar, call, maximum, minimum
+from fuseplan.tensor import TensorSpec
+
+PER_SCALE = {"tensor": "shared", "channel": "channel", "row": "row", "block": "block"}
+QUANTIZED = ("i8", "f8e4m3", "f8e5m2")
+BLOCK = 128
+
+
+class Conversion(Elementwise):
+    """What operators that change the dtype share: an output of src's shape and the operator's dtype."""
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self._set("dtype", dtype_of(dtype_name(self.dtype)).name)
+        except PlanError as error:
+            error.field = "dtype"
+            raise
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape of src, in the operator's dtype."""
+        return super().output(src).with_dtype(self.dtype)
+
+
+@operator
+class Cast(Conversion):
+    """x as an element of `dtype` holds it
+
+    Floating-point dtypes round to nearest even. A number too large for f16, bf16 and f8e5m2 becomes infinite,
+    f8e4m3 saturates at 448. Integers drop the fraction; i8 and i32 saturate, and NaN becomes 0. bool is 1
+    where x is not 0. That is torch.Tensor.to where PyTorch defines the result: numbers outside of an integer
+    dtype, and NaN, it does not. Operators behind it see the rounded number.
+
+    Elements of i32 are exact up to 2^24 where the dtype is not f64.
+    """
+
+    onnx = "Cast"
+    torch = "to"
+
+    dtype: str
+
+    def check_dtype(self, src: TensorSpec) -> None:
+        """Every dtype; between integers, to a wider one.
+
+        Raises:
+            PlanError: PyTorch would wrap the integers around.
+        """
+        before, after = dtype_of(src.dtype), dtype_of(self.dtype)
+        if before.is_float or after.is_float or before.largest < after.largest or self.dtype == "bool":
+            return
+        raise PlanError(
+            f"{self.name}: integers are converted to wider ones or to floating-point numbers",
+            got=f"{src.dtype} to {self.dtype}",
+            remedy="`dequantize` and `quantize` with a scale saturate; to keep the dtype, leave cast out",
+        )
+
+    def apply(self, x: Scalar) -> Scalar:
+        """The formula."""
+        return call(f"as_{self.dtype}", x)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """To each dtype and from it, on a tensor of each rank and odd size."""
+        for dtype in ("f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i32", "bool", "f64"):
+            yield "f32[2x5x3x7, nhwc]", cls(dtype)
+            yield f"{dtype}[2x3x7]", cls("f32")
+        yield "f64[3x5]", cls("f16")
+        yield "bool[1x3x3x2x5]", cls("i8")
+
+
+def _scale_axes(op: Quantize | Dequantize, src: TensorSpec) -> str:
+    return PER_SCALE[op.per]
+
+
+def _scale_dtype(op: Quantize | Dequantize) -> str:
+    return "f64" if op.dtype == "f64" else "f32"
+
+
+def _zero_point_dtype(op: Quantize | Dequantize) -> str:
+    return "i8"
+
+
+def _has_zero_points(op: Quantize | Dequantize) -> bool:
+    return op.zero_points
+
+
+class Scaled(Conversion):
+    """What quantizing and dequantizing share: scales of the extents that `per` says, and zero points."""
+
+    per: str
+    block: int
+    zero_points: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "per", self.per, PER_SCALE)
+        true_or_false(self.name, "zero_points", self.zero_points)
+        self._set("block", positive(self.name, "block", self.block))
+        if self.per != "block" and self.block != BLOCK:
+            raise refused(self.name, "block", "has no meaning here", got=self.block, want="per=block")
+
+    @property
+    def reads(self) -> str | None:
+        """Rows, and blocks of them, lie along the last axis."""
+        return "rows" if self.per in ("row", "block") else None
+
+
+@operator
+class Quantize(Scaled):
+    """round(x / scale) + zero_point, saturated, as an element of i8; x / scale, saturated, of fp8
+
+    Divides by the scale and rounds to nearest even. Numbers beyond the dtype's range become its least or
+    largest number, of f8e5m2 too. As ONNX's QuantizeLinear with saturate=1, and torch.quantize_per_channel.
+
+    scale: `per` says its extents: `tensor`, one element; `channel`, (c,); `row`, all axes but the last;
+    `block`, one for `block` neighbours along the last axis, and for the rest of a row. zero_point, with
+    `zero_points` and to i8: an i8 for each scale.
+    """
+
+    onnx = "QuantizeLinear"
+    torch = "quantize_per_channel"
+
+    scale = operand(_scale_axes)
+    zero_point = operand(_scale_axes, when=_has_zero_points, dtype=_zero_point_dtype)
+    dtype: str
+    per: str = "tensor"
+    block: int = BLOCK
+    zero_points: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "dtype", self.dtype, QUANTIZED)
+        if self.zero_points and self.dtype != "i8":
+            raise refused(self.name, "zero_points", "are for i8", got=self.dtype)
+
+    def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
+        """The formula."""
+        scaled, row = x / scale, dtype_of(self.dtype)
+        if row.is_float:
+            return call(f"as_{self.dtype}", maximum(minimum(scaled, row.largest), -row.largest))
+        whole = round(scaled)
+        return call(f"as_{self.dtype}", whole if zero_point is None else whole + zero_point)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each dtype and each extent of the scales, on odd sizes."""
+        yield "f32[3x5]", cls("i8")
+        yield "f32[2x5x3x7, nhwc]", cls("i8", "channel", zero_points=True)
+        yield "f32[2x3x7]", cls("f8e4m3", "row")
+        yield "f32[2x3x3x11]", cls("f8e5m2", "block", block=4)
+        yield "f32[1x3x3x2x5]", cls("i8", "block", block=2, zero_points=True)
+
+
+@operator
+class Dequantize(Scaled):
+    """(x - zero_point) * scale
+
+    x is i8, i32 or fp8, and the output is of `dtype`. As ONNX's DequantizeLinear, and torch.dequantize.
+
+    scale: as `quantize` has it, in f32, in f64 where `dtype` is f64. zero_point, with `zero_points` and of
+    i8: an i8 for each scale.
+    """
+
+    onnx = "DequantizeLinear"
+    torch = "dequantize"
+
+    scale = operand(_scale_axes, dtype=_scale_dtype)
+    zero_point = operand(_scale_axes, when=_has_zero_points, dtype=_zero_point_dtype)
+    dtype: str = "f32"
+    per: str = "tensor"
+    block: int = BLOCK
+    zero_points: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "dtype", self.dtype, FACTORS)
+
+    def check_dtype(self, src: TensorSpec) -> None:
+        """Integers and fp8.
+
+        Raises:
+            PlanError: src is not quantized, or has no zero points.
+        """
+        known = ("i8",) if self.zero_points else (*QUANTIZED, "i32")
+        if src.dtype not in known:
+            what = "with zero points takes" if self.zero_points else "takes"
+            raise PlanError(f"{self.name} {what} {' or '.join(known)}", got=src.dtype)
+
+    def apply(self, x: Scalar, scale: Scalar, zero_point: Scalar | None = None) -> Scalar:
+        """The formula."""
+        made = (x if zero_point is None else x - zero_point) * scale
+        return call("as_f64", made) if self.dtype == "f64" else made
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each dtype and each extent of the scales, on odd sizes."""
+        yield "i8[3x5]", cls()
+        yield "i8[2x5x3x7, nhwc]", cls("f16", "channel", zero_points=True)
+        yield "f8e4m3[2x3x7]", cls("bf16", "row")
+        yield "f8e5m2[2x3x3x11]", cls("f64", "block", block=4)
+        yield "i32[1x3x3x2x5]", cls("f32", "channel")
+
+
+CONVERSIONS = (Cast, Quantize, Dequantize)
