@@ -64,10 +64,9 @@ def plain_layers(plan: FusionPlan) -> list[Layer]:
     ]
 
 
-def is_plain(layer: Layer) -> bool:
-    """Whether every attribute has its default: the form that other libraries have too."""
-    names = layer.attributes.keys()
-    return all(is_default for name, _, is_default in layer.step.op.written() if name in names)
+def is_usual(layer: Layer) -> bool:
+    """Whether every attribute and every number has its default."""
+    return all(is_default for _, _, is_default in layer.step.op.written())
 
 
 def convolution_of(layer: Layer) -> tuple[Conv, Window]:

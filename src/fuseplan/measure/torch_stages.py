@@ -6,23 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fuseplan.declarations import aligned
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, refuse
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
+from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.matmul import Product
 
-# Operators without operands: the name in torch.nn.functional, and its argument for each of our parameters.
-FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "relu": ("relu", {}),
-    "leaky_relu": ("leaky_relu", {"negative_slope": "negative_slope"}),
-    "elu": ("elu", {"alpha": "alpha"}),
-    "sigmoid": ("sigmoid", {}),
-    "softsign": ("softsign", {}),
-    "silu": ("silu", {}),
-    "hardswish": ("hardswish", {}),
-    "hardsigmoid": ("hardsigmoid", {}),
-    "mish": ("mish", {}),
-}
+# Activations, by their names in torch, whose softplus is another function above 20; and those whose numbers
+# torch takes by the same names.
+FUNCTIONS = {kind.name: kind.torch for kind in ACTIVATIONS if kind.torch and kind.name != "softplus"}
+TAKING_NUMBERS = ("leaky_relu", "elu", "clamp")
 
-# Their backward passes, of a gradient and of what the activation was applied to; then further arguments.
+# Backward passes of activations, of a gradient and the activation's input; then further arguments.
 BACKWARD: Mapping[str, Callable[[Any, Mapping[str, float]], Callable[[Any, Any], Any]]] = {
     "relu": lambda aten, _: lambda dy, x: aten.threshold_backward(dy, x, 0),
     "leaky_relu": lambda aten, given: (
@@ -47,12 +40,13 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     Raises:
         CannotRunError: `peer` is not taught it here.
     """
+    import torch
     from torch.nn import functional
 
-    if layer.name in FUNCTIONS and is_plain(layer):
-        word, names = FUNCTIONS[layer.name]
-        function = getattr(functional, word)
-        options = {names[key]: value for key, value in layer.parameters.items()}
+    if layer.name in TAKING_NUMBERS or (layer.name in FUNCTIONS and is_usual(layer)):
+        word = FUNCTIONS[layer.name]
+        function = getattr(functional, word, None) or getattr(torch, word)
+        options = layer.parameters if layer.name in TAKING_NUMBERS else {}
         return lambda x, stored, given: function(x, **options)
     if layer.name.startswith("conv"):
         return _convolution(functional, layer)

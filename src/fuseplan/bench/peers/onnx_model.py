@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays
 from fuseplan.declarations import aligned
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_plain, running
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, running
+from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.matmul import Product
 from fuseplan.plan import FusionPlan
 
 OPSET = 20
 
-# Operators that are one node without operands: ONNX's name, and its attribute for each of our parameters.
-NODES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "relu": ("Relu", {}),
-    "leaky_relu": ("LeakyRelu", {"negative_slope": "alpha"}),
-    "elu": ("Elu", {"alpha": "alpha"}),
-    "sigmoid": ("Sigmoid", {}),
-    "softsign": ("Softsign", {}),
-    "hardswish": ("HardSwish", {}),
-    "mish": ("Mish", {}),
-}
+# Activations, by their names in ONNX; and those whose number is the attribute `alpha` there.
+NODES = {kind.name: kind.onnx for kind in ACTIVATIONS if kind.onnx}
+TAKING_ALPHA = ("leaky_relu", "elu")
 
 
 def onnx_model(plan: FusionPlan, arrays: Arrays, layers: Sequence[Layer]) -> tuple[bytes, list[str]]:
@@ -72,10 +65,9 @@ class _Writer:
             self._convolution(layer)
         elif layer.name in self._special:
             self._special[layer.name](layer)
-        elif layer.name in NODES and not layer.keys and is_plain(layer):
-            kind, words = NODES[layer.name]
-            attributes: dict[str, Any] = {words[key]: value for key, value in layer.parameters.items()}
-            self._node(kind, [self._last], **attributes)
+        elif layer.name in TAKING_ALPHA or (layer.name in NODES and is_usual(layer)):
+            (alpha,) = layer.parameters.values() if layer.name in TAKING_ALPHA else (None,)
+            self._node(NODES[layer.name], [self._last], **({} if alpha is None else {"alpha": alpha}))
         else:
             raise CannotRunError(f"no ONNX node stands for {layer.name!r} here")
 
