@@ -51,4 +51,5 @@ CASES: list[tuple[Elementwise, Torch]] = [
     (activation.Hardsigmoid(), F.hardsigmoid),
     (activation.Mish(), F.mish),
     (activation.Softsign(), F.softsign),
+    (activation.LogSigmoid(), F.logsigmoid),
 ]

@@ -92,7 +92,6 @@ LACKING: Answers = {
     **_each("quickgelu", 'Write `elementwise("x * sigmoid(1.702 * x)")`'),
     **_each("selu", 'Write `elementwise("1.050701 * where(x > 0, x, 1.673263 * expm1(x))")`'),
     **_each("celu", 'Write `elementwise("where(x > 0, x, a * expm1(x / a))", a=1)`'),
-    **_each("logsigmoid", 'Write `elementwise("-softplus(-x)")`'),
     **_each("thresholdedrelu threshold", 'Write `elementwise("where(x > t, x, 0)", t=1)`'),
     **_each("square", 'Write `elementwise("x * x")`'),
     **_each("reciprocal inverse", 'Write `elementwise("1 / x")`'),

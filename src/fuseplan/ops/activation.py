@@ -316,7 +316,18 @@ class Softsign(Elementwise):
         return x / (1 + abs(x))
 
 
+@operator
+class LogSigmoid(Elementwise):
+    """log(1/(1 + exp(-x))) = -maximum(-x, 0) - log1p(exp(-|x|))"""
+
+    torch = "logsigmoid"
+
+    def apply(self, x: Scalar) -> Scalar:
+        """The formula."""
+        return -softplus(-x)
+
+
 ACTIVATIONS = (
     Identity, Sigmoid, Tanh, Relu, Softplus, Abs, Power, ClippedRelu, LeakyRelu, Elu, Clamp,
-    Gelu, Silu, Hardswish, Hardsigmoid, Mish, Softsign,
+    Gelu, Silu, Hardswish, Hardsigmoid, Mish, Softsign, LogSigmoid,
 )  # fmt: skip

@@ -66,8 +66,9 @@ class _Writer:
         elif layer.name in self._special:
             self._special[layer.name](layer)
         elif layer.name in TAKING_ALPHA or (layer.name in NODES and is_usual(layer)):
-            (alpha,) = layer.parameters.values() if layer.name in TAKING_ALPHA else (None,)
-            self._node(NODES[layer.name], [self._last], **({} if alpha is None else {"alpha": alpha}))
+            numbers = layer.parameters.values() if layer.name in TAKING_ALPHA else ()
+            attributes: dict[str, Any] = dict(zip(("alpha",), numbers, strict=False))
+            self._node(NODES[layer.name], [self._last], **attributes)
         else:
             raise CannotRunError(f"no ONNX node stands for {layer.name!r} here")
 
