@@ -1,6 +1,15 @@
 """The GPU backend: Triton and Gluon text, one kernel a plan.
 
-Everything up to the source runs anywhere. `toolchain` and what it imports need triton, `memory` needs torch.
+Everything up to the source runs anywhere. `compiler` needs triton, `memory` and `views` need torch. Its map:
+
+- templates/: the kernels, in order of preference
+- text, shell, index: lines, the text around a body, indices and masks that fold
+- dialect, functions: the scalar functions in Triton's primitives
+- elementwise: the stages of a plan applied to a tile
+- model: the cost model
+- toolchain, compiler, pool, worker: text to a binary, many at once
+- repairs, sass, gate: errors of Triton and its assembler; faults that no result shows
+- artifact, signature, driver, maps, launch, memory, views: a binary, its arguments, and the device
 """
 
 from __future__ import annotations
