@@ -152,6 +152,15 @@ def test_broken_graphs_name_the_node() -> None:
         fuseplan.onnx.load(unknown).prepare()
 
 
+def test_a_sparse_initializer_is_refused() -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 4]}, ["y"], {})
+    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
+    places = numpy_helper.from_array(np.zeros(1, np.int64), "places")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
+    with pytest.raises(PlanError, match="s is a sparse initializer"):
+        fuseplan.onnx.load(proto).prepare()
+
+
 def test_nodes_may_stand_in_any_order() -> None:
     proto = mlp()
     nodes = list(proto.graph.node)[::-1]

@@ -197,6 +197,12 @@ def test_a_plan_ends_where_a_value_is_needed_elsewhere() -> None:
         assert site.ended.why == code
 
 
+def test_a_constant_that_is_no_number_is_in_no_formula() -> None:
+    graph = graph_of("input x: f32[2x3]\nconstant k: f32[1] = [nan]\ny = map('a * b')(x, k)\noutput y")
+    assert find(graph, threads=1).left[id(graph.nodes[0])].why == Why.NO_PLAN
+    assert np.isnan(Session(find(graph, threads=1))(random_inputs(graph))["y"]).all()
+
+
 def test_a_gate_of_several_readers_is_one_plan() -> None:
     """x * sigmoid(x) reads a product's result twice, and nothing else does."""
     graph = graph_of(

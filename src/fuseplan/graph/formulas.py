@@ -43,8 +43,8 @@ def formula_of(graph: Graph, node: Node) -> Formula | None:
 def _of_map(graph: Graph, node: Node, op: Map) -> Formula | None:
     shape = graph.types[node.outputs[0]].shape or ()
     axes = {name: trailing(graph.types[name].shape or (), shape) for name in node.inputs}
-    meanings = {letter: _leaf(graph, name) for letter, name in zip(LEAVES, node.inputs, strict=False)}
     try:
+        meanings = {letter: _leaf(graph, name) for letter, name in zip(LEAVES, node.inputs, strict=False)}
         return Formula(fold(op.expression, meanings, REBUILD), axes)
     except PlanError:
         return None  # a constant is NaN, or the formula too large for a kernel

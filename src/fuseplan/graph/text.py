@@ -15,7 +15,6 @@ stands the framework's operator.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -185,10 +184,16 @@ def _read_name(text: str) -> str:
 
 
 def _array(made: Type, elements: str) -> Tensor:
+    words = [word.strip() for word in elements.strip("[] ").split(",") if word.strip()]
+    dtype = numpy_dtype(made.dtype)
     try:
-        listed = ast.literal_eval(elements.replace("inf", "1e999").replace("nan", "(1e999-1e999)"))
-        return np.array(listed, numpy_dtype(made.dtype)).reshape(made.shape or ())
-    except (ValueError, SyntaxError, TypeError):
+        listed = (
+            np.array([word == "True" for word in words])
+            if dtype.kind == "b"
+            else np.array(words).astype(dtype)
+        )
+        return listed.reshape(made.shape or ())
+    except ValueError:
         raise PlanError("these are not the constant's elements", got=elements, want=str(made)) from None
 
 

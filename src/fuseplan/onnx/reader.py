@@ -59,6 +59,8 @@ def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
     Raises:
         PlanError: the model is no graph: a name is not made before it is used, or made twice.
     """
+    for each in model.graph.sparse_initializer:
+        raise PlanError(f"{each.values.name} is a sparse initializer", want="a dense one")
     reader = _Reader(model)
     reader.parts.inputs.update(types)
     reader.types.update(types)
@@ -78,7 +80,6 @@ def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
         extent: in the place of extents that are no numbers; None leaves such shapes unknown.
     """
     stored = {each.name for each in model.graph.initializer}
-    stored |= {each.values.name for each in model.graph.sparse_initializer}
     given = (each for each in model.graph.input if each.name not in stored)
     return {each.name: type_of_proto(each.type, extent) for each in given}
 
@@ -90,7 +91,6 @@ def _sorted(graph: Any) -> list[Any]:
         PlanError: a node reads a value that nothing makes, or its own result.
     """
     made = {each.name for each in (*graph.input, *graph.initializer)} | {""}
-    made |= {each.values.name for each in graph.sparse_initializer}
     ahead, found = list(graph.node), list[Any]()
     while ahead:
         waiting = []
