@@ -85,6 +85,32 @@ q = map("a / b")(z, k)
 r = map("b - a")(q, shift)
 output r
 """
+SPELLED_NORM = """
+input x: f32[2x6x16]
+input r: f32[2x6x16]
+constant scale: f32[16]
+constant shift: f32[16]
+constant column: f32[6x1]
+constant eps: f32[] = 0.25
+s = map("a + b")(x, r)
+m = {mean}(s)
+d = map("a - b")(s, m)
+p = {square}
+v = {mean}(p)
+e = map("a + b")(v, eps)
+{factor}
+t = map("a * b")(scale, q)
+y = map("a + b")(t, shift)
+output y
+"""
+MEANS = ("mean(2, keepdim=True)", "reduce('mean', axes=(2,))")
+SQUARES = ('map("a * a")(d)', 'map("a * b")(d, d)', 'map("a ** 2")(d)')
+FACTORS = (
+    'k = map("sqrt(a)")(e)\nq = map("a / b")(d, k)',
+    'k = map("sqrt(a)")(e)\nl = map("1 / a")(k)\nq = map("a * b")(d, l)',
+    'k = map("a ** -0.5")(e)\nq = map("a * b")(k, d)',
+    'k = map("a ** 0.5")(e)\nq = map("a / b")(d, k)',
+)
 FORMULAS = """
 input x: f32[2x3x4]
 input y: f32[2x3x4]
@@ -144,6 +170,48 @@ def test_plans_are_found_and_right(text: str, plans: list[str]) -> None:
         for name, want in exact.items():
             assert made[name].dtype == np.float32
             np.testing.assert_allclose(made[name], want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize(
+    ("square", "mean"), [(square, MEANS[0]) for square in SQUARES] + [(SQUARES[0], MEANS[1])]
+)
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_normalizations_in_pieces_are_found(factor: str, square: str, mean: str, is_centred: bool) -> None:
+    text = SPELLED_NORM.format(mean=mean, square=square, factor=factor)
+    if not is_centred:
+        text = text.replace(f'm = {mean}(s)\nd = map("a - b")(s, m)\n', "").replace("(d)", "(s)")
+        text = text.replace("(d, ", "(s, ").replace(", d)", ", s)")
+    graph = graph_of(text)
+    cut = find(graph, threads=1)
+    kind = "layer_norm" if is_centred else "rms_norm"
+    assert texts(cut) == [f"f32[2x6x16] -> add -> {kind}(affine=False, epsilon=0.25) -> scale -> bias"]
+    books(cut)
+    inputs = random_inputs(graph)
+    np.testing.assert_allclose(Session(cut)(inputs)["y"], graph.evaluate(inputs)["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("output y", "output y\noutput v"),
+        ("axes=(2,)", "axes=(1,)"),
+        ('("a + b")(v, eps)', '("a + b")(v, column)'),
+        ('("a * a")(d)', '("a * b")(d, s)'),
+        ('("sqrt(a)")(e)', '("sqrt(a)")(v)'),
+        ('("a / b")(d, k)', '("b / a")(d, k)'),
+        ('("a / b")(d, k)', '("a / b")(s, k)'),
+    ],
+)
+def test_what_is_nearly_a_normalization_is_none(old: str, new: str) -> None:
+    text = SPELLED_NORM.format(mean=MEANS[1], square=SQUARES[0], factor=FACTORS[0])
+    assert old in text
+    graph = graph_of(text.replace(old, new))
+    cut = find(graph, threads=1)
+    assert not [text for text in texts(cut) if "_norm" in text]
+    inputs = random_inputs(graph)
+    made, exact = Session(cut)(inputs), graph.evaluate(inputs)
+    np.testing.assert_allclose(made["y"], exact["y"], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def books(cut: Cut) -> None:

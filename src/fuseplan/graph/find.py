@@ -13,6 +13,7 @@ from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
+from fuseplan.graph.norms import spelled
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.ops import VIEWS, Foreign
 from fuseplan.graph.region import Region, regions
@@ -112,16 +113,23 @@ class _Finder:
     known: dict[str, Records | Unsupported] = field(default_factory=dict)
 
     def find(self) -> None:
-        for kind in ("contraction", "normalization"):
-            for node in self.graph.nodes:
-                if isinstance(node.op, Layer) and node.op.op.kind == kind:
-                    self._anchored(node, node.op)
+        self._anchors("contraction")
+        for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
+            if not any(id(node) in self.claimed for node in found.nodes):
+                layer = Layer(found.op)
+                self._anchored(Node(layer, (found.src,), (found.dst,)), layer, found.nodes)
+        self._anchors("normalization")
         for node in self.graph.nodes:
             if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
                 self._alone(node)
 
-    def _anchored(self, node: Node, layer: Layer) -> None:
-        """The site around a contraction or an operator with statistics."""
+    def _anchors(self, kind: str) -> None:
+        for node in self.graph.nodes:
+            if isinstance(node.op, Layer) and node.op.op.kind == kind and id(node) not in self.claimed:
+                self._anchored(node, node.op, (node,))
+
+    def _anchored(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> None:
+        """The site around a contraction or an operator with statistics, which a node or its pieces are."""
         if any(node.outputs[1:]):
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
             return
@@ -136,7 +144,7 @@ class _Finder:
             src = TensorSpec(src.shape, src.dtype, layout)
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
-            found = self._with(node, layer, src, region, reason)
+            found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
                 self._keep(found)
                 return
@@ -144,7 +152,13 @@ class _Finder:
         self.left[id(node)] = reason or Reason(Why.REFUSED)
 
     def _with(
-        self, node: Node, layer: Layer, src: TensorSpec, region: Region, before: Reason | None
+        self,
+        node: Node,
+        layer: Layer,
+        pieces: tuple[Node, ...],
+        src: TensorSpec,
+        region: Region,
+        before: Reason | None,
     ) -> Site | Reason:
         """The site of an anchor and the region behind it, or why there is none."""
         try:
@@ -155,9 +169,9 @@ class _Finder:
         if layer.op.kind == "contraction" and not isinstance(centre.operands["weight"], str):
             centre, stages = _folded(centre, stages)
         ended = before or region.ended
-        for values, nodes, front in self._fronts(node, layer):
+        for values, nodes, front in self._fronts(node, layer, pieces):
             made = [*front, centre, *stages]
-            site = self._site(src, made, (*nodes, node, *region.nodes), values, region.head, ended)
+            site = self._site(src, made, (*nodes, *pieces, *region.nodes), values, region.head, ended)
             if isinstance(site, Site):
                 return site
         return site
@@ -175,11 +189,14 @@ class _Finder:
             return Stage(Linear(op.features, precision=op.precision), {"weight": weight.T})
         return Stage(op, operands)
 
-    def _fronts(self, node: Node, layer: Layer) -> Iterator[tuple[str, tuple[Node, ...], list[Stage]]]:
+    def _fronts(
+        self, node: Node, layer: Layer, pieces: tuple[Node, ...]
+    ) -> Iterator[tuple[str, tuple[Node, ...], list[Stage]]]:
         """What may stand in front of an anchor: the value read, nodes and stages; at last, nothing."""
         name = node.inputs[0]
         maker = self.graph.made_by.get(name)
-        is_own = len(self.graph.readers[name]) == 1 and name not in self.graph.outputs
+        inside = {id(piece) for piece in pieces}
+        is_own = name not in self.graph.outputs and {*map(id, self.graph.readers[name])} <= inside
         if layer.op.kind == "normalization" and is_own and maker is not None:
             axis = layer.src([self.graph.types[each] for each in node.inputs]).channel_axis
             found = (
