@@ -1,5 +1,7 @@
 """Saved plans on a GPU: without a compiler, in graphs, and a binary that another program launches."""
 
+from __future__ import annotations
+
 import ctypes
 import json
 import subprocess

@@ -1,12 +1,14 @@
 """Plans as operators of torch's on a GPU: beside torch's layers, compiled, and recorded in CUDA graphs."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import fuseplan.torch as fused
+from fuseplan.torch.backend import compile_graph
 
 BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of the largest value
 MODULES: tuple[tuple[Callable[[], fused.Fused], tuple[int, ...]], ...] = (
@@ -16,6 +18,7 @@ MODULES: tuple[tuple[Callable[[], fused.Fused], tuple[int, ...]], ...] = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own of its compiler
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("made", "shape"), MODULES)
 @pytest.mark.parametrize("way", ["eager", "compiled", "recorded", "misaligned"])
@@ -33,7 +36,7 @@ def test_modules_compute_what_torch_computes(
     assert (got.double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
 
 
-def _called(module: fused.Fused, src: torch.Tensor, way: str) -> torch.Tensor:
+def _called(module: Any, src: torch.Tensor, way: str) -> torch.Tensor:
     if way == "compiled":
         compiled: torch.Tensor = torch.compile(module, fullgraph=True)(src)
         return compiled
@@ -71,3 +74,21 @@ def test_weights_that_lie_as_the_kernel_reads_them_are_neither_copied_nor_kept()
     other(src)
     del other
     assert torch.cuda.memory_allocated() <= before + 4096 * 4096
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("way", ["fuse", "backend", "recorded"])
+def test_whole_models_compute_what_torch_computes(dtype: torch.dtype, way: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 1), nn.SiLU(), nn.Flatten(2), nn.Linear(49, 24), nn.LayerNorm(24), nn.GELU(),
+    )  # fmt: skip
+    model = model.to("cuda", dtype).eval()
+    src = torch.randn(2, 16, 14, 14, device="cuda").to(dtype)
+    want = model.double()(src.double())
+    model.to(dtype)
+    whole = torch.compile(model, backend=compile_graph) if way == "backend" else fused.fuse(model, src)
+    got = _called(whole, src, way)
+    assert (got.double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
