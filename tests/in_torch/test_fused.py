@@ -145,6 +145,25 @@ def test_saved_values_are_results_and_have_gradients() -> None:
         _close(got, want, 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("chain", "want"),
+    [
+        ("sum(1) -> tanh", lambda x: x.sum(1).tanh()),
+        ("amax((0, 2)) -> relu", lambda x: x.amax((0, 2)).relu()),
+        ("softmax(1)", lambda x: x.softmax(1)),
+        ("glu", torch.nn.functional.glu),
+    ],
+)
+def test_gradients_of_plans_whose_output_has_another_shape(
+    chain: str, want: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    src = torch.randn(2, 5, 8, requires_grad=True)
+    out, expected = fused.run(chain, src), want(src)
+    (got,) = torch.autograd.grad(out.square().sum(), src)
+    _close(out.detach(), expected.detach())
+    _close(got, torch.autograd.grad(expected.square().sum(), src)[0], 1e-4)
+
+
 def test_a_changed_weight_is_seen_and_packed_copies_go_with_their_weights() -> None:
     block, src = fused.Fused(nn.Linear(17, 9), nn.ReLU()), torch.randn(3, 17)
     with torch.no_grad():

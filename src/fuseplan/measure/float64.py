@@ -34,12 +34,11 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     x = tensors["src"].double()
     results: dict[str, Tensor] = {}
     for step in plan.steps:
-        if isinstance(step.op, Normalization):
-            x, made = _normalized(step, step.op, x, {**tensors, **results}, slip)
-            results |= made
+        if isinstance(step.op, Conv | Product):
+            x = applied(step, x, tensors)
         else:
-            x = applied(step, x, {**tensors, **results})
-            results |= {each.key: x for each in step.results}
+            x, made = formed(step, x, {**tensors, **results}, slip=slip)
+            results |= made
     return x, results
 
 
@@ -50,7 +49,7 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
         TypeError: there is no such sum here.
     """
     if isinstance(step.op, Elementwise):
-        return elements(step, leaves_of(step, x, tensors), space_of(x).meanings)
+        return formed(step, x, tensors)[0]
     if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()
@@ -60,34 +59,47 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
     return (x.reshape(x.shape[0], -1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 
-def elements(step: Step, leaves: Tensors, meanings: Mapping[str, Callable[..., Any]]) -> Tensor:
-    """The result of an elementwise operator, whose leaves are torch's tensors, by its formulas."""
-    x = leaves["x"]
-    if isinstance(step.op, Parted):
-        return step.op.split(step.src).fill(x.new_empty(step.dst.shape), step.formulas, leaves, meanings)
-    return fold(step.formulas[0], leaves, meanings).expand(x.shape)
-
-
-def _normalized(
-    step: Step, op: Normalization, x: Tensor, tensors: Tensors, slip: float
+def formed(
+    step: Step, x: Tensor, tensors: Tensors, values: Mapping[str, float] | None = None, slip: float = 0.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of an operator with statistics, and its results by key; every sum is of all elements."""
-    leaves, meanings = leaves_of(step, x, tensors), space_of(x).meanings
+    """The output of an operator by its formulas, and its results by key, in the dtype of x.
+
+    Args:
+        step: the operator at its place; no contraction.
+        x: its src.
+        tensors: as `leaves_of` takes them.
+        values: likewise.
+        slip: relative error of each statistic.
+    """
+    op, leaves = step.op, leaves_of(step, x, tensors, values, x.dtype)
+    meanings = {**space_of(x).meanings, "const": x.new_tensor}
+    if isinstance(op, Parted):
+        return op.split(step.src).fill(x.new_empty(step.dst.shape), step.formulas, leaves, meanings), {}
+    if not isinstance(op, Normalization):
+        out = fold(step.formulas[0], leaves, meanings).expand(x.shape)
+        return out, {each.key: out for each in step.results}
     for each in op.reductions(step.leaves, step.src):
-        leaves |= {name: (1 + slip) * number for name, number in reduced(each, leaves, step).items()}
+        made = reduced(each, leaves, step, meanings)
+        leaves |= {name: (1 + slip) * number for name, number in made.items()}
     formulas = op.result_formulas(step.leaves, step.src)
     results = {
         each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
     }
-    out = fold(op.formula(step.leaves, step.src), leaves, meanings).expand(op.spread_shape(step.src))
+    out = fold(step.formulas[0], leaves, meanings).expand(op.spread_shape(step.src))
     return out.reshape(step.dst.shape), results
 
 
-def reduced(statistic: Statistic, leaves: Tensors, step: Step) -> dict[str, Tensor]:
+def reduced(
+    statistic: Statistic,
+    leaves: Tensors,
+    step: Step,
+    meanings: Mapping[str, Callable[..., Any]] | None = None,
+) -> dict[str, Tensor]:
     """The numbers of a statistic of a step by name: NumPy's arrays or torch's tensors, as the leaves."""
     assert isinstance(step.op, Normalization)
     axes, space = step.op.over(step.src), space_of(leaves["x"])
-    return reduce(statistic, leaves, step.src.shape, axes, space.meanings, space.joins, space.broadcast)
+    meant = meanings or space.meanings
+    return reduce(statistic, leaves, step.src.shape, axes, meant, space.joins, space.broadcast)
 
 
 def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor:

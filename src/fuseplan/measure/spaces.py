@@ -168,14 +168,25 @@ def exact(tensor: Tensor, dtype: str | None = None) -> Tensor:
     return space_of(tensor).exact(tensor, dtype)
 
 
-def leaves_of(step: Step, x: Tensor, tensors: Tensors) -> dict[str, Tensor]:
-    """The leaves of a step's formulas by key, float64, each to be broadcast over x."""
+def leaves_of(
+    step: Step, x: Tensor, tensors: Tensors, values: Mapping[str, float] | None = None, dtype: Any = None
+) -> dict[str, Tensor]:
+    """The leaves of a step's formulas by key, each to be broadcast over x.
+
+    Args:
+        step: the operator at its place.
+        x: its src.
+        tensors: operands, earlier values and old values of updated results, by key.
+        values: parameters by key, in the place of the plan's own.
+        dtype: torch's, of the leaves; float64 unless told.
+    """
     space = space_of(x)
     leaves: dict[str, Tensor] = {"x": x}
     found = {held.key: (held.axes, held.block) for held in step.operands}
     found |= {each.key: (each.axes, 1) for each in step.results if each.updated}
     for key, (axes, block) in found.items():
-        leaves[key] = lined_up(space.exact(tensors[key]), x.shape, axes, block)
+        value = space.exact(tensors[key]) if dtype is None else tensors[key].to(dtype)
+        leaves[key] = lined_up(value, x.shape, axes, block)
     leaves |= {key: tensors[key] for key in step.op.again.values()}
-    const = space.meanings["const"]
-    return leaves | {each.key: const(each.value) for each in step.parameters}
+    const, given = space.meanings["const"] if dtype is None else x.new_tensor, values or {}
+    return leaves | {each.key: const(given.get(each.key, each.value)) for each in step.parameters}

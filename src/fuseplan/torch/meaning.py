@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fuseplan.declarations import aligned
-from fuseplan.measure.float64 import elements, reduced
-from fuseplan.measure.spaces import space_of
-from fuseplan.op import Elementwise
+from fuseplan.measure.float64 import formed
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.normalization import Normalization
 from fuseplan.plan import FusionPlan
-from fuseplan.scalar import fold
 from fuseplan.step import Step
 from fuseplan.torch.kernels import given_of
 from fuseplan.torch_tensors import DTYPES
@@ -45,7 +40,7 @@ def evaluated(
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
-        x, made = _elements(step, x, tensors | results, values)
+        x, made = formed(step, x, tensors | results, values)
         results |= made
     saved = [results[each.key].to(DTYPES[each.spec.dtype]) for each in plan.results]
     return [x.to(DTYPES[plan.output.dtype]), *saved]
@@ -63,29 +58,3 @@ def _contracted(op: Conv | Product, step: Step, x: torch.Tensor, weight: torch.T
         x, padding = torch.nn.functional.pad(x, sides), 0
     convolution = CONVOLUTIONS[op.axes]
     return convolution(x, weight, None, window.stride, padding, window.dilation, op.groups)
-
-
-def _elements(
-    step: Step, x: torch.Tensor, tensors: Mapping[str, torch.Tensor], values: Mapping[str, float]
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """An operator's output by its formulas, and its results by key."""
-    meanings = dict(space_of(x).meanings)
-    meanings["const"] = lambda value: torch.tensor(value, dtype=x.dtype, device=x.device)
-    leaves: dict[str, torch.Tensor] = {"x": x}
-    axes = {each.key: each.axes for each in step.operands}
-    axes |= {each.key: each.axes for each in step.results if each.updated}
-    for key, names in axes.items():
-        leaves[key] = tensors[key].to(x.dtype).reshape(aligned(tensors[key].shape, names, x.ndim))
-    leaves |= {key: tensors[key] for key in step.op.again.values()}
-    leaves |= {each.key: meanings["const"](values[each.key]) for each in step.parameters}
-    if isinstance(step.op, Elementwise):
-        made_of = elements(step, leaves, meanings)
-        return made_of, {each.key: made_of for each in step.results}
-    assert isinstance(step.op, Normalization)  # by the kinds of operators
-    for reduction in step.op.reductions(step.leaves, step.src):
-        leaves |= reduced(reduction, leaves, step)
-    formulas = step.op.result_formulas(step.leaves, step.src)
-    made = {
-        each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
-    }
-    return fold(step.formulas[0], leaves, meanings).expand(x.shape), made
