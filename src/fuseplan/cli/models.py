@@ -11,10 +11,9 @@ import click
 import numpy as np
 
 from fuseplan.cli.options import Asked
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import ArgumentError, installing
 from fuseplan.graph.report import Report
-from fuseplan.graph.type import Type, numpy_dtype, word_of
+from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
 
@@ -142,7 +141,7 @@ def _random(rng: np.random.Generator, made: Type) -> Any:
     """Normal values; of whole numbers, 0 and 1."""
     if made.shape is None:
         raise ArgumentError(f"an input is no tensor of numbers: {made}")
-    if made.dtype in DTYPES:
+    if made.dtype in FLOATS:
         return rng.standard_normal(made.shape).astype(numpy_dtype(made.dtype))
     return rng.integers(0, 2, made.shape).astype(numpy_dtype(made.dtype))
 

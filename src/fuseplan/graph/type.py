@@ -22,6 +22,7 @@ WORDS = STORED | {
     "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
     "complex128": "c128", "complex64": "c64", "object": "str",
 }  # fmt: skip
+FLOATS = ("f64", "f32", "f16", "bf16")
 _NUMPY = {word: name for name, word in WORDS.items()}
 _TEXT = re.compile(r"(\w+|\?)(?:\[\s*(\?|[0-9x]*)\s*(?:,\s*([a-z]+)\s*)?\])?")
 
@@ -58,8 +59,8 @@ class Type:
 
     @property
     def is_float(self) -> bool:
-        """A tensor of known shape that formulas take: a dtype of plans."""
-        return self.shape is not None and self.dtype in DTYPES
+        """A tensor of known shape that formulas take: of 2-byte floats or larger ones."""
+        return self.shape is not None and self.dtype in FLOATS
 
     @property
     def is_spec(self) -> bool:
