@@ -115,6 +115,7 @@ def test_a_c_program_links_and_calls_a_kernel_on_one_thread_and_on_two(tmp_path:
         ("f32[1x64x14x14] -> conv2d(32, kernel=1) -> add -> relu", ("weight",)),
         ("f32[1x16x9x9] -> conv2d(16, kernel=3, groups=16, padding=1) -> prelu", ()),
         ("f16[2x32x14x14, nhwc] -> batch_norm_training -> relu", ("scale",)),
+        ("i8[9x64] -> dequantize(per=row) -> linear(16) -> quantize(f8e4m3, per=row)", ("weight", "scale_2")),
     ],
 )
 def test_an_exported_kernel_computes_what_the_compiled_one_does(

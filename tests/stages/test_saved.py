@@ -30,6 +30,7 @@ PLANS = (
     "bf16[2x32x14x14, nhwc] -> conv2d(32, kernel=3, groups=8) -> elu(alpha=0.3)",
     "f16[4x64x14x14, nhwc] -> batch_norm_training -> relu",
     "f64[8x64] -> tanh",
+    "i8[8x64] -> dequantize(f16, per=row, zero_points=True) -> linear(16) -> quantize(f8e5m2, per=row)",
 )
 linux = pytest.mark.skipif(loader.refusal("avx2") is not None, reason="saved code runs on x86-64 under Linux")
 
