@@ -35,6 +35,8 @@ SPLITS = (
     Reason.BLOCKS,
     Reason.CONVERTED_SRC,
     Reason.RESULT_DTYPE,
+    Reason.PARTS_OF_FEATURES,
+    Reason.OPERANDS_BETWEEN,
 )
 
 

@@ -144,7 +144,7 @@ class KernelOperand:
 
     `per` is `channel`, `activation`, `position`, `element`, `blocks` or `shared` of the stage that reads it,
     `weight`, or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where:
-    `prologue` (indexed as src is), `weight`, `epilogue` (indexed as dst is).
+    `prologue` (indexed as src is), `weight`, `between` (per channel), `epilogue` (indexed as dst is).
 
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
     with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
@@ -220,7 +220,7 @@ class Output:
 class Kernel:
     """Everything a template may know of a plan.
 
-    Where `parts` is not None, the first stage of the epilogue reads src, as the prologue leaves it, in parts.
+    With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
 
     Statistics are per `channel` or `activation`, and dst has src's shape; or they are `over` any axes, and
     dst has extent 1 along those of them that the plan's output does not have.
@@ -238,6 +238,7 @@ class Kernel:
     reduced_per: str = "channel"
     parts: Split | None = None
     over: tuple[int, ...] = ()
+    between: tuple[Stage, ...] = ()
 
     @cached_property
     def text(self) -> str:
@@ -246,16 +247,16 @@ class Kernel:
 
     def _lines(self) -> Iterator[str]:
         yield f"src: {self.src}"
-        for stage in self.prologue:
-            yield f"prologue {stage.op_text}: x = {text(stage.expression)}"
+        yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
         if self.convolution:
             yield self.convolution.text
         which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
         yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
+        yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
         if self.parts:
             yield self.parts.text
-        for stage in self.epilogue:
-            yield f"epilogue {stage.op_text}: x = {', '.join(map(text, stage.expressions))}"
+        made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
+        yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
         yield f"dst: {self.dst}"
         yield from (operand.text for operand in self.operands)
         yield from (f"result {output.text}" for output in self.outputs)
@@ -284,7 +285,8 @@ class Kernel:
         """The contraction's, and one for every function of every expression at every element."""
         contraction = self.convolution.flops if self.convolution else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
-        after = sum(functions(stage.expression) for stage in self.epilogue) * self.dst.size
+        behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
+        after = sum(functions(stage.expression) for stage in behind) * self.dst.size
         reduced = sum(functions(each) + 1 for part in self.reductions for each in part.expressions)
         return contraction + before + after + reduced * self.src.size
 
@@ -345,12 +347,13 @@ class Kernel:
         """Bytes of dst and of all outputs besides it."""
         return self.dst.nbytes + sum(output.nbytes for output in self.outputs)
 
+    def stages(self, role: str) -> tuple[Stage, ...]:
+        """Those of a role."""
+        return {"prologue": self.prologue, "between": self.between, "epilogue": self.epilogue}[role]
+
     def operand(self, key: str) -> KernelOperand:
         """The operand of that key; KeyError when the kernel reads none."""
-        for operand in self.operands:
-            if operand.key == key:
-                return operand
-        raise KeyError(key)
+        return {operand.key: operand for operand in self.operands}[key]
 
     @property
     def contraction(self) -> Convolution:
@@ -362,10 +365,7 @@ class Kernel:
     @property
     def weight(self) -> KernelOperand:
         """The contraction's operand; KeyError in a pointwise kernel."""
-        for operand in self.operands:
-            if operand.role == "weight":
-                return operand
-        raise KeyError("weight")
+        return {operand.role: operand for operand in self.operands}["weight"]
 
     @property
     def weight_axes(self) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ def lower(match: Match) -> Kernel:
     before, after = steps[: centre.index], steps[centre.index + 1 :]
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
+    if any(step.op.has_parts for step in after):
+        return _gated(steps, centre)
     return replace(
         _kernel(steps, before, after),
         convolution=_convolution(centre),
@@ -66,6 +68,21 @@ def _pointwise(steps: Sequence[Step]) -> Kernel:
         for each in step.operands
     )
     return replace(_kernel(steps, before, after), parts=split_of(parted), operands=operands)
+
+
+def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
+    """A contraction whose result is read in parts; elementwise operators may stand between the two."""
+    parted = next(step for step in steps if isinstance(step.op, Parted))
+    before, behind = steps[: centre.index], steps[parted.index :]
+    between = steps[centre.index + 1 : parted.index]
+    roles = ((before, "prologue"), ((centre,), "weight"), (between, "between"), (behind, "epilogue"))
+    return replace(
+        _kernel(steps, before, behind),
+        convolution=_convolution(centre),
+        operands=tuple(each for some, role in roles for each in _operands(some, role)),
+        parts=split_of(parted),
+        between=tuple(map(_stage, between)),
+    )
 
 
 def split_of(step: Step) -> Split:

@@ -59,11 +59,11 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
         at, told = (first.index, f"{first.title} is a {kind}") if first else (None, None)
         yield claim(first is None, reason, got=told, operator=at)
     parted = [step for step in plan if step.op.has_parts]
+    yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
+    blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
+    first = next(blocked, None)
+    yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
     if rule == "pointwise":
-        yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
-        blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
-        first = next(blocked, None)
-        yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
         return
     yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
     kinds = frozenset(step.op.kind for step in centres[:2])
@@ -71,9 +71,11 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     second = centres[1].index if len(centres) > 1 else None
     for several, reason in _SEVERAL.items():
         yield claim(second is None or kinds != several, reason, got=met, operator=second)
-    behind = max((step.index for step in (*parted[:1], *centres[:2])), default=None)
-    told = parted[0].title if parted else None
-    yield claim(not parted, Reason.PARTS_BESIDE, got=told, operator=behind)
+    centre = centres[0].index if centres else len(plan)
+    # A template may read the result of a contraction in parts.
+    beside = [step for step in parted if rule == "normalization" or step.index < centre]
+    told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
+    yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Reason(Enum):
     )
     PARTS_BESIDE = (
         "parts-beside",
-        "an operator that reads parts of an axis stands in a kernel of elementwise operators",
+        "an operator that reads parts of an axis stands behind a contraction or among elementwise operators",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",
     )
 
@@ -147,6 +147,18 @@ class Reason(Enum):
         "Give src a layout with its pixels innermost, such as nchw",
     )
 
+    PARTS_OF_FEATURES = (
+        "parts-of-features",
+        "behind a contraction, a template reads no parts but gate and value of features in one group",
+        "`direct` and `product` compute gated products; else split the plan in front of the operator: "
+        "`pointwise` takes it",
+    )
+    OPERANDS_BETWEEN = (
+        "operands-between",
+        "between a contraction and a gated product, an operator has operands per channel or shared ones, and "
+        "nothing is saved",
+        "Split the plan in front of the operator: `pointwise` takes it and the gated product",
+    )
     NOT_POINT_CONVOLUTION = (
         "not-point-convolution",
         "the template takes 1x1 convolutions with stride 1, no padding and one group",

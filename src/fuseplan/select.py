@@ -162,7 +162,8 @@ def _best(
         else:
             refusals.append(refusal)
     if not timed:
-        refusals.reverse()  # the last is the most general one, and so the nearest miss
+        refusals.reverse()  # the last is the most general one
+        refusals.sort(key=lambda refusal: -refusal.held)  # the nearest miss comes first
         alone = templates[0].name if len(templates) < len(backend_of(target.backend).templates) else None
         what = _nothing(kernel, target, accuracy, alone)
         options = _options(target, accuracy)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
+_SMALL = ("channel", "shared")  # operands that are read again for each part
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
@@ -58,11 +59,27 @@ def summation_bound(kernel: Kernel) -> float:
     return kernel.contraction.depth * unit_roundoff(kernel)
 
 
-def layout_claims(kernel: Kernel) -> Iterator[Claim]:
+def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
+    """Parts behind a contraction are gate and value of ungrouped features, in a template that takes these."""
+    split, conv = kernel.parts, kernel.contraction
+    is_gate = gated and split is not None and (split.axis, split.reads, split.makes) == (1, 2, 1)
+    is_gate = is_gate and conv.groups == 1 and not conv.weight_per_batch
+    parted = kernel.epilogue[0] if split else None
+    at, text = (parted.step, parted.op_text) if parted else (None, None)
+    yield claim(split is None or is_gate, Reason.PARTS_OF_FEATURES, got=text, operator=at)
+    large = {each.key for each in kernel.operands if each.role == "between" and each.per not in _SMALL}
+    met = [each for each in kernel.between if each.saves or large & leaves_of(each.expression)]
+    at, text = (met[0].step, met[0].op_text) if met else (None, None)
+    yield claim(not met, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+
+
+def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
     """Nothing in front of a contraction is saved; operands there that lie as src does need a dense src.
 
-    So it is in front of parts.
+    So it is in front of parts. `gated`: the template computes gated products behind a contraction.
     """
+    if kernel.convolution:
+        yield from _parts_claims(kernel, gated=gated)
     early = next((stage for stage in kernel.prologue if stage.saves), None)
     at, told = (None, None) if early is None else (early.step, early.op_text)
     yield claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)

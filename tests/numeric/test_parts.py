@@ -7,6 +7,7 @@ import pytest
 
 from closeness import assert_close
 from forced import forced, narrowed
+from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.lower import lower
@@ -58,6 +59,29 @@ def test_every_sample(text: str) -> None:
     plan = FusionPlan.parse(text)
     assert_close(forced(plan, Pointwise, narrowed(32)), random_arrays(plan, 2), slack=80)
     assert_interpreted(plan, GpuPointwise, slack=80)
+
+
+# Gate and value are features of one tile; operators on both sides, odd features, a single one, any window.
+GATED = (
+    "{d}[33x40] -> linear(64) -> glu(silu, gate=first)",
+    "{d}[7x13] -> linear(34) -> bias -> glu -> scale -> add",
+    "{d}[1x3] -> linear(2) -> glu",
+    "{d}[64x70] -> matmul(514) -> prelu(shared=True) -> glu(relu) -> bias",
+    "{d}[2x3x5x7x8, abhsc] -> linear(38) -> glu(interleaved=True)",
+    "{d}[2x5x13, bsc] -> scale -> gelu -> linear(46) -> bias -> gelu -> gelu -> glu(gelu, interleaved=True) "
+    "-> relu -> save(kept) -> gelu -> gelu -> mul(other=kept)",
+    "{d}[3x9x11x12, nhwc] -> conv2d(22, kernel=3, stride=2) -> batch_norm -> glu(axis=c) -> add",
+)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", GATED)
+@pytest.mark.parametrize("width", [16, 64])
+def test_gated_products_on_the_cpu(text: str, dtype: str, width: int) -> None:
+    plan = FusionPlan.parse(text.format(d=dtype))
+    for template in Direct.candidates(lower(match(plan)), narrowed(width, 2), "default"):
+        compiled = forced(plan, Direct, narrowed(width, 2), template)
+        assert_close(compiled, random_arrays(plan, 2), slack=80)
 
 
 def test_nothing_outside_dst_is_written_nor_outside_src_read(guarded: Any) -> None:

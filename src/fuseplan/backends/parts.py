@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.layouts import dense
+from fuseplan.packing import Pad, Reshape, Step, Transpose
 from fuseplan.parts import Split, part_of
 from fuseplan.tensor import TensorSpec
 
@@ -31,7 +32,7 @@ class End:
     @classmethod
     def of(cls, kernel: Kernel, role: str) -> End:
         """The end of a kernel whose stages have that role."""
-        split = kernel.parts or WHOLE
+        split = WHOLE if kernel.parts is None or kernel.convolution else kernel.parts
         spec, count = (kernel.src, split.reads) if role == "prologue" else (kernel.dst, split.makes)
         if count == 1:
             return cls(spec, (0,), role, split)
@@ -73,7 +74,27 @@ def ends(kernel: Kernel) -> tuple[End, End]:
     return End.of(kernel, "prologue"), End.of(kernel, "epilogue")
 
 
-def of_places(kernel: Kernel) -> Kernel:
-    """The kernel with part 0 of src and of dst in their places."""
-    before, behind = ends(kernel)
-    return replace(kernel, src=before.spec, dst=behind.spec)
+def gates_beside(
+    split: Split | None, extent: int, width: int, inner: tuple[int, ...] = ()
+) -> tuple[Step, ...]:
+    """Steps of a packing that bring the two parts of its first axis together, `width` of each in turn.
+
+    Args:
+        split: how the parts lie; None: there is nothing to do.
+        extent: elements of a part afterwards, a multiple of `width`: zeros follow its own.
+        width: elements that stay together.
+        inner: the other axes.
+    """
+    if split is None:
+        return ()
+    behind = tuple(range(2, 2 + len(inner)))
+    by_parts: tuple[Step, ...] = (Reshape((2, split.extent, *inner)),)
+    if split.interleaved:
+        by_parts = (Reshape((split.extent, 2, *inner)), Transpose((1, 0, *behind)))
+    return (
+        *by_parts,
+        Pad((2, extent, *inner)),
+        Reshape((2, extent // width, width, *inner)),
+        Transpose((1, 0, 2, *(axis + 1 for axis in behind))),
+        Reshape((2 * extent, *inner)),
+    )

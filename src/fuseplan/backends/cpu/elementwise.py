@@ -280,7 +280,7 @@ class Elementwise(Formulas):
 
     Args:
         frame: the kernel being written.
-        role: `prologue` or `epilogue`.
+        role: `prologue`, `between` or `epilogue`.
         builder: the function they are applied in; the frame's body unless told.
         pointers: what the operands' slots hold in that function, by key; `parameters` for the parameters.
         number: of the part that they are applied to, or make.
@@ -296,7 +296,7 @@ class Elementwise(Formulas):
     ) -> None:
         kernel, end = frame.kernel, End.of(frame.kernel, role)
         spec = kernel.dst if role == "epilogue" else kernel.src
-        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
+        stages = kernel.stages(role)
         super().__init__(
             builder or frame.body,
             [stage.of_part(number) for stage in stages],

@@ -75,13 +75,14 @@ class SumOfProducts(CpuTemplate):
     """A template that computes each element as one sum of products and reads every tensor once."""
 
     efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
+    gated: ClassVar[bool] = False  # whether it computes gated products behind the contraction
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
-        yield from layout_claims(kernel)
+        yield from layout_claims(kernel, gated=cls.gated)
         yield accuracy_claim(summation_bound(kernel), accuracy)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing, Pad, Reshape, Step, Transpose, storage_axes
 from fuseplan.target import Target
@@ -18,15 +19,19 @@ class CpuTemplate(Template):
         """How the kernel reads an operand that is no weight; zeros follow to the end of a vector.
 
         per channel, per position and along axes: in order. per activation: in the order in which one image of
-        the tensor it is applied to is stored. shared: its one element. Templates that read a weight override
-        this.
+        the tensor it is applied to is stored. shared: its one element. Between a contraction and a gated
+        product: of all gates, then of all values. Templates that read a weight override this.
 
         Raises:
             ValueError: the operand is a weight, or per element; its template must say how it is read.
         """
         if operand.per not in ("channel", "activation", "position", "axes", "blocks", "shared"):
             raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
-        ordered = (Transpose(storage_axes(kernel.shape_of(operand))),) if operand.per == "activation" else ()
+        ordered: tuple[Step, ...] = ()
+        if operand.per == "activation":
+            ordered = (Transpose(storage_axes(kernel.shape_of(operand))),)
+        if operand.role == "between" and operand.per == "channel" and kernel.parts:
+            ordered = gates_beside(kernel.parts, kernel.parts.extent, kernel.parts.extent)
         width = lanes(kernel, target)
         padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))
         return Packing(operand.shape, kernel.compute_dtype, (*ordered, *padded))

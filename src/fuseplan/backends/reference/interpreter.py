@@ -46,6 +46,7 @@ class Interpreter:
                 leaves |= reduce(reduction, {**leaves, "x": x}, x.shape, axes)
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
+        x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
         stages = kernel.epilogue
         if kernel.parts:
             with np.errstate(all="ignore"):

@@ -72,7 +72,7 @@ class Elementwise:
 
     Args:
         kernel: what is computed.
-        role: `prologue` or `epilogue`.
+        role: `prologue`, `between` or `epilogue`.
         text: takes the lines.
         namespace: what the text calls the language: `tl` or `gl`.
         number: of the part that they are applied to, or make.
@@ -84,7 +84,7 @@ class Elementwise:
     """
 
     def __init__(self, kernel: Kernel, role: str, text: Text, namespace: str = "tl", number: int = 0) -> None:
-        stages = kernel.epilogue if role == "epilogue" else kernel.prologue
+        stages = kernel.stages(role)
         self.stages = simplified([stage.of_part(number) for stage in stages])
         self._end, self._number = End.of(kernel, role), number
         self.text, self.namespace = text, namespace

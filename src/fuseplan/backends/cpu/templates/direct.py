@@ -20,10 +20,11 @@ from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
 from fuseplan.backends.cpu.transpose import transposed
+from fuseplan.backends.parts import gates_beside
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing, Pad, Reshape, Transpose
-from fuseplan.reasons import Claim
+from fuseplan.reasons import Claim, Reason
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, lanes
 
@@ -57,10 +58,13 @@ class Direct(model.SumOfProducts):
 
     name: ClassVar[str] = "direct"
     efficiency: ClassVar[float] = 0.95
+    gated: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
         yield model.padding_claim(kernel)
+        is_last = kernel.parts is None or model.features_innermost(kernel)
+        yield model.about(kernel, is_last, Reason.CHANNELS_FIRST, str(kernel.dst))
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
@@ -92,7 +96,8 @@ class Direct(model.SumOfProducts):
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][group][panel][tap, channel][feature of the panel].
 
-        Zeros follow the last feature. There is one image unless each has a weight of its own.
+        Zeros follow the last feature. There is one image unless each has a weight of its own. Vectors of
+        gates and of values take turns.
         """
         if operand.role != "weight":
             return super().packing(kernel, target, operand)
@@ -101,9 +106,12 @@ class Direct(model.SumOfProducts):
         panels = -(-conv.features_per_group // panel)
         groups = conv.groups * (conv.batch if conv.weight_per_batch else 1)
         inner = conv.channels_per_group, conv.taps
+        gates = gates_beside(kernel.parts, panels * panel // 2, lanes(kernel, target), inner)
+        features = panels * panel if gates else conv.features_per_group
         return weight_packing(
             kernel,
-            Reshape((groups, conv.features_per_group, *inner)),
+            *gates,
+            Reshape((groups, features, *inner)),
             Pad((groups, panels * panel, *inner)),
             Reshape((groups, panels, panel, *inner)),
             Transpose((0, 1, 4, 3, 2)),
@@ -131,7 +139,8 @@ def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:
     conv = kernel.contraction
     width, positions = lanes(kernel, target), sheet(kernel)
     most = positions if model.features_innermost(kernel) else min(positions, width)
-    for vectors in range(1, min(4, -(-conv.features_per_group // width)) + 1):
+    counts = range(1, min(4, -(-conv.features_per_group // width)) + 1)
+    for vectors in (2, 4) if kernel.parts else counts:
         top = min(most, 16, (target.vector_registers * 7 // 8 - vectors) // vectors)
         for rows in range(max(1, top // 2), top + 1):
             yield rows, vectors
@@ -227,6 +236,8 @@ class _Writer:
         self.image = prod(self.conv.dst_spatial)
         positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
         self.tiling = tiling(self.staged, knobs.rows, positions)
+        self.each = 2 if kernel.parts else 1  # vectors that make one of dst's
+        self.between = Elementwise(self.frame, "between")
         self.tail = Elementwise(self.frame, "epilogue")
         self.kept = None if self.innermost else Kept(self.tail, self.panel)
         self.weight = self.frame.pointer("operand", kernel.weight.key)
@@ -265,8 +276,7 @@ class _Writer:
             stager.copy_lines(first, self.staged.lines_under(lines), scratch)
             # The scratch is addressed as if the copy of all lines lay there.
             self.src = b.at(scratch, 0 - first * self.staged.line)
-            group = b.const(0, "i64")
-            self._panels(image, line * inner, group, (0, self.tiling.count), (0, self.panels))
+            self._panels(image, line * inner, b.const(0, "i64"), (0, self.tiling.count), (0, self.panels))
         return self.frame.source(workspace_per_thread=size * model.itemsize(self.kernel))
 
     def _panels(
@@ -296,7 +306,7 @@ class _Writer:
     def _tile(self, image: Index | None, position: Index, group: Index, panel: Index, features: int) -> None:
         """`rows` positions from `position` on, `features` features of one panel."""
         b = self.b
-        sums = Sums(b, self.knobs.rows, -(-features // self.lanes))
+        sums = Sums(b, self.knobs.rows, self.each * -(-features // (self.each * self.lanes)))
         matrix: Index = group
         if image is not None and self.conv.weight_per_batch:
             matrix = image * self.conv.groups + group
@@ -304,7 +314,8 @@ class _Writer:
         self._products(sums, self._starts(image, position, group), b.at(self.weight, where))
         feature = group * self.conv.features_per_group + panel * self.panel
         if self.kept is None:
-            self._store_features(sums.values(), image, position, feature, features)
+            begin = panel * (self.panel // 2) if self.each > 1 else feature
+            self._store_features(sums.values(), image, position, begin, features // self.each)
         else:
             self._store_positions(sums.values(), self.kept, image, position, feature, features)
 
@@ -350,14 +361,20 @@ class _Writer:
     def _store_features(
         self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
     ) -> None:
+        """In a gated product, vectors of gates and of values take turns, and two make one of dst's."""
         known: dict[object, Value] = {}
         first = position if image is None else image * self.image + position
+        extent, each = self.kernel.dst.channels, self.each
         for r, line in enumerate(values):
-            for j, value in enumerate(line):
-                count = min(self.lanes, features - j * self.lanes)
-                channel = feature + j * self.lanes
-                place = Place((first + r) * self.conv.features + channel, channel, True, count)
-                finish(self.frame, self.tail, value, place, known)
+            for j in range(0, len(line), each):
+                done = j // each * self.lanes
+                channel, count = feature + done, min(self.lanes, features - done)
+                parts = {}
+                for i, value in enumerate(line[j : j + each] if each > 1 else ()):
+                    gate = Place(0, channel + i * extent, True, count)
+                    parts[f"x[{i}]"] = self.between.apply(value, gate, known)
+                place = Place((first + r) * extent + channel, channel, True, count)
+                finish(self.frame, self.tail, line[j], place, known, parts=parts)
 
     def _store_positions(
         self,
