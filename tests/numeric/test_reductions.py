@@ -201,6 +201,21 @@ def test_a_gpus_text_in_the_interpreter(plan: str, template: GpuReduction) -> No
 
 
 @pytest.mark.parametrize(
+    "plan",
+    [
+        "i8[9x40] -> dequantize -> softmax",
+        "f8e4m3[9x40] -> amax(0)",
+        "f32[9x40] -> scale -> softmax -> quantize(i8)",
+        "f32[9x40] -> cast(f16) -> mean(1) -> cast(i32)",
+    ],
+)
+def test_other_dtypes(plan: str) -> None:
+    made = FusionPlan.parse(plan)
+    assert_close(forced(made, Reduction, narrowed(32)), random_arrays(made, 5), slack=64)
+    assert_interpreted(made, GpuReduction, slack=64)
+
+
+@pytest.mark.parametrize(
     "plan", ["f16[4096x768] -> softmax", "f32[8x100000] -> softmax", "f32[64x32x56x56, nhwc] -> mean(hw)"]
 )
 def test_candidates_fit_the_gpu(plan: str) -> None:

@@ -30,6 +30,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.text import Text
@@ -92,7 +93,8 @@ class ReductionWriter:
         self.knobs, self.kernel, self.title = knobs, kernel, title
         self.lattice, self.text = Lattice(kernel), Text()
         self.compute = named(kernel.compute_dtype, "tl")
-        self.table = dialect.table(self.text, "tl", kernel.dst.dtype)
+        self.storage = Storage(self.text, "tl", kernel.compute_dtype)
+        self.table = dialect.table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
         self.groups = ceil_div(self.lattice.cell_count, knobs.cells)
         self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements >= WIDE
@@ -199,20 +201,22 @@ class ReductionWriter:
 
     def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
         is_src = name == "src"
-        operand = None if is_src else self.kernel.operand(name)
-        stored = self.kernel.src.dtype if is_src else operand.dtype if operand and operand.strides else ""
+        dtype = self.kernel.src.dtype
+        if not is_src:
+            operand = self.kernel.operand(name)
+            dtype = operand.dtype if operand.strides else self.kernel.compute_dtype
         if is_src and where.constant == 0:
             where = Index(f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)")
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
-        widened = f".to({self.compute})" if stored not in ("", self.kernel.compute_dtype) else ""
-        return self.text.let(name, f"tl.load({address}{mask.guard()}){widened}")
+        loaded = self.text.let(name, f"tl.load({address}{mask.guard()})")
+        return self.storage.widen(dtype, loaded, name)
 
     # ---- formulas
 
     def _value(self, formula: Scalar, leaves: Mapping[str, str], like: str) -> str:
         """A tensor even of a formula that comes to a number."""
         value = fold(dialect.simplified(formula), leaves, self.table)
-        if value.isidentifier() and value not in self.known.values():
+        if value.isidentifier() and not value.startswith(argument(Slot("parameter"))):
             return value
         return self.text.let("constant", f"tl.zeros_like({like}) + {value}")
 
@@ -230,7 +234,7 @@ class ReductionWriter:
 
     def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
         where, mask = self._where(name, tile.along, tile.exists)
-        stored = x if dtype == self.kernel.compute_dtype else f"{x}.to({named(dtype, 'tl')})"
+        stored = self.storage.narrow(dtype, x)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
         one = where.constant is not None  # a tile of one number is stored at one address
         value = f"tl.sum(tl.sum({stored}, 1), 0)" if one else stored
