@@ -275,10 +275,10 @@ class Kernel:
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of accumulators, expressions and parameters: f64 where a value is f64, else f32."""
-        stages = (*self.prologue, *self.epilogue)
-        casts = (CASTS.get(fn) for stage in stages for fn in calls(stage.expression))
-        return "f64" if "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
+        """The dtype of sums, expressions and parameters: f64 for f64 and exact sums of i8, else f32."""
+        casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
+        is_exact = self.convolution is not None and not dtype_of(self.weight.dtype).is_float
+        return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property
     def flops(self) -> int:

@@ -181,8 +181,10 @@ class FusionPlan(PlanTable):
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype of computation and parameters: f64 where any value of the plan is f64, else f32."""
-        return "f64" if "f64" in (self._src.dtype, *(step.dst.dtype for step in self._steps)) else "f32"
+        """The dtype of computation and parameters: f64 for f64 anywhere and exact sums of i8, else f32."""
+        is_exact = any(step.op.kind == "contraction" and step.src.dtype == "i8" for step in self._steps)
+        dtypes = (self._src.dtype, *(step.dst.dtype for step in self._steps))
+        return "f64" if is_exact or "f64" in dtypes else "f32"
 
     @property
     def is_frozen(self) -> bool:

@@ -244,6 +244,30 @@ def test_around_convolutions_and_statistics(chain: str, layout: str) -> None:
     assert error <= allowed_deviation(lower(match(plan)), compiled.choice.template)
 
 
+@pytest.mark.parametrize(
+    "text", ["i8[7x5] -> linear(9)", "i8[2x3x37, bsc] -> linear(4)", "i8[5x4099] -> linear(3)"]
+)
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_products_of_i8_are_exact(text: str, target: str) -> None:
+    """The last one has sums beyond 2^24, where float32 has no odd numbers."""
+    compiled = fuseplan.compile(text, target, cache=False)
+    rng = np.random.default_rng(3)
+    weight_shape = compiled.plan.operands[0].shape
+    src = rng.integers(-128, -120, compiled.plan.src.shape).astype(np.int8)
+    weight = rng.integers(-128, -120, weight_shape).astype(np.int8)
+    got = compiled(src, weight=weight)
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, src.astype(np.int64) @ weight.astype(np.int64).T)
+
+
+@pytest.mark.parametrize(
+    "chain", ["dequantize(per=row) -> scale", "dequantize(f16, per=channel) -> bias -> gelu"]
+)
+def test_sums_of_i8_are_dequantized_in_the_same_kernel(chain: str) -> None:
+    plan = FusionPlan.parse(f"i8[33x70] -> linear(19) -> {chain}")
+    assert_near(plan, fuseplan.compile(plan, "cpu", cache=False))
+
+
 def test_a_dtype_may_be_another_packages() -> None:
     named: Any = torch.float8_e5m2
     assert Cast(named) == Cast("f8e5m2")

@@ -103,7 +103,8 @@ def _check_size(plan: FusionPlan) -> None:
 def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     values = draws.normal(operand.shape)
     if operand.per == "weight":
-        return values * (gain / math.sqrt(terms(step, operand)))
+        scaled = values * (gain / math.sqrt(terms(step, operand)))
+        return scaled if dtype_of(operand.dtype).is_float else ranged(values, operand.dtype)
     if isinstance(step.op, Scaled):  # so that the elements fill much of the dtype
         return (abs(values) + HALF) / 64 if operand.name == "scale" else values * 8
     return _sized(values, operand.name)

@@ -37,8 +37,17 @@ class Product(Op):
         self._set("features", positive(self.name, "features", self.features))
         one_of(self.name, "precision", self.precision, PRECISIONS)
 
+    def check_dtype(self, src: TensorSpec) -> None:
+        """Floating-point numbers, and i8: its sums are exact.
+
+        Raises:
+            PlanError: src has other elements.
+        """
+        if src.dtype != "i8":
+            super().check_dtype(src)
+
     def output(self, src: TensorSpec) -> TensorSpec:
-        """The axes of src, the last one of `features` elements.
+        """The axes of src, the last one of `features` elements; of i8 the sums are i32.
 
         Raises:
             PlanError: the precision is not for src's dtype.
@@ -46,7 +55,8 @@ class Product(Op):
         check_precision(self.name, self.precision, src)
         shape = list(src.shape)
         shape[src.channel_axis] = self.features
-        return src.with_shape(shape)
+        made = src.with_shape(shape)
+        return made if src.dtype != "i8" else made.with_dtype("i32")
 
     def reference(
         self,
@@ -73,7 +83,8 @@ class Matmul(Product):
 
     src: (.., c), any rank; dst: (.., features). weight: (c, features); `transposed`: (features, c);
     `batched`: one for each element of the first axis, (n, c, features) or (n, features, c). The sum is over
-    the last axis, as in torch.matmul: PyTorch's batch of matrices [B, M, K] is f32[BxMxK].
+    the last axis, as in torch.matmul: PyTorch's batch of matrices [B, M, K] is f32[BxMxK]. Of i8 by i8, dst
+    is i32 and exact.
 
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
@@ -112,7 +123,7 @@ class Linear(Product):
     """dst[.., f] = sum over c of src[.., c] * weight[f, c]
 
     src: (.., c), any rank; dst: (.., features). weight: (features, c), as torch.nn.Linear stores it; `bias`
-    after it adds that of torch.nn.Linear.
+    after it adds that of torch.nn.Linear. Of i8 by i8, dst is i32 and exact.
 
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
