@@ -313,7 +313,19 @@ def test_the_commands(tmp_path: Path) -> None:
 
 
 # Of ONNX's own tests of single operators; benchmarks/onnx_node_tests.py runs all 1,884.
-MODULES = ("clip", "flatten", "gelu", "gemm", "hardswish", "maxpool", "selu", "softmax", "squeeze", "swish")
+MODULES = (
+    "clip",
+    "flatten",
+    "gelu",
+    "gemm",
+    "hardswish",
+    "maxpool",
+    "scan",
+    "selu",
+    "softmax",
+    "squeeze",
+    "swish",
+)
 
 
 @pytest.mark.filterwarnings("ignore")  # the package's cases compute infinities on the way

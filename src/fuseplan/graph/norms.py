@@ -62,13 +62,13 @@ def spelled(graph: Graph, node: Node) -> Spelled | None:
 
 def _mean_of(graph: Graph, node: Node | None) -> str | None:
     """The value of which a node is the mean of each row, with an axis of extent 1 left."""
-    if node is None:
+    if node is None or not isinstance(node.op, Layer | Reduce):
         return None
     made = graph.types[node.inputs[0]]
     if isinstance(node.op, Reduce):
         is_mean = node.op == Reduce("mean", (made.rank - 1,))
     else:
-        op = node.op.op if isinstance(node.op, Layer) else None
+        op = node.op.op
         is_mean = isinstance(op, Mean) and op.keepdim and op.over(made.spec()) == (made.rank - 1,)
     return node.inputs[0] if is_mean and made.is_spec else None
 
