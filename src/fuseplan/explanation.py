@@ -165,7 +165,8 @@ def _passes(kernel: Kernel, traffic: Traffic, plan: FusionPlan) -> dict[str, Any
     written = kernel.written_bytes
     is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes
     return {
-        "count": kernel.passes,
+        "count": kernel.passes
+        - (kernel.dst.size < kernel.src.size),  # one element of dst needs no second look
         "per": next(step.op.per for step in plan if isinstance(step.op, Normalization)),
         "elements": kernel.reduced_count,
         "kept": is_kept,
@@ -254,7 +255,12 @@ def _fused_lines(told: Mapping[str, Any], shown: int) -> Iterator[str]:
 
 def _passes_lines(passes: Mapping[str, Any]) -> Iterator[str]:
     """Why there are several, and what they read."""
-    whose = {"channel": "a channel", "activation": "a place of all images", "row": "a row"}[passes["per"]]
+    whose = {
+        "channel": "a channel",
+        "activation": "a place of all images",
+        "row": "a row",
+        "cell": "a place along the other axes",
+    }[passes["per"]]
     yield (
         f"passes      {passes['count']} over the data: the statistics of {whose}, {passes['elements']} "
         "elements, come before what uses them;"

@@ -15,6 +15,7 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import PlanError
+from fuseplan.explanation import explain
 from fuseplan.lower import lower
 from fuseplan.match import match
 from fuseplan.measure.data import random_arrays
@@ -228,3 +229,12 @@ def test_candidates_fit_the_gpu(plan: str) -> None:
         programs = each.emit(kernel, target).grid[0]
         assert each.programs == 1 or programs <= target.processors
         assert each.cells * each.elements <= 32 * 32 * each.warps
+
+
+@pytest.mark.parametrize("target", ["cpu", "triton:sm_90"])
+@pytest.mark.parametrize(
+    ("plan", "passes"), [("f32[8x512x768, bsc] -> scale -> softmax", 2), ("f32[64x300] -> sum -> tanh", 1)]
+)
+def test_the_explanation_tells_what_is_reduced(plan: str, passes: int, target: str) -> None:
+    told = " ".join(str(explain(plan, target)).split())
+    assert f"passes {passes} over the data: the statistics of a place along the other axes" in told
