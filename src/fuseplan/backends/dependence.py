@@ -1,4 +1,4 @@
-"""What the parts of a formula depend on: the position, the channel, or neither."""
+"""The axes that the parts of a formula depend on: the channel's, the positions', or none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fuseplan.kernel import KernelOperand
 from fuseplan.parts import part_of
 from fuseplan.scalar import Scalar
+
+SHARED, CHANNEL, EVERYWHERE = frozenset[str](), frozenset({"c"}), frozenset({"c", "position"})
+AXES = {"shared": SHARED, "channel": CHANNEL}  # of operands; all others differ between positions
 
 
 @dataclass(frozen=True)
@@ -20,19 +23,23 @@ class Dependence:
     operands: Mapping[str, KernelOperand]
     values: Collection[str] = ()
 
-    def varies(self, node: Scalar) -> bool:
-        """Whether the value differs between positions of one channel."""
+    def axes(self, node: Scalar) -> frozenset[str]:
+        """The axes that the value depends on: `c`, and `position` for all others."""
         if node.fn == "leaf":
             name = part_of(str(node.args[0]))[0]
-            axes = ("element", "activation", "position", "axes", "blocks")
-            return name in ("x", *self.values) or self._per(node) in axes
-        return any(map(self.varies, children(node)))
+            operand = self.operands.get(name)
+            if operand is not None:
+                return AXES.get(operand.per, EVERYWHERE)
+            return EVERYWHERE if name in ("x", *self.values) else SHARED
+        return SHARED.union(*map(self.axes, children(node)))
+
+    def varies(self, node: Scalar) -> bool:
+        """Whether the value differs between positions of one channel."""
+        return not self.axes(node) <= CHANNEL
 
     def channelled(self, node: Scalar) -> bool:
-        """Whether the value differs between channels."""
-        if node.fn == "leaf":
-            return self._per(node) == "channel"
-        return any(map(self.channelled, children(node)))
+        """Whether the value differs between channels, and is the same at all positions of one."""
+        return self.axes(node) == CHANNEL
 
     def invariants(self, node: Scalar) -> Iterator[Scalar]:
         """The largest parts that are the same for all positions of a channel."""
@@ -49,10 +56,6 @@ class Dependence:
             return
         for child in children(node):
             yield from self.inputs(child)
-
-    def _per(self, leaf: Scalar) -> str:
-        operand = self.operands.get(part_of(str(leaf.args[0]))[0])
-        return operand.per if operand else ""
 
 
 def children(node: Scalar) -> tuple[Scalar, ...]:
