@@ -50,6 +50,8 @@ ODD = (
     "bf16[2x18x13x17, nhwc] -> add -> conv2d(18, kernel=3, padding=1, groups=9) -> add -> silu",
     "f32[2x36x13x17] -> conv2d(36, kernel=3, padding=1, groups=9) -> bias",
     "f32[6x33x20, bsc] -> matmul(35, batched=True) -> bias -> add -> relu",
+    "f32[3x5x7] -> relu -> save(kept) -> softmax(1) -> mul(kept)",
+    "bf16[2x19x9x11, nhwc] -> conv2d(23, kernel=3) -> bias -> save(pre) -> gelu -> mul(pre)",
     "f32[1x1x8x8] -> conv2d(1, kernel=3, padding=1)",
     "f16[3x7x8x9, strides=1000:100:12:1] -> batch_norm(per_activation) -> bias",
     "f32[64x512x56x56, nhwc] -> batch_norm -> relu",
