@@ -52,7 +52,7 @@ class Bad:
 ANY: dict[str, tuple[str, Make]] = {
     "on the CPU": ("is on cpu", lambda tensor: tensor.cpu()),
     "in NumPy": ("", lambda tensor: tensor.cpu().numpy()),
-    "of integers": ("int32", lambda tensor: tensor.int()),
+    "of integers": ("i32", lambda tensor: tensor.int()),
     "of another size": ("", lambda tensor: tensor[:1]),
     "no tensor": ("", lambda tensor: "tensor"),
     "without storage": ("meta", lambda tensor: tensor.to("meta")),
