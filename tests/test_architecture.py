@@ -37,6 +37,7 @@ LAYERS = (
         "elsewhere",
         "errors",
         "excerpt",
+        "extents",
         "folding",
         "limits",
         "locks",
@@ -51,15 +52,15 @@ LAYERS = (
     ("declarations", "op", "fields"),
     ("ops",),
     ("text", "naming", "dot", "given", "notebook", "step", "plan"),
-    ("kernel", "packing", "target", "emit"),
-    ("match", "template"),
+    ("kernel", "opened", "packing", "target", "emit"),
+    ("match", "representative", "template"),
     ("lower",),
     ("arrays", "arguments", "dlpack", "torch_tensors"),
     ("cache", "foreign", "journal"),
     ("tuned",),
     ("backends",),
     ("measure",),
-    ("select", "build", "runner", "run"),
+    ("select", "build", "runner", "open_run", "run"),
     ("export", "saved", "stages"),
     ("tuning",),
     ("compile", "explanation", "extend", "loaded"),
@@ -73,7 +74,7 @@ ENTRANCES = {"__init__", "__main__"}  # the package's own front door may import 
 LINES_A_MODULE = 400
 LINES_A_FUNCTION = 50
 NESTING = 3
-LINES_AN_IMPORT = 13_100  # of the 40,000 that there are; a millisecond is about a hundred
+LINES_AN_IMPORT = 13_400  # of the 40,000 that there are; a millisecond is about a hundred
 EXCESSES_AT_MOST = 0  # lower this when an entry of allowed_excess.toml goes; never raise it
 
 

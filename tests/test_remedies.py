@@ -83,6 +83,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
         yield decide(laid_out(plan, plan.src.names), target)
     elif refusal.reason is Reason.PADDED_SRC:
         yield decide(plan, "triton:sm_90", template="convolution")
+    elif refusal.reason in (Reason.OPEN_AXES, Reason.KNOWN_EXTENTS):
+        yield decide(plan.with_extents(*[3] * len(plan.src.open_axes)), target)
     elif refusal.reason is Reason.EMPTY_PLAN:
         yield decide(FusionPlan.parse(f"{plan.src} -> relu"), target)
     else:

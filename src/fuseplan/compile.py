@@ -44,7 +44,7 @@ class RunnablePlan:
 
     def __init__(self, runner: Runner | None, source: Source) -> None:
         self._runner, self._source = runner, source
-        self._unbound = None if runner is None else BoundPlan(runner, {})
+        self._unbound = None if runner is None else _bound(runner, {})
 
     @property
     def threads(self) -> int:
@@ -107,7 +107,7 @@ class RunnablePlan:
             ArgumentError: one is unknown, or not what the plan takes.
         """
         runner = self._running(self._runner)
-        return BoundPlan(runner, ({} if arguments is None else self._values(arguments)) | values)
+        return _bound(runner, ({} if arguments is None else self._values(arguments)) | values)
 
     def borrow(self, values: Mapping[str, Any]) -> BoundPlan:
         """Binds without copying operands that lie as the kernel reads them.
@@ -119,7 +119,7 @@ class RunnablePlan:
         Raises:
             ArgumentError: as `bind` does.
         """
-        return BoundPlan(self._running(self._runner), values, borrow=True)
+        return _bound(self._running(self._runner), values, borrow=True)
 
     def _running(self, part: Part | None) -> Part:
         """A part that there is where the code runs on this machine.
@@ -151,6 +151,14 @@ class RunnablePlan:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_CARRIED)
+
+
+def _bound(runner: Runner, values: Mapping[str, Any], borrow: bool = False) -> BoundPlan:
+    if not runner.plan.is_open:
+        return BoundPlan(runner, values, borrow)
+    from fuseplan.open_run import OpenBoundPlan
+
+    return OpenBoundPlan(runner, values, borrow)
 
 
 class CompiledPlan(RunnablePlan):

@@ -190,7 +190,10 @@ def extents(src: TensorSpec, per: str, block: int = 1) -> Shape:
     With a `block` it has one element for so many neighbours along the channels' axis, and for what is left.
     """
     last = src.channel_axis if block > 1 else None
-    whole = tuple(-(-src.shape[axis] // (block if axis == last else 1)) for axis in PER[per](src))
+    whole = tuple(
+        -(-src.shape[axis] // block) if axis == last and block > 1 else src.shape[axis]
+        for axis in PER[per](src)
+    )
     return whole if per == "element" else whole or (1,)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-SLOT_KINDS = ("src", "dst", "operand", "result", "parameters", "parameter", "workspace")
+SLOT_KINDS = ("src", "dst", "operand", "result", "parameters", "parameter", "workspace", "extent")
 COUNTER_BYTES = 4096  # at the front of a GPU's workspace: 1024 counters of 32 bits
 FIRST_SLOT = 16  # words before the pointers: task and finished counters of eight phases
 
@@ -39,8 +39,8 @@ class Slot:
 
     `src` and `dst` have no key; `operand` and `result` have their own; `parameters` points to the kernel's
     parameters, in order, in the compute dtype; `parameter` is one of them by value, in the compute dtype;
-    `workspace` points to the shared part and after it each thread's own. With a `map`, the argument is that
-    tensor map of the memory instead of its pointer.
+    `workspace` points to the shared part and after it each thread's own; `extent` is that of the open axes,
+    by value. With a `map`, the argument is that tensor map of the memory instead of its pointer.
     """
 
     kind: str
@@ -60,9 +60,12 @@ class Source:
     """A generated kernel: `text` in `language`; its function `entry` reads pointers in the order of `slots`.
 
     The workspace of a launch on `threads` threads is `workspace_bytes + threads * workspace_bytes_per_thread`
-    bytes: the shared part first, then one part a thread. A GPU's workspace, where a kernel has one, begins
-    with `COUNTER_BYTES` bytes that are zero before its first launch, and every launch leaves them zero; what
-    lies behind them holds anything, since the plans of a stream share it.
+    bytes: the shared part first, then one part a thread. With open axes the shared part has
+    `workspace_bytes_per_extent` bytes more for each element along them.
+
+    A GPU's workspace, where a kernel has one, begins with `COUNTER_BYTES` bytes that are zero before its
+    first launch, and every launch leaves them zero; what lies behind them holds anything, since the plans of
+    a stream share it.
 
     Attributes:
         language: `llvm`, `triton`, `gluon`, or `kernel` for the reference's own.
@@ -79,6 +82,11 @@ class Source:
     language: str = "llvm"
     grid: tuple[int, int, int] = (1, 1, 1)
     options: tuple[tuple[str, int], ...] = ()
+    workspace_bytes_per_extent: int = 0
+
+    def at(self, extent: int) -> Source:
+        """The source of a launch on that extent of the open axes: its workspace."""
+        return replace(self, workspace_bytes=self.workspace_bytes + extent * self.workspace_bytes_per_extent)
 
     def __repr__(self) -> str:
         return self.text or f"<source of {self.entry}, whose text was not generated: its code was cached>"
@@ -95,6 +103,7 @@ class Source:
             "slots": [[slot.kind, slot.key, slot.map and asdict(slot.map)] for slot in self.slots],
             "workspace_bytes": self.workspace_bytes,
             "workspace_bytes_per_thread": self.workspace_bytes_per_thread,
+            "workspace_bytes_per_extent": self.workspace_bytes_per_extent,
             "language": self.language,
             "grid": list(self.grid),
             "options": [list(option) for option in self.options],
@@ -113,6 +122,7 @@ class Source:
             slots=tuple(Slot(str(kind), str(key), _map(each)) for kind, key, each in frame["slots"]),
             workspace_bytes=int(frame["workspace_bytes"]),
             workspace_bytes_per_thread=int(frame["workspace_bytes_per_thread"]),
+            workspace_bytes_per_extent=int(frame["workspace_bytes_per_extent"]),
             language=str(frame["language"]),
             grid=_triple(frame["grid"]),
             options=tuple((str(name), int(value)) for name, value in frame["options"]),

@@ -16,7 +16,7 @@ import numpy as np
 from fuseplan.elsewhere import FIELDS
 from fuseplan.errors import PlanError, counted, did_you_mean, near_miss
 from fuseplan.excerpt import shown
-from fuseplan.tensor import is_integer
+from fuseplan.extents import is_integer
 
 
 def refused(operator: str, field: str, problem: str, **details: Any) -> PlanError:

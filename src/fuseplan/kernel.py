@@ -15,10 +15,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fuseplan.dtypes import dtype_of
+from fuseplan.extents import OPEN
 from fuseplan.locks import cached_property
+from fuseplan.opened import Opened
 from fuseplan.parts import Split
 from fuseplan.reduction import Statistic
-from fuseplan.scalar import CASTS, Scalar, calls, leaves_of, text
+from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
 from fuseplan.tensor import Dense, TensorSpec
 
 
@@ -173,12 +175,11 @@ class KernelOperand:
         """Bytes of all elements."""
         return self.size * dtype_of(self.dtype).itemsize
 
-    @property
-    def text(self) -> str:
-        """All fields in one line."""
+    def told(self, is_open: bool) -> str:
+        """All fields in one line; a star for the first axis of an open one."""
         per = f"{self.per} {self.axes} {self.blocks}".rstrip(" ()") if self.axes else self.per
         lies = f" strides={_listed(self.strides)}" if self.strides else ""
-        return f"{self.key}: {self.role} per {per} {Dense(self.shape, self.dtype)}{lies}"
+        return f"{self.key}: {self.role} per {per} {_dense(self, is_open)}{lies}"
 
 
 @dataclass(frozen=True)
@@ -206,18 +207,17 @@ class Output:
         """Bytes of all elements."""
         return prod(self.shape) * dtype_of(self.dtype).itemsize
 
-    @property
-    def text(self) -> str:
-        """All fields in one line."""
+    def told(self, is_open: bool) -> str:
+        """All fields in one line; a star for the first axis of an open one."""
         sign = "updated to" if self.updated else "="
-        lies = str(Dense(self.shape, self.dtype))
+        lies = _dense(self, is_open)
         after = "" if self.after is None else f" after operator {self.after}"
         lies = f"{lies} strides={_listed(self.strides)}" if self.strides else lies
         return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {lies}"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Opened):
     """Everything a template may know of a plan.
 
     With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
@@ -239,6 +239,7 @@ class Kernel:
     parts: Split | None = None
     over: tuple[int, ...] = ()
     between: tuple[Stage, ...] = ()
+    open_axis: int | None = None
 
     @cached_property
     def text(self) -> str:
@@ -246,7 +247,7 @@ class Kernel:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"src: {self.src}"
+        yield f"src: {self._told(self.src)}"
         yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
         if self.convolution:
             yield self.convolution.text
@@ -257,9 +258,9 @@ class Kernel:
             yield self.parts.text
         made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
         yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
-        yield f"dst: {self.dst}"
-        yield from (operand.text for operand in self.operands)
-        yield from (f"result {output.text}" for output in self.outputs)
+        yield f"dst: {self._told(self.dst)}"
+        yield from (operand.told(self.has_open(operand)) for operand in self.operands)
+        yield from (f"result {output.told(self.has_open(output))}" for output in self.outputs)
         if self.parameters:
             yield f"parameters: {', '.join(self.parameters)}"
 
@@ -395,6 +396,5 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ":".join(map(str, numbers))
 
 
-def functions(expression: Scalar) -> int:
-    """How many scalar functions one element takes; a shared part counts once."""
-    return len(calls(expression))
+def _dense(tensor: KernelOperand | Output, is_open: bool) -> str:
+    return str(Dense((OPEN, *tensor.shape[1:]) if is_open else tensor.shape, tensor.dtype))

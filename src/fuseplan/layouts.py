@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from fuseplan.elsewhere import LAYOUTS as PLACES
 from fuseplan.errors import PlanError, near_miss
 from fuseplan.excerpt import shown
+from fuseplan.extents import OPEN, outermost_first
 
 # The short layouts of each rank; the first is the default, which is not printed.
 LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
@@ -77,11 +78,11 @@ def order_of(layout: str, names: str) -> list[int]:
 
 
 def dense(shape: Sequence[int], outermost_first: Iterable[int]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps, in elements and logical order."""
+    """Strides of a tensor without gaps, in elements and logical order; open around an open axis."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(list(outermost_first)):
         strides[axis] = step
-        step *= shape[axis]
+        step = OPEN if OPEN in (step, shape[axis]) else step * shape[axis]
     return tuple(strides)
 
 
@@ -102,15 +103,15 @@ def _layouts(strides: Sequence[int], names: str) -> tuple[str, ...]:
     """The layouts to try: the short ones, or the one whose axes are in the order of their strides."""
     if names in short(len(names)):
         return short(len(names))
-    axes = sorted(range(len(names)), key=lambda axis: (-strides[axis], axis))
-    return names, "".join(names[axis] for axis in axes)
+    return names, "".join(names[axis] for axis in outermost_first(strides))
 
 
 def shared_stride(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, int] | None:
     """A stride along which elements share storage, and the stride that it has to exceed; None if none do."""
     reach = 0  # the furthest element along the axes seen so far, which have the smaller strides
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
-        if extent > 1 and stride <= reach:
+    for axis in reversed(outermost_first(strides)):
+        stride, extent = strides[axis], shape[axis]
+        if extent != 1 and stride is not OPEN and stride <= reach:
             return stride, reach
-        reach += (extent - 1) * stride
+        reach += 0 if extent is OPEN else (extent - 1) * stride
     return None

@@ -51,6 +51,8 @@ SWEEP_BYTES = Limit(64 * MIB, "bytes", "a file of MIOpenDriver's lines", "refuse
 WEIGHTS_BYTES = Limit(1024 * MIB, "bytes", "a file of weights for `fuseplan export`", "refused")
 SAVED_BYTES = Limit(256 * MIB, "bytes", "a saved plan (`.fpk`)", "refused")
 
+EXTENTS_KEPT = Limit(64, "extents", "extents of a bound plan's open axes", "the oldest one is prepared again")
+
 # Programs that are waited for.
 COMPILER_SECONDS = Limit(
     120,

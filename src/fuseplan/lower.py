@@ -22,7 +22,13 @@ from fuseplan.text import operator_text
 
 def lower(match: Match) -> Kernel:
     """The kernel of a match: its centre, and the elementwise stages before and after it."""
-    steps = match.steps
+    kernel = _lowered(match.steps)
+    if not match.is_open:
+        return kernel
+    return replace(kernel, open_axis=1 if kernel.reductions and not kernel.over else 0)  # rows are channels
+
+
+def _lowered(steps: Sequence[Step]) -> Kernel:
     centre = next((step for step in steps if step.op.kind != "elementwise"), None)
     if centre is None:
         return _pointwise(steps)

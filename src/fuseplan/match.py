@@ -84,13 +84,15 @@ class Match:
 
     Attributes:
         rule: its name.
-        steps: all of the plan's.
+        steps: all of the plan's; of an open plan, those of its representative.
         refusals: one of each rule that was tried before it.
+        is_open: each launch says the outermost extent.
     """
 
     rule: str
     steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...] = ()
+    is_open: bool = False
 
     def __str__(self) -> str:
         return f"{self.rule}: {' -> '.join(step.op.name for step in self.steps)}"
@@ -116,14 +118,23 @@ def match(plan: FusionPlan) -> Match:
     Raises:
         Unsupported: no rule applies; the error carries the refusal of each.
     """
-    refusals: list[Refusal] = []
+    known, refusals = _numbered(plan), list[Refusal]()
     for rule in RULES:
-        refusal = first_refusal(conditions(rule, plan), rule)
+        refusal = first_refusal(conditions(rule, known), rule)
         if refusal is None:
-            return Match(rule, plan.steps, tuple(refusals))
+            return Match(rule, known.steps, tuple(refusals), plan.is_open)
         refusals.append(refusal)
     refusals.sort(key=lambda refusal: -refusal.held)  # the rule that got furthest comes first
     raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
+
+
+def _numbered(plan: FusionPlan) -> FusionPlan:
+    """The plan with numbers for its open axes."""
+    if not plan.is_open:
+        return plan
+    from fuseplan.representative import representative
+
+    return representative(plan)
 
 
 def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:

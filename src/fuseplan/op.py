@@ -41,6 +41,7 @@ from fuseplan.declarations import (
 from fuseplan.dtypes import dtype_of
 from fuseplan.errors import PlanError
 from fuseplan.excerpt import shown
+from fuseplan.extents import numbers
 from fuseplan.fields import explained, real, refused
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
 from fuseplan.tensor import MAX_BYTES, Dense, TensorSpec
@@ -160,7 +161,7 @@ class Op(ABC):
             axes, word, shape = (), "weight", per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
         dtype = declared.dtype(self) if declared.dtype else dtype
-        if prod(shape) * dtype_of(dtype).itemsize > MAX_BYTES:
+        if prod(numbers(shape)) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",
                 got=f"{'x'.join(map(str, shape))} elements of {dtype}",

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from fuseplan import naming
 from fuseplan.declarations import Array, Operand, Parameter, Result
 from fuseplan.errors import ArgumentError, PlanError, Unsupported, a_thing, counted, did_you_mean, near_miss
 from fuseplan.excerpt import ARROW, shown
+from fuseplan.extents import extents_in
 from fuseplan.fields import refused
 from fuseplan.given import check_keys, number, wide
 from fuseplan.models import instead_of
@@ -187,6 +189,19 @@ class FusionPlan(PlanTable):
         return "f64" if is_exact or "f64" in dtypes else "f32"
 
     @property
+    def is_open(self) -> bool:
+        """Whether the input has open axes: each call says how long they are."""
+        return bool(self._src.open_axes)
+
+    def with_extents(self, *extents: int) -> FusionPlan:
+        """The plan with numbers for its open axes, in logical order; itself where it has none.
+
+        Raises:
+            PlanError: there are more or fewer numbers than open axes, or one cannot be an extent.
+        """
+        return FusionPlan(self._src.with_extents(*extents), *self.ops) if self.is_open or extents else self
+
+    @property
     def is_frozen(self) -> bool:
         """Whether `add` is refused."""
         return self._is_frozen
@@ -273,7 +288,7 @@ class FusionPlan(PlanTable):
         """The meaning of the plan in float64, operator by operator, nothing rounded between them.
 
         Args:
-            src: an array of `plan.src.shape`, logical order; any dtype.
+            src: an array of `plan.src.shape`, logical order; any dtype. Open axes are as long as in src.
             operands: the arrays, by the keys of `plan.operands`; and the old values of the results that are
                 updated, by theirs.
             parameters: numbers in the place of the plan's own, by the keys of `plan.parameters`.
@@ -285,6 +300,9 @@ class FusionPlan(PlanTable):
         Raises:
             ArgumentError: an array is missing, unknown or of another shape.
         """
+        if self.is_open:
+            extents = extents_in("src", np.shape(src), self._src.shape)
+            return self.with_extents(*extents).evaluate(src, operands, parameters, slip)
         given = parameters or {}
         shapes = {each.key: each.shape for each in self.operands}
         shapes |= {each.key: each.shape for each in self.results if each.updated}

@@ -89,7 +89,18 @@ class Reason(Enum):
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",
     )
 
+    OPEN_AXES = (
+        "open-axes",
+        "open axes are rows or images: no operator sums over them, and each tensor has all of them or none",
+        "plan.with_extents(...) is the plan with numbers for its open axes",
+    )
+
     # Kernels that a backend has no template for.
+    KNOWN_EXTENTS = (
+        "known-extents",
+        "the template is written for extents that are numbers",
+        "`pointwise`, `normalization` and `direct` take open axes; plan.with_extents(...) has none",
+    )
     STRIDED_PROLOGUE = (
         "strided-prologue",
         "an operand per element or activation in front of a contraction, or of parts, needs a src in a "

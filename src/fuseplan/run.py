@@ -47,23 +47,28 @@ class BoundPlan:
         runner: the compiled plan.
         values: operands, parameters and tensors for results, by key.
         borrow: operands that lie as the kernel reads them are not copied; the caller keeps them alive.
+        base: the plan with other extents of its open axes, which has packed all values without these.
     """
 
-    def __init__(self, runner: Runner, values: Mapping[str, Any], borrow: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, values: Mapping[str, Any], borrow: bool = False, base: BoundPlan | None = None
+    ) -> None:
         plan = runner.plan
         skip_frames()
         check_keys(plan, values)
         self._runner, self._free_blocks, self._memory = runner, runner.free, runner.memory
         self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
-        self._borrows, self._numbers = borrow, dict[str, float]()
+        self._base, self._borrows = base, borrow
+        self._numbers: dict[str, float] = base._numbers if base else {}
         self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
         self._makers = {key: self._memory.maker(each.spec) for key, each in runner.results.items()}
         self._hold(values, words, in_place)
         needed = (*runner.operands, *(key for key, each in runner.results.items() if each.updated))
-        self._missing = tuple(key for key in needed if key not in values)
+        unbound = needed if base is None else base._missing
+        self._missing: tuple[str, ...] = tuple(key for key in unbound if key not in values)
         self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
         self._addresses: Addresses = _both_unknown  # and of such an out
@@ -71,12 +76,16 @@ class BoundPlan:
     def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
         """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
         self._in_place, self._bound = in_place, self._given(values)
+        earlier: Words = []
+        if self._base:
+            self._in_place, self._bound = self._base._in_place | in_place, self._base._bound | self._bound
+            earlier = self._base._words
         self._results, places = self._placed(self._bound)
-        self._words = [*words, *places]
+        self._words: Words = [*earlier, *words, *self._runner.extent, *places]
         written = self._runner.written(self._bound)
-        check_apart(written, self._runner.read(in_place))
+        check_apart(written, self._runner.read(self._in_place))
         self._written = [buffer.bounds for _, buffer in written]
-        self._held = [*self._written, *(buffer.bounds for buffer in in_place.values())]
+        self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
 
     @property
     def missing(self) -> tuple[str, ...]:

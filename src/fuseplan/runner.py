@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,14 +45,29 @@ class Runner:
         loaded: Loaded,
         memory: Memory,
         threads: int,
+        extent: int | None = None,
     ) -> None:
         self.plan, self.operands, self.memory = plan, operands, memory
         self.free: list[Block] = []
         self.plan_operands = {operand.key: operand for operand in plan.operands}
         self.results = {result.key: result for result in plan.results}
         self.outcome = outcome_of(tuple(self.results))
-        self._loaded, self._threads = loaded, threads
+        self._loaded, self._threads, self._source = loaded, threads, source
         self._places = {(slot.kind, slot.key): index for index, slot in enumerate(source.slots)}
+
+        place = self.place("extent")
+        self.extent: Words = [] if extent is None or place is None else [(place, extent)]
+
+    def at(self, extents: tuple[int, ...]) -> Runner:
+        """What launches the program of an open plan for one extent of each open axis.
+
+        Raises:
+            PlanError: no tensor is so large.
+        """
+        plan, extent = self.plan.with_extents(*extents), prod(extents)
+        source = self._source.at(extent)
+        loaded = self._loaded.at(source, extent)
+        return Runner(plan, self.operands, source, loaded, self.memory, self._threads, extent)
 
     def place(self, kind: str, key: str = "") -> int | None:
         """Which word of the block a slot is; None where the kernel does not read it."""

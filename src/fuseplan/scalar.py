@@ -337,6 +337,11 @@ def calls(root: Scalar) -> list[str]:
     return [node.fn for node in met]
 
 
+def functions(expression: Scalar) -> int:
+    """How many scalar functions one element takes; a shared part counts once."""
+    return len(calls(expression))
+
+
 # How infix functions print: the sign, how tightly it binds, and how tightly its sides must bind.
 _INFIX = {
     "gt": (" > ", 1, 2, 2), "ge": (" >= ", 1, 2, 2),

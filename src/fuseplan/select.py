@@ -155,7 +155,7 @@ def _best(
     refusals: list[Refusal] = []
     makes = backend_of(target.backend).makes
     for template in templates:
-        refusal = first_refusal(template.limits(kernel, target, accuracy), template.name)
+        refusal = first_refusal(template.claims(kernel, target, accuracy), template.name)
         if refusal is None:
             found = (each for each in template.candidates(kernel, target, accuracy) if makes(each))
             timed += [(each.seconds(kernel, target), each) for each in found]
@@ -197,6 +197,6 @@ def takers(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Backe
         if backend.name == target.backend:
             continue
         elsewhere = any_of(backend.name)
-        limits = (template.limits(kernel, elsewhere, accuracy) for template in backend.templates)
+        limits = (template.claims(kernel, elsewhere, accuracy) for template in backend.templates)
         if any(first_refusal(claims) is None for claims in limits):
             yield backend

@@ -140,16 +140,25 @@ class Template(ABC):
     """A way to run a kernel. A class is a search space; an instance is a choice, and its fields are knobs.
 
     `limits` may be called with any kernel; every other method only with a kernel that `limits` lets pass.
-    `error_scale` says in words what the error bound is a share of.
+    `error_scale` says in words what the error bound is a share of. With `opens`, a kernel may have an open
+    axis.
     """
 
     name: ClassVar[str]
     error_scale: ClassVar[str] = "the sum of |src||weight| of an output element"
+    opens: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         """What must hold for this template to compute the kernel; the first that fails is the refusal."""
+
+    @classmethod
+    def claims(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        """`limits`, and what holds for every template."""
+        yield from cls.limits(kernel, target, accuracy)
+        is_taken = kernel.open_axis is None or (cls.opens and not kernel.has_known_extents)
+        yield claim(is_taken, Reason.KNOWN_EXTENTS)
 
     @classmethod
     @abstractmethod

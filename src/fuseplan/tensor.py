@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
-
-import numpy as np
 
 from fuseplan import layouts, limits
 from fuseplan.dtypes import dtype_name, dtype_of, strides_of
 from fuseplan.errors import PlanError, counted
 from fuseplan.excerpt import Span, bounded, shown, stripped
+from fuseplan.extents import OPEN, check_open, filled, opened, positive
 from fuseplan.locks import cached_property
 from fuseplan.models import instead_of
 from fuseplan.syntax import check_length, no_arrow
@@ -27,7 +26,7 @@ class TensorSpec:
     """A tensor: the extents of its axes in logical order, rank 0 to 5.
 
     Attributes:
-        shape: extents in logical order.
+        shape: extents in logical order; `*`, given as None or "*", for an open axis, which is outermost.
         dtype: a name, such as `f32`; also given as a dtype of NumPy, torch, JAX or ml_dtypes.
         layout: names of the axes, outermost first (`nchw`, `nhwc`, ...); None where `strides` are given.
             `bsc`, or any other word of one letter per axis, names the axes in logical order, and they lie in
@@ -53,14 +52,14 @@ class TensorSpec:
 
     def __init__(
         self,
-        shape: Sequence[int],
+        shape: Sequence[int | str | None],
         dtype: object = "f32",
         layout: str | None = None,
         strides: Sequence[int] | None = None,
         names: str | None = None,
     ) -> None:
         dtype = dtype_name(dtype)
-        extents = _positive("an extent", shape)
+        extents = positive("an extent", shape)
         if len(extents) not in layouts.ROWS:
             raise PlanError(
                 "a tensor has at most 5 axes: n, c, and up to three spatial ones",
@@ -80,7 +79,8 @@ class TensorSpec:
         fields = {"shape": extents, "dtype": dtype, "layout": layout, "strides": steps, "names": named}
         for name, value in {**fields, "is_layout_said": is_layout_said}.items():
             object.__setattr__(self, name, value)
-        if self.span * dtype_of(dtype).itemsize > MAX_BYTES:
+        check_open(extents, self.element_strides)
+        if self.with_extents(*[1] * len(self.open_axes)).span * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 "the tensor is larger than memory can be",
                 got=f"{'x'.join(map(str, extents))} elements of {dtype}",
@@ -203,6 +203,19 @@ class TensorSpec:
         """A tensor with this one's axes in the same layout, of another dtype."""
         return TensorSpec(self.shape, dtype, self.layout and self.layout_text, self.strides, self.names)
 
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """The axes whose extent a call says."""
+        return opened(self.shape)
+
+    def with_extents(self, *extents: int) -> TensorSpec:
+        """The same tensor with numbers for its open axes, in logical order; a PlanError if they are not."""
+        if not (extents or self.open_axes):
+            return self
+        shape = filled(self.shape, positive("an extent", extents, may_open=False))
+        layout = self.layout_text if self.layout and self.is_layout_said else None
+        return TensorSpec(shape, self.dtype, layout, self.strides, self.names)
+
     def with_names(self, names: str) -> TensorSpec:
         """The same tensor with other names of its axes."""
         return TensorSpec(self.shape, self.dtype, strides=self.element_strides, names=names)
@@ -260,22 +273,8 @@ class TensorSpec:
         return _parse(text)
 
 
-def is_integer(value: object) -> bool:
-    """A whole number, NumPy's included; True and False are none."""
-    return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_)
-
-
-def _positive(what: str, values: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise PlanError(f"{what} is given for each axis", got=shown(values), want="a sequence of integers")
-    listed = tuple(values)
-    if not all(is_integer(value) and value >= 1 for value in listed):
-        raise PlanError(f"{what} must be a positive integer", got=listed, want="1 or more everywhere")
-    return tuple(int(value) for value in listed)
-
-
 def _checked_strides(strides: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
-    steps = _positive("a stride", strides)
+    steps = positive("a stride", strides)
     if len(steps) != len(shape):
         raise PlanError("each axis needs a stride", got=counted(len(steps), "stride"), want=f"{len(shape)}")
     shared = layouts.shared_stride(steps, shape)
@@ -348,7 +347,7 @@ def _parse(text: str) -> TensorSpec:
             text=text,
             span=stripped(text, begin, end),
         )
-    _blamed(text, sizes, TensorSpec, shape, dtype)
+    _blamed(text, sizes, TensorSpec, [1 if extent is OPEN else extent for extent in shape], dtype)
     strides = re.match(r"strides\s*=", order)
     if strides is None:
         return _blamed(text, place, TensorSpec, shape, dtype, order)
@@ -387,13 +386,14 @@ def _numbers(text: str, span: Span, separator: str) -> list[int]:
     begin, end = span
     found = []
     for piece in text[begin:end].split(separator):
-        if not re.fullmatch(rf"\s*[0-9]{{1,{limits.SIZE_DIGITS}}}\s*", piece):
+        is_open = separator == "x" and piece.strip() == "*"
+        if not is_open and not re.fullmatch(rf"\s*[0-9]{{1,{limits.SIZE_DIGITS}}}\s*", piece):
             raise PlanError(
                 f"{shown(piece.strip())} is not a size",
                 want=f"positive integers with {separator!r} between them",
                 text=text,
                 span=(begin, begin + len(piece)),
             )
-        found.append(int(piece))
+        found.append(OPEN if is_open else int(piece))
         begin += len(piece) + len(separator)
     return found

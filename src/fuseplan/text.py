@@ -16,6 +16,7 @@ from typing import Any
 from fuseplan import limits, naming
 from fuseplan.errors import PlanError, counted, did_you_mean
 from fuseplan.excerpt import ARROW, Span, bounded, segments, shown
+from fuseplan.extents import OPEN
 from fuseplan.fields import fields_of, no_field
 from fuseplan.op import Op
 from fuseplan.ops import BY_NAME, no_operator
@@ -216,8 +217,9 @@ def _blamed(text: str, call: ast.expr, nodes: dict[str, ast.expr], error: PlanEr
 
 
 def plan_json(src: TensorSpec, ops: Iterable[Op]) -> str:
-    """The JSON of a plan: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""
-    tensor: dict[str, object] = {"shape": src.shape, "dtype": src.dtype}
+    """The JSON of a plan: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`; null is `*`."""
+    shape = [None if extent is OPEN else extent for extent in src.shape]
+    tensor: dict[str, object] = {"shape": shape, "dtype": src.dtype}
     tensor |= {"strides": src.strides} if src.strides else {"layout": src.layout_text}
     tensor |= {"names": src.names} if src.strides and not src.has_channel_names else {}
     return json.dumps({"src": tensor, "operators": list(map(_written, ops))}, allow_nan=False)

@@ -17,13 +17,13 @@ from fuseplan.backends.reference import REFERENCE
 from fuseplan.dtypes import DTYPES, FACTORS
 from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError, Unsupported
-from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.lower import lower
 from fuseplan.match import RULES, match, unfuse
 from fuseplan.packing import Packing
 from fuseplan.plan import FusionPlan
 from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import leaf
+from fuseplan.scalar import functions, leaf
 from fuseplan.select import select
 from fuseplan.stages import decide
 from fuseplan.target import Target, parse_target

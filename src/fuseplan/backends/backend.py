@@ -60,6 +60,9 @@ class Block(Protocol):
 class Loaded(Protocol):
     """Code in this process, ready to run; any number of threads may ask it for blocks."""
 
+    def at(self, source: Source, extent: int) -> Loaded:
+        """The same code with the source of launches on one extent of its open axes."""
+
     def block(self, threads: int) -> Block:
         """A new block, its workspace seen to, for launches on at most so many threads (a GPU ignores it)."""
 

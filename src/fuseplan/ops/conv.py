@@ -13,9 +13,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from fuseplan.declarations import Array, Shape, operand
 from fuseplan.errors import PlanError, near_miss
 from fuseplan.excerpt import shown
+from fuseplan.extents import is_integer
 from fuseplan.fields import one_of, positive, refused
 from fuseplan.op import Op, operator
-from fuseplan.tensor import TensorSpec, is_integer
+from fuseplan.tensor import TensorSpec
 
 Pair = tuple[int, int]
 PerAxis = int | tuple[int, ...]

@@ -32,6 +32,10 @@ class Function:
         """Counters, words and a workspace for so many threads."""
         return FunctionBlock(self, threads)
 
+    def at(self, source: Source, extent: int) -> Function:
+        """The entry with the workspace of launches on one extent."""
+        return Function(self.address, source)
+
 
 class FunctionBlock:
     """The argument block of docs/design/0001-records.md, and its workspace.

@@ -10,9 +10,10 @@ from math import prod
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
-from fuseplan.kernel import Convolution, Kernel, functions
+from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason
+from fuseplan.scalar import functions
 from fuseplan.target import Target
 from fuseplan.template import lanes
 

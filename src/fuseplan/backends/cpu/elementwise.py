@@ -14,10 +14,10 @@ from fuseplan.backends.cpu.ir_text import I64, PTR
 from fuseplan.backends.cpu.lanes import with_lane
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
-from fuseplan.kernel import KernelOperand, Stage, functions
+from fuseplan.kernel import KernelOperand, Stage
 from fuseplan.locks import cached_property
 from fuseplan.parts import part_of
-from fuseplan.scalar import Scalar, leaf
+from fuseplan.scalar import Scalar, functions, leaf
 from fuseplan.tensor import TensorSpec
 
 # Scalar functions that stages written out may have. A kernel has stages for 5 to 40 vectors in its code, so

@@ -22,6 +22,8 @@ _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
 class Frame:
     """A kernel being written: `body` is its builder, `pointer(...)` what its slots hold.
 
+    `kernel` is the computation with the value of the extent's slot in the place of an open extent.
+
     The entry loads the pointers and passes them to a second function, whose pointer parameters are declared
     not to alias, so LLVM may keep loads of operands out of loops that store.
 
@@ -42,7 +44,7 @@ class Frame:
         workspace: bool,
         planned: Kernel | None = None,
     ) -> None:
-        self.kernel, self.target, self.slots = kernel, target, _slots(kernel, workspace=workspace)
+        self.target, self.slots = target, _slots(kernel, workspace=workspace)
         described = (type(choice).__doc__ or "").partition("\n")[0]
         self.header = [choice.text, described, *(planned or kernel).text.splitlines()]
         self.lanes = lanes(kernel, target)
@@ -54,11 +56,13 @@ class Frame:
             (PTR, "args"),
             (I64, "thread"),
             (I64, "threads"),
-            *((PTR, name) for name in self._names),
+            *((_type(slot), name) for slot, name in zip(self.slots, self._names, strict=True)),
         ]
         self.body = self.builder("body", parameters)
         self.args, self.thread, self.threads = self.body.parameters[:3]
         self._pointers = dict(zip(self.slots, self.body.parameters[3:], strict=True))
+        is_open = kernel.open_axis is not None
+        self.kernel = kernel.with_extent(self.pointer("extent")) if is_open else kernel
 
     def builder(self, name: str, parameters: list[tuple[str, str]], *, noalias: bool = True) -> Builder:
         """A further function of the module, private to it."""
@@ -130,17 +134,26 @@ class Frame:
         b.line(f"br label %{tag}.look")
         b.label(f"{tag}.end")
 
-    def source(self, *, workspace: int = 0, workspace_per_thread: int = 0) -> Source:
+    def source(self, *, workspace: int = 0, per_thread: int = 0, per_extent: int = 0) -> Source:
         """Ends the kernel and gives its text; the workspace sizes are bytes."""
         self.body.finish()
         entry = Builder(self.module, ENTRY, [(PTR, "args"), (I64, "thread"), (I64, "threads")], noalias=False)
         args, thread, threads = entry.parameters
-        loaded = [entry.load(entry.at(args, FIRST_SLOT + i, I64), PTR) for i in range(len(self.slots))]
-        pointers = "".join(f", ptr {value.name}" for value in loaded)
-        entry.line(f"call void @body(ptr {args.name}, i64 {thread.name}, i64 {threads.name}{pointers})")
+        loaded = [
+            entry.load(entry.at(args, FIRST_SLOT + i, I64), _type(slot)) for i, slot in enumerate(self.slots)
+        ]
+        words = "".join(f", {value.type} {value.name}" for value in loaded)
+        entry.line(f"call void @body(ptr {args.name}, i64 {thread.name}, i64 {threads.name}{words})")
         entry.finish()
         head = "".join(f"; {line}\n" for line in self.header)
-        return Source(head + self.module.text(), ENTRY, self.slots, workspace, workspace_per_thread)
+        return Source(
+            head + self.module.text(),
+            ENTRY,
+            self.slots,
+            workspace,
+            per_thread,
+            workspace_bytes_per_extent=per_extent,
+        )
 
 
 def _slots(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
@@ -151,7 +164,13 @@ def _slots(kernel: Kernel, *, workspace: bool) -> tuple[Slot, ...]:
         listed.append(Slot("parameters"))
     if workspace:
         listed.append(Slot("workspace"))
+    if kernel.open_axis is not None:
+        listed.append(Slot("extent"))
     return tuple(listed)
+
+
+def _type(slot: Slot) -> str:
+    return I64 if slot.kind == "extent" else PTR
 
 
 def _parameter_name(slot: Slot) -> str:

@@ -70,6 +70,8 @@ class Value:
         return self.builder.const(other, self.type) / self
 
     def __neg__(self) -> Value:
+        if self.type == I64:
+            raise TypeError("division is unsigned: `loops.ceil_div` rounds up")
         return self.builder.op(self.type, f"fneg {self.type} {self.name}")
 
     def _binary(self, integer: str, floating: str, other: Operand) -> Value:

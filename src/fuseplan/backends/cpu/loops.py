@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64
@@ -43,6 +43,24 @@ def pieces(
     elif rest:
         with b.when(b.compare("sgt", b.const(stop, I64), whole)):
             part(whole, rest)
+
+
+def ceil_div(count: Any, size: Any) -> Any:
+    """count / size, rounded up: a number of numbers, else a value."""
+    return (count + size - 1) // size
+
+
+def within(b: Builder, number: Index, size: Index, count: Index) -> tuple[Index, Index]:
+    """Where a part begins and ends, by its number: of `size` elements, the last one perhaps of fewer."""
+    if isinstance(size, int) and isinstance(count, int) and size >= count:
+        return 0, count
+    start = number * size
+    return start, b.smaller(start + size, count)
+
+
+def share(b: Builder, count: Index, least: int, threads: Value) -> Value:
+    """The part of a count that a task takes, of a value: four tasks a thread, or as many as have `least`."""
+    return b.const(ceil_div(count, b.smaller(threads * 4, count // least + 1)), I64)
 
 
 def batches(b: Builder, start: Index, stop: Index, size: int, part: Callable[[Index, int], None]) -> None:
@@ -95,6 +113,16 @@ class Write(Protocol):
 
     def __call__(self, at: Index, count: int, *, stream: bool = False) -> None:
         """`count` elements from `at` on; `stream`: past the caches, whole vectors at aligned addresses."""
+
+
+def open_tail(b: Builder, start: Index, even: Index, stop: Index, write: Write) -> None:
+    """Writes even..stop-1, fewer than a vector: by a vector that begins early, or element by element."""
+    is_long = b.compare("sge", b.const(stop - start, I64), b.lanes)
+    begin = b.select(is_long, b.const(stop, I64), even)
+    with b.when(b.compare("slt", b.const(even, I64), begin)):
+        write(stop - b.lanes, b.lanes)
+    with b.loop(begin, stop, name="element") as i:
+        write(i, 1)
 
 
 def unaligned(b: Builder, address: Value, itemsize: int) -> Value:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fuseplan.backends.cpu.staging import LINE
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.tensor import TensorSpec
-
-_LINE = 64  # most rows in a line: where src is copied, a line is a task
 
 
 def as_rows(kernel: Kernel) -> Kernel:
     """The same kernel with two spatial axes, where src has none.
 
     n rows of c become one image of n positions, so that tiles lie over the rows whatever their strides.
-    Where each row has a weight of its own, they stay images, of one position. Storage is the same.
+    Where each row has a weight of its own, or a call says how many there are, they stay images, of one
+    position. Storage is the same.
     """
     conv = kernel.convolution
     if conv is None or conv.kernel:
         return kernel
-    rows = 1 if conv.weight_per_batch else conv.batch
+    rows = 1 if conv.weight_per_batch or kernel.open_axis is not None else conv.batch
     spatial, once = _lines(rows, dense=kernel.src.element_strides[1] == 1), (1, 1)
     product = replace(
         conv,
@@ -43,8 +43,8 @@ def as_rows(kernel: Kernel) -> Kernel:
 
 def _lines(rows: int, *, dense: bool) -> tuple[int, int]:
     """Lines, and rows in each: as many as divide all rows, but whole squares where they lie side by side."""
-    width = max(width for width in range(1, min(rows, _LINE) + 1) if rows % width == 0)
-    return (rows // width, width) if dense or width >= _LINE // 4 else (1, rows)
+    width = max(width for width in range(1, min(rows, LINE) + 1) if rows % width == 0)
+    return (rows // width, width) if dense or width >= LINE // 4 else (1, rows)
 
 
 def _with_axes(spec: TensorSpec, spatial: tuple[int, int]) -> TensorSpec:

@@ -18,11 +18,12 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
-from fuseplan.backends.cpu.loops import offset_of, pieces, places
+from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernel import Convolution, Kernel
 from fuseplan.locks import cached_property
 
+LINE = 64  # positions whose copy is worth a task
 _ALIGN = 16  # elements: 64 bytes of float
 
 
@@ -74,6 +75,13 @@ class Staged:
         """Room in the workspace, in elements; the loops may read one vector past the end."""
         return -(-(self.convolution.batch * self.image) // _ALIGN) * _ALIGN + 2 * _ALIGN if self.copies else 0
 
+    def workspace(self, itemsize: int) -> dict[str, int]:
+        """The workspace of a kernel that has nothing else there, for `Frame.source`."""
+        if isinstance(self.convolution.batch, int):
+            return {"workspace": self.elements * itemsize}
+        images = {"workspace": 3 * _ALIGN * itemsize, "per_extent": self.image * itemsize}
+        return images if self.copies else {}
+
 
 def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None) -> Staged:
     """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
@@ -118,10 +126,13 @@ def emit(frame: Frame, plan: Staged, workspace: Value) -> Value:
     """
     if not plan.copies:
         return frame.pointer("src")
-    stager = Stager(frame, plan)
-    with frame.tasks(plan.rows) as row:
-        stager.copy_line(row, frame.body.at(workspace, row * plan.line))
-    frame.wait(plan.rows)
+    stager, b = Stager(frame, plan), frame.body
+    lines = 1 if isinstance(plan.rows, int) else max(1, LINE // plan.extents[-1])
+    tasks = ceil_div(plan.rows, lines)
+    with frame.tasks(tasks) as task:
+        start, stop = within(b, task, lines, plan.rows)
+        stager.copy_lines(start, stop - start if lines > 1 else 1, b.at(workspace, start * plan.line))
+    frame.wait(tasks)
     return workspace
 
 

@@ -8,14 +8,19 @@ positions then run at 0.8 of their speed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import mul
 
-from fuseplan.backends.cpu.ir import Builder, Index
-from fuseplan.backends.cpu.loops import offset_of, places
+from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import I1
+from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.cpu.staging import Staged
+from fuseplan.backends.cpu.sums import UNROLL
+from fuseplan.kernel import Kernel
 
+_ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 MOST_ADDRESSES = 8  # positions of a tile that may begin anywhere
 
 
@@ -26,7 +31,7 @@ class Tiling:
     Attributes:
         staged: how src is found.
         rows: positions in a tile.
-        positions: positions in the sheet.
+        positions: positions in the sheet; of an open kernel that is being written, a value.
         kind: `run` (all positions of the sheet at one distance), `line` (a tile lies inside a line), `lines`
             (a tile is one or more whole lines), `scattered` (a tile begins anywhere).
     """
@@ -51,7 +56,8 @@ class Tiling:
         """Tiles in the sheet."""
         if self.kind == "line":
             return self.positions // self.width * self._parts
-        return -(-self.positions // self.rows)
+        found: int = ceil_div(self.positions, self.rows)
+        return found
 
     @property
     def waste(self) -> float:
@@ -62,7 +68,8 @@ class Tiling:
         """The first position of a tile; the last tile starts early instead of being shorter."""
         if self.kind != "line":
             first = tile * self.rows
-            return first if self.positions % self.rows == 0 else b.smaller(first, self.positions - self.rows)
+            is_even = isinstance(self.positions, int) and self.positions % self.rows == 0
+            return first if is_even else b.smaller(first, self.positions - self.rows)
         part = tile % self._parts * self.rows
         if self.width % self.rows:
             part = b.smaller(part, self.width - self.rows)
@@ -111,6 +118,40 @@ def tiling(staged: Staged, rows: int, positions: int) -> Tiling:
     line = Tiling(staged, rows, positions, "line")
     few = rows <= MOST_ADDRESSES and line.waste > scattered.waste + 0.02
     return scattered if few else line
+
+
+def sheet(kernel: Kernel) -> int:
+    """Positions that one sequence of tiles runs over: the batch, or an image."""
+    image = prod(kernel.dst.shape[2:])
+    return image if is_per_image(kernel) else kernel.dst.batch * image
+
+
+def is_per_image(kernel: Kernel) -> bool:
+    """Whether tiles stay inside an image: its positions are innermost in dst, or its weight is its own."""
+    return kernel.contraction.weight_per_batch or not model.features_innermost(kernel)
+
+
+def room(plan: Staged, lines: int) -> int:
+    """Elements of padded src under `lines` output lines of the first spatial axis."""
+    needed = plan.lines_under(lines) * plan.line + 2 * UNROLL
+    return -(-needed // _ALIGN) * _ALIGN
+
+
+def serving(b: Builder, tiling: Tiling, image: int) -> list[tuple[Tiling, Value]]:
+    """The tiling and, where an extent may have fewer positions than its tiles, smaller ones for these.
+
+    With each, whether it serves the extent. `image` are the positions of the shortest extent.
+    """
+    positions, most = tiling.positions, tiling.rows
+    if isinstance(positions, int) or image >= most:
+        return [(tiling, Value(b, I1, "true"))]
+    found = [(tiling, b.compare("sge", positions, most))]
+    for fewer in (8, 4, 2, 1):
+        if fewer < most:
+            serves = [b.compare("sge", positions, fewer), b.compare("slt", positions, most)]
+            found.append((replace(tiling, rows=fewer), b.both(serves)))
+            most = fewer
+    return found
 
 
 def is_run(staged: Staged) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import lcm, prod
 
 from fuseplan.backends.cpu.ir import Index
-from fuseplan.backends.cpu.loops import offset_of, places
+from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.parts import End, ends
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.tensor import TensorSpec
@@ -18,7 +18,7 @@ class Axis:
     """One loop: how often, and how far a step goes in each tensor that is indexed.
 
     Attributes:
-        extent: steps.
+        extent: steps; in an open kernel that is being written, the outermost one's is a value.
         dst, src: elements of dst (operands per element lie as dst does) and of src.
         image: elements of an operand per activation; 0 where there is none.
         channel: channels; 0 where no operand is per channel.
@@ -89,9 +89,9 @@ class Walk:
         if not self.along_channels or not self.outer or times < 2 or not self._follows():
             return self
         positions = self.outer[-1]
-        times = min(times, positions.extent)
+        times = min(times, positions.extent) if isinstance(positions.extent, int) else times
         long = replace(self.run, extent=self.run.extent * times)
-        rows = -(-positions.extent // times)
+        rows = ceil_div(positions.extent, times)
         last = replace(
             positions,
             extent=rows,
@@ -99,7 +99,8 @@ class Walk:
             src=positions.src * times,
             image=positions.image * times,
         )
-        short = positions.extent % times * self.run.extent
+        short = (positions.extent - (rows - 1) * times) * self.run.extent
+        short = 0 if short == long.extent else short
         return replace(self, outer=(*self.outer[:-1], last), run=long, short=short)
 
     def _follows(self) -> bool:
@@ -118,6 +119,17 @@ def walk(kernel: Kernel) -> Walk:
     channel = next((axis for axis in around if axis.channel), None)
     outer = tuple(axis for axis in around if axis is not channel)
     return Walk(outer, channel, run, period=run.extent if run.channel else 0)
+
+
+def repeat(path: Walk, width: int, room: int, vectors: int) -> int:
+    """Positions after which a run of channels is whole vectors, if `room` holds it, and long enough."""
+    if not path.period:
+        return 1
+    wanted = vectors * width
+    whole = lcm(path.period, width)
+    if whole > min(room, 4 * wanted):
+        return 1
+    return whole // path.period * max(1, min(-(-wanted // whole), room // whole))
 
 
 def roaming(kernel: Kernel) -> list[tuple[End, KernelOperand]]:
@@ -141,7 +153,7 @@ def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
             others[i] if others else (),
         )
         for i, extent in enumerate(dst.shape)
-        if extent > 1
+        if not isinstance(extent, int) or extent > 1
     ]
     return sorted(listed, key=lambda axis: -axis.dst)
 

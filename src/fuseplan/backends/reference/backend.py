@@ -29,6 +29,10 @@ class Interpretation:
         """The words."""
         return InterpretedBlock(self._interpreter)
 
+    def at(self, source: Source, extent: int) -> Interpretation:
+        """An interpreter of the kernel on that extent."""
+        return Interpretation(self._interpreter.at(source, extent))
+
 
 class InterpretedBlock:
     """The words of one interpretation.

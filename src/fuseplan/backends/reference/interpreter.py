@@ -30,6 +30,10 @@ class Interpreter:
     def __init__(self, kernel: Kernel, source: Source) -> None:
         self.kernel, self.slots = kernel, source.slots
 
+    def at(self, source: Source, extent: int) -> Interpreter:
+        """The interpreter of the kernel on that extent of its open axes."""
+        return Interpreter(self.kernel.with_extent(extent), source)
+
     def __call__(self, words: Iterable[int]) -> None:
         """Reads the tensors, computes, writes dst; each element is rounded once."""
         kernel = self.kernel

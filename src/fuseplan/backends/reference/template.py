@@ -24,6 +24,7 @@ class Interpreted(Template):
     """
 
     name: ClassVar[str] = "interpreted"
+    opens: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

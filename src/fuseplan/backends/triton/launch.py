@@ -7,6 +7,7 @@ extents (int32) and strides (int64); after all arguments come two pointers to sc
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import weakref
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class LoadedKernel:
     def __init__(self, source: Source, artifact: Artifact, queue: Queue) -> None:
         self.source, self.artifact, self.queue = source, artifact, queue
         self.driver = drivers.driver()
+        self._whole: LoadedKernel | None = None  # the one that keeps the module, of one for some extent
         if not queue.is_capturing():
             self.driver.unload(queue.device)
         self.function = self.driver.load(artifact, queue.device)
@@ -79,6 +81,17 @@ class LoadedKernel:
     def stay(self) -> None:
         """Keeps the module for as long as the process lives."""
         self._dropped.detach()
+
+    def at(self, source: Source, extent: int) -> LoadedKernel:
+        """The same function with the source of launches on one extent of its open axes.
+
+        Raises:
+            BuildError: a launch would have more programs than the driver takes.
+        """
+        _check_grid(source)
+        made = copy.copy(self)
+        made.source, made._whole = source, self
+        return made
 
     def block(self, threads: int) -> GpuBlock:
         """New arguments; how many threads there are is the artifact's to say."""
@@ -95,11 +108,15 @@ def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
     mapped = [place for place, slot in enumerate(source.slots) if slot.map is not None]
     if len(artifact.types) != len(source.slots) or sorted(artifact.maps) != mapped:
         raise BuildError("the kernel's object code has other arguments than its source")
+    _check_grid(source)
+    return LoadedKernel(source, artifact, queue)
+
+
+def _check_grid(source: Source) -> None:
     if any(not 1 <= extent <= most for extent, most in zip(source.grid, LARGEST_GRID, strict=True)):
         raise BuildError(
             f"a launch of {'x'.join(map(str, source.grid))} programs is more than the driver takes"
         )
-    return LoadedKernel(source, artifact, queue)
 
 
 class _Mapped:

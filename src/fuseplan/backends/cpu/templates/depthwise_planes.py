@@ -175,7 +175,7 @@ class Writer:
             begin = task // row_blocks * knobs.block_planes
             with b.loop(begin, b.smaller(begin + knobs.block_planes, planes), name="plane") as plane:
                 self._plane(plane, first, last)
-        return self.frame.source(workspace_per_thread=self.copy.nbytes if self.copy else 0)
+        return self.frame.source(per_thread=self.copy.nbytes if self.copy else 0)
 
     def _plane(self, plane: Value, first: Index, last: Index) -> None:
         """Rows `first` to `last` of all that is made from one group of planes of src."""

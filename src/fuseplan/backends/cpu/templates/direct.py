@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from operator import mul
@@ -14,11 +14,11 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import nested, pieces, places
+from fuseplan.backends.cpu.loops import ceil_div, nested, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
-from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
+from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
-from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, tiling
+from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, serving, sheet, tiling
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.backends.parts import gates_beside
 from fuseplan.emit import Source
@@ -29,7 +29,6 @@ from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, lanes
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
-_ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Direct(model.SumOfProducts):
     lines: int = 0
 
     name: ClassVar[str] = "direct"
+    opens: ClassVar[bool] = True
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
 
@@ -195,37 +195,22 @@ def _lines(kernel: Kernel, target: Target, rows: int) -> int:
         copied = plan.lines_under(lines) / (lines * conv.stride[0] * prod(plan.extents[1:-1]))
         return tiling(plan, rows, lines * inner).waste * blocks * (1 + 0.03 * copied)
 
-    room = target.l2_bytes // 4 // model.itemsize(kernel)
-    fitting = bisect_right(range(1, height + 1), room, key=partial(_room, plan))
+    most = target.l2_bytes // 4 // model.itemsize(kernel)
+    fitting = bisect_right(range(1, height + 1), most, key=partial(room, plan))
     shared = height // -(-3 * target.threads // conv.batch)
     counts = range(-(-rows // inner), min(fitting, shared) + 1)
     best = min(counts[:: max(1, len(counts) // _LINE_COUNTS)], key=loss, default=0)
     return best if best and loss(best) < 1.2 * _covering(kernel, rows).waste else 0
 
 
-def sheet(kernel: Kernel) -> int:
-    """Positions that one sequence of tiles runs over: the batch, or an image."""
-    image = prod(kernel.dst.shape[2:])
-    return image if is_per_image(kernel) else kernel.dst.batch * image
-
-
-def is_per_image(kernel: Kernel) -> bool:
-    """Whether tiles stay inside an image: its positions are innermost in dst, or its weight is its own."""
-    return kernel.contraction.weight_per_batch or not model.features_innermost(kernel)
-
-
-def _room(plan: staging.Staged, lines: int) -> int:
-    """Elements of padded src under `lines` output lines of the first spatial axis."""
-    needed = plan.lines_under(lines) * plan.line + 2 * UNROLL
-    return -(-needed // _ALIGN) * _ALIGN
-
-
 class _Writer:
     def __init__(self, knobs: Direct, planned: Kernel, target: Target) -> None:
-        kernel = as_rows(planned)
+        known = as_rows(planned)
+        planned_staged = staging.staged(known)
+        self.frame = Frame(knobs, known, target, workspace=planned_staged.copies, planned=planned)
+        kernel = self.frame.kernel
         self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
         self.staged = staging.staged(kernel)
-        self.frame = Frame(knobs, kernel, target, workspace=self.staged.copies, planned=planned)
         self.b: Builder = self.frame.body
         self.lanes = self.frame.lanes
         self.panel = knobs.vectors * self.lanes
@@ -234,8 +219,10 @@ class _Writer:
         # Where a task's part of src is an image's, its tiles are too.
         self.per_image = is_per_image(kernel) or knobs.lines > 0
         self.image = prod(self.conv.dst_spatial)
-        positions = knobs.lines * prod(self.conv.dst_spatial[1:]) if knobs.lines else sheet(kernel)
-        self.tiling = tiling(self.staged, knobs.rows, positions)
+        inner = knobs.lines * prod(self.conv.dst_spatial[1:])
+        covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
+        self.tiling = replace(covering, staged=self.staged, positions=inner or sheet(kernel))
+        self.tilings = serving(self.b, self.tiling, self.image)
         self.each = 2 if kernel.parts else 1  # vectors that make one of dst's
         self.between = Elementwise(self.frame, "between")
         self.tail = Elementwise(self.frame, "epilogue")
@@ -250,19 +237,22 @@ class _Writer:
         self.src = staging.emit(self.frame, self.staged, workspace)
         knobs, conv, b = self.knobs, self.conv, self.b
         images = conv.batch if self.per_image else 1
-        blocks, panel_blocks = -(-self.tiling.count // knobs.block), -(-self.panels // knobs.block_panels)
-        with self.frame.tasks(images * blocks * conv.groups * panel_blocks) as task:
+        blocks = ceil_div(self.tiling.count, knobs.block)
+        parts, share = images * blocks * conv.groups, knobs.block_panels
+        if not isinstance(parts, int):  # a task has fewer panels where an extent has few other parts
+            share = ceil_div(self.panels, b.smaller(ceil_div(self.frame.threads * 4, parts), self.panels))
+        panel_blocks = ceil_div(self.panels, share)
+        with self.frame.tasks(parts * panel_blocks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
-            first, begin = block * knobs.block, panel_block * knobs.block_panels
-            tiles = (first, b.smaller(first + knobs.block, self.tiling.count))
-            panels = (begin, b.smaller(begin + knobs.block_panels, self.panels))
+            tiles = within(b, block, knobs.block, self.tiling.count)
+            panels = within(b, panel_block, share, self.panels)
             self._panels(image if self.per_image else None, 0, group, tiles, panels)
-        return self.frame.source(workspace=self.staged.elements * model.itemsize(self.kernel))
+        return self.frame.source(**self.staged.workspace(model.itemsize(self.kernel)))
 
     def by_lines(self) -> Source:
         """A task copies the lines of src under its output lines to its thread's part of the workspace."""
         b, conv, lines = self.b, self.conv, self.knobs.lines
-        size = _room(self.staged, lines)
+        size = room(self.staged, lines)
         stager = staging.Stager(self.frame, self.staged)
         scratch = b.at(self.frame.pointer("workspace"), self.frame.thread * size)
         height, inner = conv.dst_spatial[0], prod(conv.dst_spatial[1:])
@@ -272,12 +262,12 @@ class _Writer:
             image, block = task // blocks, task % blocks
             # The last block starts early where it would be short, and computes some lines twice.
             line = b.smaller(block * lines, height - lines) if height % lines else block * lines
-            first = image * (self.staged.rows // conv.batch) + line * above
+            first = image * prod(self.staged.extents[:-1]) + line * above
             stager.copy_lines(first, self.staged.lines_under(lines), scratch)
             # The scratch is addressed as if the copy of all lines lay there.
             self.src = b.at(scratch, 0 - first * self.staged.line)
             self._panels(image, line * inner, b.const(0, "i64"), (0, self.tiling.count), (0, self.panels))
-        return self.frame.source(workspace_per_thread=size * model.itemsize(self.kernel))
+        return self.frame.source(per_thread=size * model.itemsize(self.kernel))
 
     def _panels(
         self,
@@ -296,22 +286,32 @@ class _Writer:
         def run(panel: Index, count: int) -> None:
             if self.kept:
                 self.kept.fill(group * features + panel * self.panel, count)
-            with b.loop(*tiles, name="tile") as tile:
-                self._tile(image, base + self.tiling.start(b, tile), group, panel, count)
+            for each, serves in self.tilings:
+                own = tiles if each is self.tiling else (0, each.count)
+                with b.when(serves), b.loop(*own, name="tile") as tile:
+                    self._tile(each, image, base + each.start(b, tile), group, panel, count)
 
         pieces(b, features, self.panel, run, name="panel", within=panels, numbered=True)
 
     # ---- one tile
 
-    def _tile(self, image: Index | None, position: Index, group: Index, panel: Index, features: int) -> None:
-        """`rows` positions from `position` on, `features` features of one panel."""
+    def _tile(
+        self,
+        tiles: Tiling,
+        image: Index | None,
+        position: Index,
+        group: Index,
+        panel: Index,
+        features: int,
+    ) -> None:
+        """The positions of a tile from `position` on, `features` features of one panel."""
         b = self.b
-        sums = Sums(b, self.knobs.rows, self.each * -(-features // (self.each * self.lanes)))
+        sums = Sums(b, tiles.rows, self.each * -(-features // (self.each * self.lanes)))
         matrix: Index = group
         if image is not None and self.conv.weight_per_batch:
             matrix = image * self.conv.groups + group
         where = (matrix * self.panels + panel) * (self.conv.depth * self.panel)
-        self._products(sums, self._starts(image, position, group), b.at(self.weight, where))
+        self._products(sums, self._starts(tiles, image, position, group), b.at(self.weight, where))
         feature = group * self.conv.features_per_group + panel * self.panel
         if self.kept is None:
             begin = panel * (self.panel // 2) if self.each > 1 else feature
@@ -319,14 +319,14 @@ class _Writer:
         else:
             self._store_positions(sums.values(), self.kept, image, position, feature, features)
 
-    def _starts(self, image: Index | None, position: Index, group: Index) -> list[Value]:
+    def _starts(self, tiles: Tiling, image: Index | None, position: Index, group: Index) -> list[Value]:
         """Where in src the first tap of each of the tile's positions lies."""
         b, channel = self.b, group * self.conv.channels_per_group
-        distances = self.tiling.distances()
+        distances = tiles.distances()
         if distances is None:
-            offsets = [self.tiling.offset(b, position + r, image) for r in range(self.knobs.rows)]
+            offsets = [tiles.offset(b, position + r, image) for r in range(tiles.rows)]
             return [b.at(self.src, offset + channel) for offset in offsets]
-        first = b.at(self.src, self.tiling.offset(b, position, image) + channel)
+        first = b.at(self.src, tiles.offset(b, position, image) + channel)
         return [b.at(first, distance) for distance in distances]
 
     def _products(self, sums: Sums, starts: Sequence[Value], weight: Value) -> None:

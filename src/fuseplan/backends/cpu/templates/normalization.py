@@ -21,9 +21,10 @@ from fuseplan.backends.cpu.templates.normalization_shape import (
 )
 from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import functions
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, result_claim, unit_roundoff
 

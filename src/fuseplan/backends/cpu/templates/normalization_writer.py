@@ -101,7 +101,7 @@ class Writer(ABC):
             self._whole()
         else:
             self._split()
-        return self.frame.source(workspace=self.shared, workspace_per_thread=self.own)
+        return self.frame.source(workspace=self.shared, per_thread=self.own)
 
     def _whole(self) -> None:
         """A task goes through its data as often as it must: once from memory, if a cache holds it."""

@@ -220,7 +220,7 @@ class Writer:
                 begin = begin + 1
             with b.loop(begin, end, name="tile") as tile:
                 self._tiles(part, tile)
-        return self.frame.source(workspace_per_thread=room * model.itemsize(self.kernel))
+        return self.frame.source(per_thread=room * model.itemsize(self.kernel))
 
     def _plane(self, image: Index, channel: Index) -> Index:
         """Where in src a channel's positions begin."""

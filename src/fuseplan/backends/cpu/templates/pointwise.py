@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import lcm
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, storage
@@ -14,15 +13,25 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
-from fuseplan.backends.cpu.loops import by_length, places, steps, streamed, unaligned
+from fuseplan.backends.cpu.loops import (
+    by_length,
+    ceil_div,
+    open_tail,
+    places,
+    share,
+    steps,
+    streamed,
+    unaligned,
+    within,
+)
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.walk import Walk, offsets, others, roaming, walk
+from fuseplan.backends.cpu.walk import offsets, others, repeat, roaming, walk
 from fuseplan.backends.parts import ends
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, functions
+from fuseplan.kernel import Kernel
 from fuseplan.locks import cached_property
 from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import Scalar
+from fuseplan.scalar import Scalar, functions
 from fuseplan.target import Target
 from fuseplan.template import (
     Accuracy,
@@ -56,6 +65,7 @@ class Pointwise(CpuTemplate):
 
     name: ClassVar[str] = "pointwise"
     error_scale: ClassVar[str] = "the result of each function of the formulas"
+    opens: ClassVar[bool] = True
 
     vectors: int
     repeat: int
@@ -74,7 +84,7 @@ class Pointwise(CpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        large = _moved(kernel) > target.l3_bytes
+        large = _moved(kernel) > target.l3_bytes or kernel.open_axis is not None
         for stream in (True, False) if large else (False,):
             candidate = _blocked(kernel, target, stream)
             if candidate.stream == stream:
@@ -109,22 +119,11 @@ def _moved(kernel: Kernel) -> int:
     return kernel.src.nbytes + kernel.written_bytes + elements
 
 
-def _repeat(path: Walk, width: int, room: int, stream: bool) -> int:
-    """Positions after which a run of channels is whole vectors, if `room` holds it, and long enough."""
-    if not path.period:
-        return 1
-    wanted = 2 * _STREAMED_RUN * width if stream else 4 * width
-    whole = lcm(path.period, width)
-    if whole > min(room, 4 * wanted):
-        return 1
-    return whole // path.period * max(1, min(-(-wanted // whole), room // whole))
-
-
 def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
     """Knobs with about four tasks a thread, fewer where a task would be too small to be worth handing out."""
     width, plain = lanes(kernel, target), walk(kernel)
     step, room = 4 * width, _scratch_room(kernel, target)
-    path = plain.repeated(_repeat(plain, width, room, stream))
+    path = plain.repeated(repeat(plain, width, room, 2 * _STREAMED_RUN if stream else 4))
     tasks = max(1, min(4 * target.threads, _moved(kernel) // _TASK_BYTES))
     units = path.rows * -(-path.channels // width)
     chunks = -(-path.run.extent // (room // step * step)) if path.period and path.repeats == 1 else 1
@@ -166,17 +165,14 @@ class _Writer:
     """Writes one kernel."""
 
     def __init__(self, knobs: Pointwise, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel = knobs, kernel
-        self.path = walk(kernel).repeated(knobs.repeat)
-        # A run over several positions is not split: a task has the values of all its channels.
-        extent = self.path.run.extent
-        self.block_run = min(knobs.block_run, extent) if self.path.repeats == 1 else extent
         self.frame = Frame(knobs, kernel, target, workspace=False)
         self.b, self.lanes = self.frame.body, self.frame.lanes
-        if self.block_run < extent and self.block_run % self.lanes:
-            raise ValueError(
-                f"a part of a run is whole vectors of {self.lanes}, not {self.block_run} elements"
-            )
+        self.knobs, self.kernel = knobs, self.frame.kernel
+        self.path = walk(self.kernel).repeated(knobs.repeat)
+        self.is_open = kernel.open_axis is not None
+        self.least = max(1, _TASK_BYTES * kernel.dst.size // _moved(kernel))  # elements of a task
+        self.most = target.l3_bytes * kernel.src.batch // _moved(kernel)  # the longest extent that L3 holds
+        self.block_run = self._block_run()
         self.stages = Elementwise(self.frame, "epilogue")
         self.ends = ends(kernel)
         self.of_parts = [
@@ -187,6 +183,25 @@ class _Writer:
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.activation = any(operand.per == "activation" for operand in kernel.operands)
         self.uniform: dict[object, Value] = {}
+
+    def _block_run(self) -> int:
+        """Elements of a run in a task."""
+        extent = self.path.run.extent
+        if not isinstance(extent, int):
+            step = self.lanes * self.knobs.vectors
+            return ceil_div(share(self.b, extent, self.least, self.frame.threads), step) * step
+        # A run over several positions is not split: a task has the values of all its channels.
+        block = min(self.knobs.block_run, extent) if self.path.repeats == 1 else extent
+        if block < extent and block % self.lanes:
+            raise ValueError(f"a part of a run is whole vectors of {self.lanes}, not {block} elements")
+        return block
+
+    def _block_rows(self, units: Index, groups: int) -> Index:
+        """Runs in a task, or groups of runs."""
+        if isinstance(units, int):
+            return self.knobs.block_rows
+        each = self.path.run.extent * (self.lanes if self.path.channel else 1)
+        return share(self.b, units, max(1, self.least // each), self.frame.threads)
 
     @cached_property
     def hoisted(self) -> list[Scalar]:
@@ -204,20 +219,18 @@ class _Writer:
 
     def source(self) -> Source:
         """The whole kernel: one phase of tasks, each some rows of a part of the run."""
-        b, knobs, path = self.b, self.knobs, self.path
+        b, path = self.b, self.path
         groups = -(-path.channels // self.lanes)
         units, extent = path.rows * groups, path.run.extent
-        chunks, blocks = -(-extent // self.block_run), -(-units // knobs.block_rows)
+        block_rows = self._block_rows(units, groups)
+        chunks, blocks = ceil_div(extent, self.block_run), ceil_div(units, block_rows)
         with self.frame.tasks(blocks * chunks) as task:
-            chunk, block = task % chunks, task // chunks
-            start: Index = chunk * self.block_run if chunks > 1 else 0
-            stop = b.smaller(start + self.block_run, extent) if chunks > 1 else extent
-            begin: Index = block * knobs.block_rows if blocks > 1 else 0
-            end = b.smaller(begin + knobs.block_rows, units) if blocks > 1 else units
+            start, stop = within(b, task % chunks, self.block_run, extent)
+            begin, end = within(b, task // chunks, block_rows, units)
             self._share(start, stop)
             with b.loop(begin, end, name="row") as unit:
                 self._unit(unit // groups, unit % groups, start, stop)
-            if knobs.stream:
+            if self.knobs.stream:
                 # Stores past the caches are seen before the task counts as finished.
                 b.line("fence seq_cst")
         return self.frame.source()
@@ -299,15 +312,14 @@ class _Writer:
         if not self.knobs.stream:
             self._plain(line, start, stop)
             return
-        if self._shortest() >= 2 * self.lanes:
+        if not self.is_open and self._shortest() >= 2 * self.lanes:
             self._streamed(line, start, stop)
             return
-        by_length(
-            self.b,
-            stop - start,
-            lambda: self._streamed(line, start, stop),
-            lambda: self._plain(line, start, stop),
-        )
+        length, streamed, plain = stop - start, partial(self._streamed, line), partial(self._plain, line)
+        if self.is_open:  # of tensors that the last cache holds, every run counts as short
+            is_large = self.b.compare("sgt", self.frame.pointer("extent"), self.most)
+            length = self.b.select(is_large, self.b.const(length, I64), 0)
+        by_length(self.b, length, partial(streamed, start, stop), partial(plain, start, stop))
 
     def _ends(self) -> dict[int, int]:
         """Where the last part of a run may end, and where that part begins."""
@@ -324,7 +336,10 @@ class _Writer:
             for done in range(0, length - length % lanes, lanes):
                 self._vector(line, start + done, lanes)
         else:
-            steps(b, start, stop, self.knobs.vectors, lambda i, _: self._vector(line, i, lanes))
+            even = steps(b, start, stop, self.knobs.vectors, lambda i, _: self._vector(line, i, lanes))
+            if not all(isinstance(end, int) for end in (self.path.run.extent, self.path.short)):
+                open_tail(b, start, even, stop, partial(self._vector, line))
+                return
         for end, begin in self._ends().items():
             self._tail(line, stop, end, begin)
 

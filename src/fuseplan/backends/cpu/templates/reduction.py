@@ -13,8 +13,9 @@ from fuseplan.backends.cpu.templates.reduction_writer import ReductionKnobs, Red
 from fuseplan.backends.lattice import Lattice
 from fuseplan.dtypes import dtype_of
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, functions
+from fuseplan.kernel import Kernel
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import functions
 from fuseplan.target import Target
 from fuseplan.template import (
     Accuracy,

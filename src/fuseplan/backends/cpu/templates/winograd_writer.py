@@ -46,7 +46,7 @@ class Writer:
             self._transform_src(first, last)
             self._multiply((last - first) * grid.run, begin, end)
             results.emit(first, last, begin, end)
-        return self.frame.source(workspace_per_thread=grid.own_elements * 4)
+        return self.frame.source(per_thread=grid.own_elements * 4)
 
     def _image(self) -> Image:
         """What tiles are read from: src itself, or the lines that a task has copied."""

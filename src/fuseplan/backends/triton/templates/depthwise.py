@@ -12,9 +12,10 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.depthwise_writer import HELD_WEIGHTS, DepthwiseKnobs, DepthwiseWriter
 from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, functions
+from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
 from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.scalar import functions
 from fuseplan.target import Target
 from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 

@@ -9,8 +9,9 @@ from math import prod
 
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.emit import TensorMap
-from fuseplan.kernel import Kernel, functions
+from fuseplan.kernel import Kernel
 from fuseplan.locks import cached_property
+from fuseplan.scalar import functions
 from fuseplan.tensor import TensorSpec
 
 ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresses and strides are multiples of

@@ -1,0 +1,90 @@
+"""Open axes on CPUs: one compiled plan at many extents, beside float64 and the plans with numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeness import assert_close
+from fuseplan.compile import CompiledPlan
+from fuseplan.compile import compile as compile_plan
+from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.spaces import exact as wide
+from fuseplan.plan import FusionPlan
+
+POINTWISE = (
+    "f32[*x33] -> relu",
+    "f32[*x6x5x4, nhwc] -> batch_norm -> add -> relu",
+    "f32[*x6x5x4] -> batch_norm -> add -> relu",
+    "f32[*x*x7] -> relu -> save(kept) -> add",
+    "f16[*x8x3, strides=30:3:1] -> gelu",
+    "bf16[*x3x5] -> relu",
+    "f64[*x70] -> bias -> tanh",
+    "f32[*x1] -> scale",
+    "f32[*x3x5x4, nhwc] -> batch_norm(per_activation)",
+)
+CONTRACTIONS = (
+    "f32[*x7] -> linear(6) -> bias -> gelu",
+    "f16[*x70] -> add -> linear(65) -> bias",
+    "f32[*x*x7] -> linear(10) -> add",
+    "f32[*x9x7, strides=100:9:1 of bsc] -> linear(10)",
+    "f32[*x6x5x4, nhwc] -> conv2d(8, kernel=3, padding=1) -> batch_norm -> add -> relu",
+    "bf16[*x6x5x4] -> relu -> conv2d(8, kernel=3, padding=1) -> save(kept) -> relu",
+    "f32[*x16x9x9] -> conv2d(16, kernel=3, groups=4, stride=2) -> bias",
+    "f64[*x3x2x2, nhwc] -> conv2d(8, kernel=2, padding=1)",
+)
+# Of the largest result: a few roundings of the storage, or of sums of up to 70 products.
+BOUNDS = {"f64": 1e-14, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
+
+
+def at(compiled: CompiledPlan, rows: int) -> tuple[FusionPlan, dict[str, Any]]:
+    """The plan with `rows` along its first open axis, and arrays for it."""
+    plan = compiled.plan.with_extents(rows, *[3] * (len(compiled.plan.src.open_axes) - 1))
+    return plan, random_arrays(plan, rows)
+
+
+def outputs(made: Any) -> list[Any]:
+    return [wide(each) for each in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS)
+def test_one_kernel_serves_every_extent(text: str) -> None:
+    compiled = compile_plan(text, threads=2)
+    for rows in (1, 2, 3, 5, 8, 15, 16, 17, 64, 131, 1):
+        plan, arrays = at(compiled, rows)
+        got, want = outputs(compiled(**arrays))[0], reference(plan, arrays)
+        assert np.abs(got - want).max() <= np.abs(want).max() * BOUNDS[plan.src.dtype]
+
+
+@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS)
+def test_the_bits_are_those_of_the_plan_with_numbers(text: str) -> None:
+    compiled = compile_plan(text, threads=2)
+    name = compiled.choice.template.name
+    for rows in (3, 37):
+        plan, arrays = at(compiled, rows)
+        numbered = compile_plan(plan, threads=2, template=name)
+        for got, want in zip(outputs(compiled(**arrays)), outputs(numbered(**arrays)), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 3000), text=st.sampled_from((POINTWISE[1], CONTRACTIONS[0])))
+def test_any_extent(rows: int, text: str) -> None:
+    compiled = compile_plan(text, threads=2)
+    _plan, arrays = at(compiled, rows)
+    assert_close(compiled, arrays, slack=64)
+
+
+def test_operands_are_packed_once() -> None:
+    compiled = compile_plan(CONTRACTIONS[0])
+    _, arrays = at(compiled, 5)
+    weight = arrays["weight"].copy()
+    bound = compiled.bind(weight=weight, bias=arrays["bias"])
+    want = bound(arrays["src"]).copy()
+    weight[...] = 0
+    np.testing.assert_array_equal(bound(arrays["src"]), want)
+    np.testing.assert_array_equal(bound(arrays["src"][:2]), want[:2])
