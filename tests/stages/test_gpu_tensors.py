@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "freed": (lambda: freed(0), "beyond its storage of 0 bytes|no memory"),
     "dlpack elsewhere": (lambda: Exported(torch.zeros(4, 64), (2, 1)), "on cuda:1, .* runs on cuda:0"),
     "dlpack on the host": (lambda: Exported(torch.zeros(4, 64), (1, 0)), "in the host's memory"),
-    "interface type": (lambda: Interfaced(torch.zeros(4, 64), typestr="<i4"), "'<i4'"),
+    "interface type": (lambda: Interfaced(torch.zeros(4, 64), typestr="<i8"), "'<i8'"),
     "interface mask": (lambda: Interfaced(torch.zeros(4, 64), mask=1), "masked"),
     "interface null": (lambda: Interfaced(torch.zeros(4, 64), data=(0, False)), "no memory|on cuda"),
     "interface strides": (lambda: Interfaced(torch.zeros(4, 64), strides=(255, 4)), "not aligned"),
