@@ -5,7 +5,7 @@
 
 The first form adds a line a kernel, and goes on where it was ended; it runs under each Triton of interest.
 The second form adds them up. The kernels are those of suites, shipped choices and device tests, by the
-templates `product` and `convolution`: others take no factor from registers. Each is assembled as Triton wrote
+template `product`: others take no factor from registers. Each is assembled as Triton wrote
 it and, where that shows the error, again with `repairs.settled`.
 """
 
@@ -42,7 +42,7 @@ from fuseplan.tuned import SHIPPED, read
 from orders import orders
 
 SM_90 = parse_target("triton:sm_90")
-READERS = ("product", "convolution")  # templates that can take a factor from registers
+READER = "product"  # the template that can take a factor from registers
 
 Found = tuple[str, Kernel, Template]
 
@@ -81,7 +81,7 @@ def _selected(plan: str, template: str | None) -> Iterator[Found]:
 def looked_at(known: set[str], assemblers: Iterable[Assembler]) -> Iterator[dict[str, Any]]:
     """A line for each kernel whose key is not known yet."""
     for plan, kernel, template in listed():
-        if template.name not in READERS or not isinstance(template, GpuTemplate):
+        if template.name != READER or not isinstance(template, GpuTemplate):
             continue
         source = template.emit(kernel, SM_90)
         key = hashlib.sha256(source.text.encode() + repr(source.options).encode()).hexdigest()[:16]

@@ -82,7 +82,7 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
     elif refusal.reason is Reason.UNNAMED_DST:
         yield decide(laid_out(plan, plan.src.names), target)
     elif refusal.reason is Reason.PADDED_SRC:
-        yield decide(plan, "triton:sm_90", template="convolution")
+        yield decide(plan, "triton:sm_90", template="product")
     elif refusal.reason in (Reason.OPEN_AXES, Reason.KNOWN_EXTENTS):
         yield decide(plan.with_extents(*[3] * len(plan.src.open_axes)), target)
     elif refusal.reason is Reason.EMPTY_PLAN:

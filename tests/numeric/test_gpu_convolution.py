@@ -1,11 +1,11 @@
-"""The implicit matrix product in Triton's interpreter: shapes, layouts, dtypes, groups, tails, tiles."""
+"""Convolutions as products in Triton's interpreter: shapes, layouts, dtypes, groups, tails, tiles."""
 
 import numpy as np
 import pytest
 
-from fuseplan.backends.triton.templates.convolution import GpuConvolution
-from fuseplan.backends.triton.templates.convolution_tiles import Tiles
+from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.templates.product_cost import bound
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.kernel import Kernel
 from fuseplan.lower import lower
 from fuseplan.match import match
@@ -57,7 +57,7 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
 def test_any_shape(shape: str, conv: str, last: bool) -> None:
-    assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), GpuConvolution)
+    assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), Product)
 
 
 @pytest.mark.part(2)
@@ -65,7 +65,7 @@ def test_any_shape(shape: str, conv: str, last: bool) -> None:
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[7:9] + SHAPES[15:])
 def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
-    assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> relu", dtype), GpuConvolution)
+    assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> relu", dtype), Product)
 
 
 @pytest.mark.part(2)
@@ -80,14 +80,14 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
 )
 def test_operators_before_and_after(before: str, after: str, dtype: str, conv: str, last: bool) -> None:
     plan = plan_of("2x20x7x9", f"{before} -> {conv}", last, f" -> {after}", dtype)
-    assert_interpreted(plan, GpuConvolution)
+    assert_interpreted(plan, Product)
 
 
 @BOTH
 def test_few_channels_after_a_prologue(last: bool) -> None:
     """Taps and channels are one axis of the sum, and padding is zero whatever the prologue makes of zero."""
     plan = plan_of("2x3x9x11", "bias -> add -> conv2d(20, kernel=3, padding=1)", last, " -> relu")
-    assert_interpreted(plan, GpuConvolution)
+    assert_interpreted(plan, Product)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,49 @@ def test_few_channels_after_a_prologue(last: bool) -> None:
 )
 @pytest.mark.parametrize("before", ["", "relu -> "])
 def test_any_strides_of_src(strides: str, before: str) -> None:
-    assert_interpreted(
-        f"f32[2x3x4x5, strides={strides}] -> {before}conv2d(8, kernel=2, padding=1)", GpuConvolution
-    )
+    assert_interpreted(f"f32[2x3x4x5, strides={strides}] -> {before}conv2d(8, kernel=2, padding=1)", Product)
 
 
-@pytest.mark.parametrize(
-    "plan", ["f32[5x40] -> matmul(17) -> relu", "f16[2x6x40, bcs of bsc] -> matmul(17, transposed=True)"]
+SPLIT = (
+    Product(16, 16, 16, split=2),
+    Product(32, 16, 16, split=4, ahead=True, joined=4),
+    Product(16, 32, 16, split=3, swapped=True),
+    Product(16, 32, 32, split=2, swapped=True, ahead=True),
+    Product(16, 32, 16, split=2, parts=2, group=2),
 )
-def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
-    assert_interpreted(plan, GpuConvolution)
+
+
+@BOTH
+@pytest.mark.parametrize("form", SPLIT, ids=lambda form: form.text)
+@pytest.mark.parametrize("arithmetic", ["native", "tf32x3"])
+@pytest.mark.parametrize(
+    ("shape", "conv"),
+    [
+        ("2x40x5x6", "conv2d(36, kernel=3, padding=1)"),
+        ("1x70x5x6", "relu -> conv2d(36, kernel=(3, 1), stride=2)"),
+        ("1x5x6x7", "conv2d(36, kernel=3, padding=1)"),
+        ("1x48x4x5", "conv2d(40, kernel=3, groups=2)"),
+    ],
+)
+def test_sums_in_parts(shape: str, conv: str, arithmetic: str, form: Product, last: bool) -> None:
+    """Parts that no tap or channel ends with, and a last one that is shorter."""
+    plan = plan_of(shape, conv, last, " -> bias -> add", "f16" if arithmetic == "native" else "f32")
+    assert_interpreted(plan, Product(**{**form.knobs, "arithmetic": arithmetic}))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_few_tiles_are_split_and_few_rows_stand_second(dtype: str) -> None:
+    few = list(
+        Product.candidates(kernel_of(f"{dtype}[1x512x7x7] -> conv2d(512, kernel=3)"), SM_90, "default")
+    )
+    assert {1, 8} <= {each.knobs["split"] for each in few}
+    assert any(each.knobs["swapped"] and each.knobs["rows"] < 64 for each in few)
+    many = Product.candidates(kernel_of(f"{dtype}[64x512x28x28] -> conv2d(512, kernel=3)"), SM_90, "default")
+    assert {each.knobs["split"] for each in many} == {1}
+    grouped = Product.candidates(
+        kernel_of(f"{dtype}[1x64x7x7] -> conv2d(64, kernel=3, groups=16)"), SM_90, "default"
+    )
+    assert {each.knobs["split"] for each in grouped} == {1}
 
 
 @pytest.mark.part(2)
@@ -116,7 +149,9 @@ def test_a_matrix_product_is_a_convolution_of_one_tap(plan: str) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead: bool, last: bool) -> None:
     plan = plan_of("1x40x4x5", "conv2d(36, kernel=3, padding=1)", last, " -> bias -> relu", "f16")
-    assert_interpreted(plan, GpuConvolution(positions, features, depth, joined, ahead, not last))
+    assert_interpreted(
+        plan, Product(positions, features, depth, joined=joined, ahead=ahead, swapped=not last)
+    )
 
 
 @BOTH
@@ -135,33 +170,33 @@ def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead:
 @pytest.mark.parametrize("before", ["", "bias -> "])
 def test_loading_ahead(shape: str, conv: str, before: str, joined: int, last: bool) -> None:
     plan = plan_of(shape, before + conv, last, " -> bias -> relu")
-    assert_interpreted(plan, GpuConvolution(32, 32, 32, joined, True, last, "ieee"))
+    assert_interpreted(plan, Product(32, 32, 32, joined=joined, ahead=True, swapped=last, arithmetic="ieee"))
 
 
 @BOTH
 def test_f64_without_an_instruction_for_products(last: bool) -> None:
     for conv in ("conv2d(20, kernel=3, padding=1)", "conv2d(20, kernel=3, groups=10)"):
         plan = plan_of("2x20x6x7", conv, last, " -> bias -> relu", "f64")
-        assert_interpreted(plan, GpuConvolution, "triton:gfx942")
+        assert_interpreted(plan, Product, "triton:gfx942")
 
 
 @BOTH
 @pytest.mark.parametrize("seed", range(3))
 def test_offsets_of_64_bits(seed: int, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in tensors of 2^31 elements and more."""
-    monkeypatch.setattr("fuseplan.backends.triton.templates.convolution_tiles.WIDE", 64)
+    monkeypatch.setattr("fuseplan.backends.triton.templates.product_tiles.WIDE", 64)
     for conv in ("conv2d(20, kernel=3, padding=1)", "conv2d(20, kernel=3, padding=1, groups=10)"):
         for channels in (3, 20) if "groups" not in conv else (20,):
             plan = plan_of(f"2x{channels}x6x7", conv, last, " -> bias -> relu")
-            first = next(iter(GpuConvolution.candidates(kernel_of(plan), SM_90, "default")))
+            first = next(iter(Product.candidates(kernel_of(plan), SM_90, "default")))
             assert "int64" in first.emit(kernel_of(plan), SM_90).text
-            assert_interpreted(plan, GpuConvolution, seed=seed)
+            assert_interpreted(plan, Product, seed=seed)
 
 
 def test_offsets_have_64_bits_exactly_where_they_need_them() -> None:
     for batch, needed in ((1023, False), (1024, True)):
         kernel = kernel_of(f"f16[{batch}x32x256x256] -> conv2d(32, kernel=3, padding=1)")
-        assert Tiles(kernel, 128, 32, 32).is_wide == needed
+        assert Tiles(kernel, Knobs(128, 32, 32)).is_wide == needed
 
 
 @BOTH
@@ -170,8 +205,8 @@ def test_every_candidate(last: bool) -> None:
         plan = plan_of(
             "2x24x5x9", "conv2d(40, kernel=3, stride=2, padding=1)", last, " -> bias -> relu", dtype
         )
-        for candidate in GpuConvolution.candidates(kernel_of(plan), SM_90, "default"):
-            assert isinstance(candidate, GpuConvolution)
+        for candidate in Product.candidates(kernel_of(plan), SM_90, "default"):
+            assert isinstance(candidate, Product)
             assert_interpreted(plan, candidate)
 
 
@@ -184,25 +219,19 @@ def test_an_accuracy_decides_how_products_are_computed() -> None:
         (between, "tf32x3"),
         (1.0, "tf32x3"),
     ):
-        found = GpuConvolution.candidates(kernel, SM_90, accuracy)
+        found = Product.candidates(kernel, SM_90, accuracy)
         assert {each.knobs["arithmetic"] for each in found} == {arithmetic}
-
-
-def test_a_weight_for_each_image_is_refused() -> None:
-    kernel = kernel_of("f32[2x6x8, bcs of bsc] -> matmul(4, batched=True)")
-    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, "default") if not claim.holds)
-    assert refusal.reason is Reason.WEIGHT_PER_BATCH
 
 
 def test_an_accuracy_that_no_sum_has_is_refused() -> None:
     kernel = kernel_of("f32[1x8x8x8] -> conv2d(4, kernel=3)")
-    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, 1e-9) if not claim.holds)
+    refusal = next(claim for claim in Product.limits(kernel, SM_90, 1e-9) if not claim.holds)
     assert refusal.reason is Reason.ACCURACY
 
 
 def test_a_kernel_without_a_convolution_is_refused() -> None:
     kernel = kernel_of("f32[1x8x8x8] -> relu")
-    refusal = next(claim for claim in GpuConvolution.limits(kernel, SM_90, "default") if not claim.holds)
+    refusal = next(claim for claim in Product.limits(kernel, SM_90, "default") if not claim.holds)
     assert refusal.reason is Reason.NO_CONTRACTION
 
 
@@ -217,7 +246,7 @@ def test_a_kernel_without_a_convolution_is_refused() -> None:
     ],
 )
 def test_narrow_groups_stand_side_by_side(conv: str, merged: int, blocks: int) -> None:
-    tiles = Tiles(kernel_of(f"f32[1x64x8x8] -> {conv}"), 64, 64, 64)
+    tiles = Tiles(kernel_of(f"f32[1x64x8x8] -> {conv}"), Knobs(64, 64, 64))
     assert (tiles.merged, tiles.group_blocks) == (merged, blocks)
 
 
@@ -230,8 +259,8 @@ def test_infinities_and_nan_stand_where_the_reference_has_them(dtype: str, last:
     arrays["src"][0, 3, 2, 2], arrays["src"][0, 30, 4, 5], arrays["src"][0, 7, 0, 0] = np.inf, -np.inf, np.nan
     arrays["weight"][5, 8, 1, 1] = np.inf
     kernel = lower(match(plan))
-    chosen = next(iter(GpuConvolution.candidates(kernel, SM_90, "default")))
-    assert isinstance(chosen, GpuConvolution)
+    chosen = next(iter(Product.candidates(kernel, SM_90, "default")))
+    assert isinstance(chosen, Product)
     got = wide(interpret(chosen, kernel, SM_90, arrays))
     with np.errstate(all="ignore"):
         want = reference(plan, arrays)

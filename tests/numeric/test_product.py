@@ -87,7 +87,9 @@ def test_forms(form: Product, arithmetic: str, rest: str) -> None:
     dtype = "f16" if arithmetic == "native" else "f32"
     if dtype == "f16":
         rest = rest.replace("sigmoid -> ", "")
-    assert_interpreted(dtype + rest, Product(**{**form.knobs, "arithmetic": arithmetic}))
+    assert_interpreted(
+        dtype + rest, Product(**{**form.knobs, "arithmetic": arithmetic, "apart": arithmetic == "tf32x3"})
+    )
 
 
 MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not form.ahead)
@@ -104,7 +106,7 @@ MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not 
 )
 def test_tensor_maps(form: Product, plan: str) -> None:
     arithmetic = "tf32x3" if plan.startswith("f32") else "native"
-    template = Product(**{**form.knobs, "arithmetic": arithmetic})
+    template = Product(**{**form.knobs, "arithmetic": arithmetic, "apart": arithmetic == "tf32x3"})
     assert template.maps
     assert_interpreted(plan, template)
 
@@ -158,8 +160,6 @@ def test_an_accuracy_out_of_reach_is_refused() -> None:
     ("plan", "reason"),
     [
         ("f32[2x8x9x9] -> relu", Reason.NO_CONTRACTION),
-        ("f32[2x8x9x9] -> conv2d(8, kernel=3)", Reason.NOT_POINT_CONVOLUTION),
-        ("f32[2x8x9x9] -> conv2d(8, kernel=1, groups=2)", Reason.NOT_POINT_CONVOLUTION),
         ("f32[2x20x3x5, strides=900:3:300:60] -> add -> conv2d(7, kernel=1)", Reason.STRIDED_PROLOGUE),
     ],
 )
@@ -178,7 +178,7 @@ def test_infinities_and_nan_come_through_three_products(swapped: bool) -> None:
     src[0, 3], src[1, 2] = np.inf, np.array(0x7FFFFFFF, np.int32).view(np.float32)
     src[2, 5], src[3, 4] = np.finfo(np.float32).max, 0
     weight[4, 7] = -np.inf
-    template = Product(16, 16, 16, arithmetic="tf32x3", swapped=swapped)
+    template = Product(16, 16, 16, arithmetic="tf32x3", apart=True, swapped=swapped)
     got = interpret(template, kernel, SM_90, {"src": src, "weight": weight})
     assert (got[0, :7] == np.sign(weight[3, :7]) * np.inf).all()
     assert np.isnan(got[1]).all()
@@ -190,9 +190,9 @@ def test_infinities_and_nan_come_through_three_products(swapped: bool) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        Product(64, 64, 32, arithmetic="tf32x3"),
-        Product(64, 64, 16, arithmetic="tf32x3"),
-        Product(16, 64, 32, arithmetic="tf32x3", swapped=True),
+        Product(64, 64, 32, arithmetic="tf32x3", apart=True),
+        Product(64, 64, 16, arithmetic="tf32x3", apart=True),
+        Product(16, 64, 32, arithmetic="tf32x3", apart=True, swapped=True),
     ],
     ids=lambda template: template.text,
 )

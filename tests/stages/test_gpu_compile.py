@@ -10,7 +10,7 @@ from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.pool import compile_many
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.convolution import GpuConvolution
+from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.worker import Job
 from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
@@ -176,7 +176,7 @@ def test_more_tensor_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compiler, "TENSOR_MEMORY_COLUMNS", 32)
     target = parse_target("triton:sm_100")
     kernel = lower(match(FusionPlan.parse("bf16[256x192] -> matmul(128) -> abs -> bias")))
-    template = next(iter(GpuConvolution.candidates(kernel, target, "default")))
+    template = next(iter(Product.candidates(kernel, target, "default")))
     assert isinstance(template, GpuTemplate)
     source = template.emit(kernel, target)
     with pytest.raises(BuildError, match=r"128 columns of tensor memory; triton:sm_100 has 32"):

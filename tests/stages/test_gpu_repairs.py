@@ -9,7 +9,6 @@ from fuseplan.backends.triton import assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.errors import BuildError
@@ -22,13 +21,13 @@ from fuseplan.target import parse_target
 SM_90 = parse_target("triton:sm_90")
 CONV = "[2x32x5x6, nhwc] -> conv2d(64, kernel=(1, 3), padding=same)"
 SIZES = f"bf16{CONV} -> abs -> bias"
-TILE = "positions=64, features=64, depth=32, joined=1, ahead=False, swapped=False, arithmetic=native, warps=8"
+TILE = Product(64, 64, 32, warps=8).text
 
 
 def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
     """A plan whose sums ptxas 12.8 and 12.9 drop, with tiles of that size."""
     kernel = lower(match(FusionPlan.parse(plan)))
-    template = next(each for each in GpuConvolution.candidates(kernel, SM_90, "default") if tile in each.text)
+    template = next(each for each in Product.candidates(kernel, SM_90, "default") if tile == each.text)
     assert isinstance(template, GpuTemplate)
     source = template.emit(kernel, SM_90)
     return compiler.compile_source(source, types_of(source, kernel, template, SM_90), SM_90, assembly=True)
@@ -38,7 +37,7 @@ def compiled_sizes(plan: str = SIZES, tile: str = TILE) -> Artifact:
     ("plan", "tile"),
     [
         (SIZES, TILE),
-        (SIZES, "positions=64, features=16"),
+        (SIZES, Product(64, 16, 32).text),
         (f"bf16{CONV} -> elementwise('-x') -> relu", TILE),
         (f"f16{CONV} -> elementwise('expm1(-abs(x))') -> bias", TILE),
     ],
@@ -75,10 +74,9 @@ def test_no_kernel_lacks_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROLOGUES: list[tuple[type[GpuTemplate], str]] = [
     (Product, "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"),
-    (GpuConvolution, "f16[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu"),
     (Product, "bf16[1000x256] -> relu -> matmul(1536) -> bias"),
-    (GpuConvolution, "bf16[8x128x28x28, nhwc] -> batch_norm -> relu -> conv2d(256, kernel=3, padding=1)"),
-    (GpuConvolution, "f16[8x128x28x28] -> batch_norm -> relu -> conv2d(256, kernel=3, padding=1)"),
+    (Product, "bf16[8x128x28x28, nhwc] -> batch_norm -> relu -> conv2d(256, kernel=3, padding=1)"),
+    (Product, "f16[8x128x28x28] -> batch_norm -> relu -> conv2d(256, kernel=3, padding=1)"),
 ]
 
 

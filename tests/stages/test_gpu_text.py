@@ -6,10 +6,10 @@ import ast
 import tomllib
 from collections import Counter
 from functools import cache
-from importlib import resources
 
 import pytest
 
+from benchmarks.suite import FOLDER
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.emit import Source
 from fuseplan.errors import Unsupported
@@ -67,8 +67,7 @@ ODD = (
 
 def suites() -> list[str]:
     """The plans of all suites."""
-    folder = resources.files("fuseplan") / "data" / "suites"
-    texts = (tomllib.loads(file.read_text()) for file in folder.iterdir() if file.name.endswith(".toml"))
+    texts = (tomllib.loads(file.read_text()) for file in FOLDER.iterdir() if file.name.endswith(".toml"))
     return sorted({case["plan"] for text in texts for case in text["case"]})
 
 

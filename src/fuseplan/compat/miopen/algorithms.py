@@ -21,17 +21,16 @@ IMPLICIT_GEMM = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoImplicitGEMM
 
 # Of every template that takes a convolution, by its name; tests hold that none is missing.
 ALGORITHMS = {
-    "direct": DIRECT,
-    "planes": DIRECT,
-    "depthwise": DIRECT,
-    "depthwise_planes": DIRECT,
-    "grouped": DIRECT,
-    "grouped_planes": DIRECT,
-    "winograd": WINOGRAD,
-    "product": GEMM,
-    "convolution": IMPLICIT_GEMM,
-    "hopper": IMPLICIT_GEMM,
-    "interpreted": DIRECT,
+    "direct": (DIRECT,),
+    "planes": (DIRECT,),
+    "depthwise": (DIRECT,),
+    "depthwise_planes": (DIRECT,),
+    "grouped": (DIRECT,),
+    "grouped_planes": (DIRECT,),
+    "winograd": (WINOGRAD,),
+    "product": (GEMM, IMPLICIT_GEMM),
+    "hopper": (IMPLICIT_GEMM,),
+    "interpreted": (DIRECT,),
 }
 
 
@@ -48,7 +47,7 @@ def algorithms(plan: FusionPlan, target: Target) -> list[miopenConvFwdAlgorithm_
         Unsupported: nothing computes the plan on the target.
     """
     choice = decide(plan, target).choice
-    return list(dict.fromkeys(ALGORITHMS[each.name] for each in preferred(choice)))
+    return list(dict.fromkeys(algorithm for each in preferred(choice) for algorithm in ALGORITHMS[each.name]))
 
 
 def template_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgorithm_t) -> Template:
@@ -59,14 +58,14 @@ def template_by(plan: FusionPlan, target: Target, algorithm: miopenConvFwdAlgori
     """
     choice = decide(plan, target).choice
     for each in preferred(choice):
-        if ALGORITHMS.get(each.name) is algorithm:
+        if algorithm in ALGORITHMS.get(each.name, ()):
             return each
     refusals = [each.refusal for each in choice.considered if each.refusal is not None]
     others = ", ".join(each.name for each in algorithms(plan, target))
     raise Unsupported(
         f"no kernel of {algorithm.name} on {target} computes this plan; it is computed by {others}",
         text=str(plan),
-        refusals=[each for each in refusals if ALGORITHMS.get(each.tried) is algorithm],
+        refusals=[each for each in refusals if algorithm in ALGORITHMS.get(each.tried, ())],
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.templates.convolution import GpuConvolution
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
@@ -18,5 +17,4 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuDepthwise,
     Hopper,
     Product,
-    GpuConvolution,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A matrix product with its elementwise tail: 1x1 convolutions and `matmul`, in Triton for any GPU."""
+"""A product with its elementwise tail: `matmul` and every convolution, in Triton for any GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
-from fuseplan.backends.triton.templates import product_cost, product_tiles
-from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved, weight_extents
-from fuseplan.backends.triton.templates.product_writer import ProductWriter
+from fuseplan.backends.triton.templates import product_cost, product_search
+from fuseplan.backends.triton.templates.product_pairs import writer_of
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.emit import Source
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.packing import Packing
@@ -21,31 +21,35 @@ from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, facto
 
 @dataclass(frozen=True)
 class Product(Knobs, GpuTemplate):
-    """Tiles of rows x features, one per program; any layout and strides of src, any dtype, any GPU.
+    """Tiles of output positions x features, one per program; src as rows of a matrix, or gathered tap by tap.
 
-    reads:  src once for each block of features, unless the second cache still holds it; weight likewise for
-        each block of rows
-    writes: dst once; with the depth in parts, each part's sums to the workspace and back
-    chosen: for f32, few rows, channels first, a prologue, or a GPU other than Hopper
+    Any window, stride, groups, layout, strides of src and dtype, on any GPU.
+
+    reads:  src once for each block of features and each tap, unless a cache still holds it; weight likewise
+        for each block of rows
+    writes: dst once; with the sum in parts, each part's sums to the workspace and back
+    chosen: for f32, few rows, channels first, groups, a prologue, or a GPU other than Hopper
 
     Each f32 is two numbers of 11 bits, multiplied in three products on tensor cores (`tf32x3`), on GPUs
     that have them. `strict` multiplies in IEEE f32.
 
     Attributes:
-        rows: output positions of a tile.
+        rows: output positions of a tile, a run over the whole batch.
         features: features of a tile.
-        depth: channels of one step.
-        split: programs that share a tile; each takes a part of the depth, the last adds the parts in order.
-        swapped: the tile's first axis holds the features, which suits few rows.
+        depth: products summed in one step: channels of one tap, or pairs of tap and channel of few channels.
+        split: programs that share a tile; each takes a part of the sum, the last adds the parts in order.
+        swapped: the product's first axis holds the features, which suits few rows.
         maps: the copy engine reads src and weight (sm_90 and later).
         arithmetic: arithmetic of the products: `native` (f16 and bf16), `tf32x3`, `tf32`, `ieee`, or `summed`
             element by element.
+        apart: the small products of `tf32x3` have a sum of their own through all steps.
         group: row tiles in a group; a group goes through all features before the next group begins.
         parts: pieces of the tile that the epilogue takes one after another.
         warps: warps of a program.
         stages: steps whose loads are under way at once.
         ahead: src is loaded into registers one step ahead. Asynchronous copies do not support neighbours that
             are aligned to less than 4 bytes.
+        joined: channels of a position that one thread loads and joins; 1 where memory has them side by side.
     """
 
     name: ClassVar[str] = "product"
@@ -53,35 +57,30 @@ class Product(Knobs, GpuTemplate):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        conv, step = kernel.contraction, kernel.contraction_step
-        is_product = conv.is_matrix_product and conv.groups == 1
-        yield claim(is_product, Reason.NOT_POINT_CONVOLUTION, got=conv.text, operator=step)
         yield from layout_claims(kernel)
         yield factor_claim(kernel)
-        least = min(
-            product_cost.bound(kernel, each) for each in product_tiles.arithmetics(kernel, target, "strict")
-        )
-        yield accuracy_claim(least, accuracy)
+        exact = product_search.arithmetics(kernel, target, "strict")[0]
+        yield accuracy_claim(product_cost.bound(kernel, exact), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        for knobs in product_tiles.choices(kernel, target, accuracy):
+        for knobs in product_search.choices(kernel, target, accuracy):
             yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
-        """The weight as (features, depth), behind the image where each has its own; padded to whole tiles."""
+        """The weight as [image][feature][tap][channel]: whole tiles of features, whole steps of channels."""
         if operand.role != "weight":
             return super().packing(kernel, target, operand)
-        shape = ProductShape.of(kernel)
-        features, depth = weight_extents(self, shape, kernel.src.itemsize)
-        axes = kernel.weight_axes
-        first = int(kernel.contraction.weight_per_batch)
-        extents = (*(shape.batches,) * first, features, depth, *(1,) * (len(axes) - first - 2))
-        return weight_packing(operand, axes, extents, halves=is_halved(self))
+        tiles, per_batch = Tiles(kernel, self), int(kernel.contraction.weight_per_batch)
+        images, (features, channels, *taps) = kernel.weight_axes[:per_batch], kernel.weight_axes[per_batch:]
+        sizes = (
+            kernel.contraction.kernel if taps else ()
+        )  # a matrix product's weight has no axes for its one tap
+        extents = (*(tiles.batches,) * per_batch, tiles.weight_rows, *sizes, tiles.weight_channels)
+        return weight_packing(operand, (*images, features, *taps, channels), extents, halves=self.is_halved)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        kept = ProductWriter(self, kernel, "").workspace_bytes
-        return model.traffic(kernel, workspace=kept)
+        return model.traffic(kernel, workspace=Tiles(kernel, self).workspace_bytes)
 
     def flops(self, kernel: Kernel) -> int:
         times = 3 if self.arithmetic == "tf32x3" else 1
@@ -95,4 +94,4 @@ class Product(Knobs, GpuTemplate):
         return product_cost.bound(kernel, self.arithmetic)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ProductWriter(self, kernel, self.text).source()
+        return writer_of(self, kernel, self.text).source()

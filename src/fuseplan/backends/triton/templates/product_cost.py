@@ -1,11 +1,14 @@
-"""How exact the matrix product is, and how long it takes."""
+"""How exact a product is, and how long it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
-from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, is_halved
+from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.dtypes import dtype_of
 from fuseplan.kernel import Kernel
 from fuseplan.target import Target
@@ -39,52 +42,96 @@ def bound(kernel: Kernel, arithmetic: str) -> float:
     )
 
 
-# Measured over estimated seconds, geometric mean over the tuned suites on one H100.
-_MEASURED = {"half": 1.2, "single": 1.1}
-# What the products reach of the GPU's rate on full tiles, and one H100's second cache; measured there.
-_REACHED = {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05}
-_L2_BYTES = 5.5e12 / 132  # a second and processor
-_TILE = 1.5e-6  # a program's first loads and last stores
-_STEP = 0.7e-6  # from a load's issue to its use
+@dataclass(frozen=True)
+class Fit:
+    """What one kind of source reaches on an H100.
+
+    Attributes:
+        step: seconds from a load's issue to its use.
+        l2_bytes: from the second cache, a second and processor.
+        reached: the share of the GPU's rate that products reach on full tiles, by arithmetic.
+        half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean over the
+            tuned suites.
+    """
+
+    step: float
+    l2_bytes: float
+    reached: Mapping[str, float]
+    half: float
+    single: float
+
+
+_ROWS = Fit(
+    0.7e-6,
+    5.5e12 / 132,
+    {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05},
+    half=1.2,
+    single=1.1,
+)
+_GATHERED = Fit(
+    0.8e-6,
+    80e9,
+    {"native": 0.8, "tf32": 0.8, "tf32x3": 0.75, "ieee": 0.5, "summed": 0.05},
+    half=1.6,
+    single=1.3,
+)
+_TILE = 1.5e-6  # seconds of a program's first loads and last stores
 _ARRIVING = 10e-6  # sums to the second cache, and the last program's way there and back
+_CLOCK = 1.7e9
 
 
 def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     """The estimate of one launch: waves of programs, each as long as what it waits for; or memory."""
-    shape = ProductShape.of(kernel)
-    row_tiles, feature_tiles = -(-shape.rows // knobs.rows), -(-shape.features // knobs.features)
-    programs = row_tiles * feature_tiles * knobs.split * shape.batches
-    steps = -(-shape.depth // (knobs.depth * knobs.split))
-    processors = max(1, target.processors)
-    together = min(resident(knobs, kernel, target), -(-programs // processors))
-    itemsize = kernel.src.itemsize
+    tiles = Tiles(kernel, knobs)
+    fit = _GATHERED if tiles.is_gathered else _ROWS
+    programs, processors = tiles.count * knobs.split, max(1, target.processors)
+    together = min(resident(knobs, kernel, target), ceil_div(programs, processors))
     times = 3 if knobs.arithmetic == "tf32x3" else 1
-    products = (
-        2 * knobs.rows * knobs.features * knobs.depth * times * processors / _rate(knobs, kernel, target)
-    )
-    weights = knobs.features * (2 if is_halved(knobs) else 1)
-    moved = (knobs.rows + weights) * knobs.depth * itemsize / _L2_BYTES
+    flops = 2 * knobs.rows * knobs.features * knobs.depth * times
+    products = flops * processors / _rate(knobs, kernel, target, fit)
+    loading = _loading(knobs, tiles, fit)
     under_way = knobs.stages - 1
-    if is_narrow(kernel):
+    if fit is _ROWS and is_narrow(kernel):
         under_way = 1 if knobs.ahead else 0
-    waiting = _STEP / under_way if under_way else _STEP + (products + moved) * together
-    step = max(products * together, moved * together, waiting)
-    wave = steps * step + _TILE
-    waves = max(1.0, programs / (processors * together))
-    whole = -(-programs // (processors * together))
+    waiting = fit.step / under_way if under_way else fit.step + (products + loading) * together
+    step = max(products * together, loading * together, waiting)
+    places = processors * together
+    waves = (max(1.0, programs / places) + ceil_div(programs, places)) / 2  # the last is not always whole
     kept = 2 * programs * knobs.rows * knobs.features * 4 if knobs.split > 1 else 0
-    memory = kernel.minimum_bytes / model.rates(target).memory + kept / (_L2_BYTES * processors)
+    memory = kernel.minimum_bytes / model.rates(target).memory + kept / (_ROWS.l2_bytes * processors)
     arriving = _ARRIVING if knobs.split > 1 else 0.0
-    estimate = model.LAUNCH_SECONDS + max((waves + whole) / 2 * wave, memory) + arriving
-    return estimate * _MEASURED["half" if itemsize == 2 else "single"]
+    working = waves * (tiles.steps * step + _TILE)
+    estimate = model.LAUNCH_SECONDS + max(working, memory) + arriving
+    return estimate * (fit.half if kernel.src.itemsize == 2 else fit.single)
 
 
-def _rate(knobs: Knobs, kernel: Kernel, target: Target) -> float:
-    """Operations a second of all processors; tiles below 64x64 wait for what they load from shared memory."""
-    rates = model.rates(target)
+def _loading(knobs: Knobs, tiles: Tiles, fit: Fit) -> float:
+    """Seconds in which a processor loads one step's tiles from the second cache.
+
+    Gathered elements take instructions of their own, and all taps find src in the first cache.
+    """
+    kernel, itemsize = tiles.kernel, tiles.kernel.src.itemsize
+    weight = knobs.weights * knobs.features * knobs.depth * itemsize
+    moved = (knobs.rows / tiles.conv.taps * knobs.depth * itemsize + weight) / fit.l2_bytes
+    if fit is _ROWS:
+        return moved
+    wide = gcd(tiles.channels, 16 // itemsize) if kernel.src.element_strides[1] == 1 else 1
+    cycles = 3 if tiles.is_flat else 1  # where each element has a mask of its own
+    loads = knobs.rows * knobs.depth / wide / 32 * cycles * max(2, wide * itemsize / 4)
+    return max((loads + weight / 64) / _CLOCK, moved)
+
+
+def _rate(knobs: Knobs, kernel: Kernel, target: Target, fit: Fit) -> float:
+    """Operations a second of all processors; small tiles wait for what they load from shared memory."""
+    rates, arithmetic = model.rates(target), knobs.arithmetic
     at_most = {"native": rates.half, "tf32": rates.tf32, "tf32x3": rates.tf32}
-    most = rates.double if kernel.compute_dtype == "f64" else at_most.get(knobs.arithmetic, rates.single)
-    return most * _REACHED[knobs.arithmetic] * min(1.0, sqrt(knobs.rows * knobs.features) / 64)
+    most = rates.double if kernel.compute_dtype == "f64" else at_most.get(arithmetic, rates.single)
+    if fit is _ROWS:
+        used = min(1.0, sqrt(knobs.rows * knobs.features) / 64)
+    else:  # the instructions for large tiles take 64 rows
+        is_large = (knobs.features if knobs.swapped else knobs.rows) >= 64
+        used = 1.0 if is_large or arithmetic not in at_most else 0.4
+    return most * fit.reached[arithmetic] * used
 
 
 def resident(knobs: Knobs, kernel: Kernel, target: Target) -> int:
@@ -98,20 +145,20 @@ def registers(knobs: Knobs, kernel: Kernel, target: Target) -> int:
     """Registers of a thread, estimated: its sums, what it loads past shared memory, and some besides.
 
     Compiled for sm_90: where neighbours are not 4 bytes aligned, elements come by themselves and pass through
-    registers, each in one of its own, with its address.
+    registers, each in one of its own, with its address; joined ones share registers and addresses.
     """
     threads = knobs.warps * (target.warp or 32)
     from_shared = target.name == "sm_90"  # the weight goes to the products without passing registers
-    triple = 2.5 if from_shared else 3.5
-    sums = (
-        2.0 if kernel.compute_dtype == "f64" else {"tf32x3": triple, "ieee": 1.5}.get(knobs.arithmetic, 1.0)
-    )
-    passing = 0.0
+    sums = {"ieee": 1.5, "tf32x3": 2.0}.get(knobs.arithmetic, 1.0)
+    if knobs.apart:
+        sums = 2.5 if from_shared else 3.5
+    sums = 2.0 if kernel.compute_dtype == "f64" else sums
     fixed = (56 if from_shared else 112) + (0 if knobs.maps or knobs.arithmetic != "tf32x3" else 20)
-    if kernel.prologue:
-        passing = 1.0
+    passing = 1.0 if kernel.prologue else 0.0
     if is_narrow(kernel):
         passing = 3.0 if knobs.ahead else 2.5
+    if knobs.joined > 1:
+        passing = 1.0
     tile, loaded = knobs.rows * knobs.features, knobs.rows * knobs.depth
     return int(sums * tile / threads + passing * loaded / threads) + fixed
 
@@ -124,7 +171,8 @@ def is_narrow(kernel: Kernel) -> bool:
 
 
 def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
-    """Shared memory of one program: the tiles under way."""
-    weights = knobs.features * (2 if is_halved(knobs) else 1)
+    """Shared memory of one program: the tiles under way, of joined elements one, and 1 KiB besides."""
     stages = max(1, knobs.stages)
-    return max(1024, (knobs.rows + weights) * knobs.depth * kernel.src.itemsize * stages) + 1024
+    rows = knobs.rows * (1 if knobs.joined > 1 else stages)
+    weights = knobs.features * knobs.weights * stages
+    return max(1024, (rows + weights) * knobs.depth * kernel.src.itemsize) + 1024

@@ -1,150 +1,235 @@
-"""Which tiles, parts and loads of a matrix product are worth considering."""
+"""How a product is cut into tiles: rows x features, each summed over taps and channels, step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
 
-from fuseplan.backends.triton.templates import product_cost
-from fuseplan.backends.triton.templates.product_shape import Knobs, ProductShape, row_axes
-from fuseplan.backends.triton.templates.three_products import FINE_DEPTH, FINE_STEP
+from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
 from fuseplan.emit import COUNTER_BYTES
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Accuracy
+from fuseplan.kernel import Convolution, Kernel
+from fuseplan.locks import cached_property
+from fuseplan.tensor import TensorSpec
 
-FEW = 4  # tiles of features that one row tile is kept in the second cache for
-MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
-MOST_LOADED = 256  # features: tiles this wide were never the fastest with channels first
-LEAST_DEPTH = 64  # below it IEEE sums have less error on wide or positive data; one H100
-ALIGNED = 16  # bytes: strides that the copy engine takes
+LEAST = 16  # a matrix unit's tile has at least so many features, rows, and products in a sum
+NARROW = 16  # with fewer channels a group, taps and channels are summed over as one axis
+MAP_BYTES = 16  # what the copy engine's strides are multiples of
 
 
-def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str, ...]:
-    """How the products may be computed, the fastest first: `strict` takes the most exact alone."""
-    is_nvidia = target.name.startswith("sm_")
-    if kernel.src.dtype == "f64":
-        found = ["ieee" if is_nvidia else "summed"]  # Triton has no products of f64 tiles for AMD
-    elif kernel.src.dtype == "f32":
-        has_tf32 = is_nvidia or target.name == "gfx942"
-        found = ["tf32"] * (kernel.contraction.precision == "tf32" and has_tf32)
-        least = (
-            LEAST_DEPTH if kernel.contraction.groups == 1 else FINE_DEPTH
-        )  # groups share steps with others
-        shown = kernel.contraction.depth >= least or accuracy != "default"
-        found += [*["tf32x3"] * (is_nvidia and shown), "ieee"]
-    else:
-        found = ["native", *["ieee"] * bool(kernel.prologue)]
-    if accuracy == "strict":
-        return (found[-1],)
-    if isinstance(accuracy, str):
-        return tuple(found)
-    return tuple(each for each in found if product_cost.bound(kernel, each) <= accuracy)
+@dataclass(frozen=True)
+class Knobs:
+    """The fields of `Product`, which says what they mean."""
+
+    rows: int
+    features: int
+    depth: int
+    split: int = 1
+    swapped: bool = False
+    maps: bool = False
+    arithmetic: str = "native"
+    apart: bool = False
+    group: int = 1
+    parts: int = 1
+    warps: int = 4
+    stages: int = 3
+    ahead: bool = False
+    joined: int = 1
+
+    @property
+    def is_halved(self) -> bool:
+        """Whether the weight is packed as its two factors: where src is the factor that passes registers."""
+        return self.arithmetic == "tf32x3" and not self.swapped
+
+    @property
+    def weights(self) -> int:
+        """Tiles of the weight: the rounded one, and what is left of it."""
+        return 2 if self.is_halved else 1
 
 
-def choices(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Knobs]:
-    """The knobs of each candidate; where none is sure to fit the registers, the smallest tile."""
-    found = [each for each in _considered(kernel, target, accuracy) if fits(each, kernel, target)]
-    yield from found or list(_considered(kernel, target, accuracy))[-1:]
+@dataclass(frozen=True)
+class Tiles:
+    """The sizes that follow from a kernel and the knobs.
 
-
-def _considered(kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Knobs]:
-    arithmetic = arithmetics(kernel, target, accuracy)[0]
-    shape = ProductShape.of(kernel)
-    copies = (True, False) if arithmetic != "tf32x3" and mappable(kernel, target) else (False,)
-    for rows, features, depth, warps, stages in _tiles(kernel, target, arithmetic):
-        across = -(-shape.features // features)
-        base = Knobs(rows, features, depth, arithmetic=arithmetic, warps=warps, stages=stages)
-        is_deep = rows * features >= 128 * 32 * warps  # 128 sums a thread
-        base = replace(base, group=1 if across <= FEW else 8, parts=2 if is_deep else 1)
-        steps = -(-shape.depth // depth)
-        ahead = (True, False) if product_cost.is_narrow(kernel) and steps > 1 else (False,)
-        splits = _splits(base, shape, target)
-        for split, maps, early in product(splits, copies, ahead):
-            for swapped in _orders(base, kernel, len(splits) > 1):
-                yield replace(base, split=split, maps=maps, swapped=swapped, ahead=early)
-
-
-def fits(knobs: Knobs, kernel: Kernel, target: Target) -> bool:
-    """Whether a program has the shared memory it takes, and most likely the registers."""
-    if product_cost.shared_bytes(knobs, kernel) > target.l1_bytes:
-        return False
-    return product_cost.registers(knobs, kernel, target) <= MOST_REGISTERS
-
-
-def mappable(kernel: Kernel, target: Target) -> bool:
-    """Whether the copy engine can read src: rows one stride apart, channels side by side, 16 bytes.
-
-    With a prologue src goes through registers on its way to the tensor cores, and so it does where it is
-    split in halves: there Triton 3.6 gives a tile's place to the next copy too early, now and then (wrong
-    sums under two streams on one H100, tests/device).
+    Rows are output positions over the whole batch, or over one image where each has a weight of its own: a
+    batch of products then. Several groups that are too narrow for a tile alone stand side by side in one:
+    `merged` of them have `channels` channels and `features` features together, and weights between different
+    groups are zero.
     """
-    spec, size = kernel.src, kernel.src.itemsize
-    axes = row_axes(spec, 1)
-    aligned = all(stride * size % ALIGNED == 0 for _, stride in axes)
-    is_matrix = len(axes) < 2 and spec.element_strides[1] == 1 and not kernel.prologue
-    return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype != "f64"
+
+    kernel: Kernel
+    knobs: Knobs
+
+    @property
+    def conv(self) -> Convolution:
+        """The kernel's."""
+        return self.kernel.contraction
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether rows of src are multiplied as they are: no windows, no groups."""
+        return is_matrix(self.conv)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether addresses in src are made in each step; else those of the first step stay in registers.
+
+        With joined channels, or one sum of three products over large tiles, they have no room there: compiled
+        for sm_90, up to 58 registers more.
+        """
+        is_full = self.knobs.arithmetic == "tf32x3" and not self.knobs.apart
+        return self.knobs.joined > 1 or is_full or not self.is_matrix
+
+    @property
+    def batches(self) -> int:
+        """Products side by side."""
+        return self.conv.batch if self.conv.weight_per_batch else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of one product."""
+        return self.conv.rows // self.batches
+
+    @property
+    def image_rows(self) -> int:
+        """Rows of one image."""
+        return prod(self.conv.dst_spatial)
+
+    @cached_property
+    def merged(self) -> int:
+        """Groups that stand side by side in a tile: as many as fill the least one, at most 64 channels."""
+        filling = -(-LEAST // self.conv.features_per_group)
+        allowed = max(1, 64 // self.conv.channels_per_group)
+        return min(filling, allowed, self.conv.groups)
+
+    @property
+    def group_blocks(self) -> int:
+        """Tiles along the groups."""
+        return ceil_div(self.conv.groups, self.merged)
+
+    @property
+    def channels(self) -> int:
+        """Channels that a tile's features read."""
+        return self.merged * self.conv.channels_per_group
+
+    @property
+    def features(self) -> int:
+        """Features of the groups that stand side by side."""
+        return self.merged * self.conv.features_per_group
+
+    @property
+    def feature_blocks(self) -> int:
+        """Tiles along the features of one block of groups."""
+        return ceil_div(self.features, self.knobs.features)
+
+    @property
+    def across(self) -> int:
+        """Tiles of one block of rows."""
+        return self.feature_blocks * self.group_blocks
+
+    @property
+    def row_blocks(self) -> int:
+        """Tiles along the rows."""
+        return ceil_div(self.rows, self.knobs.rows)
+
+    @property
+    def count(self) -> int:
+        """All tiles."""
+        return self.row_blocks * self.across * self.batches
+
+    @property
+    def is_flat(self) -> bool:
+        """Taps and channels are summed over as one axis, because there are so few channels."""
+        return self.merged == 1 and self.channels < NARROW and self.conv.taps > 1
+
+    @property
+    def whole_steps(self) -> int:
+        """Steps of the sum."""
+        if self.is_flat:
+            return ceil_div(self.conv.depth, self.knobs.depth)
+        return self.conv.taps * ceil_div(self.channels, self.knobs.depth)
+
+    @property
+    def steps(self) -> int:
+        """Steps that one program takes."""
+        return ceil_div(self.whole_steps, self.knobs.split)
+
+    @property
+    def channel_blocks(self) -> int:
+        """Steps of the sum for one tap, those behind the last part's end too; not asked where it is flat."""
+        return ceil_div(self.steps * self.knobs.split, self.conv.taps)
+
+    @property
+    def weight_channels(self) -> int:
+        """Channels of one tap in a packed row of the weight: whole steps where one tap has many."""
+        if self.knobs.maps:
+            unit = MAP_BYTES // self.kernel.src.itemsize
+            return ceil_div(self.channels, unit) * unit
+        if self.is_flat or self.merged > 1:
+            return self.conv.channels_per_group
+        return self.channel_blocks * self.knobs.depth
+
+    @property
+    def weight_row(self) -> int:
+        """Elements of a packed row of the weight."""
+        return self.conv.taps * self.weight_channels
+
+    @property
+    def weight_rows(self) -> int:
+        """Packed rows of one product: every tile reads whole ones, but for the copy engine."""
+        if self.knobs.maps:
+            return self.features
+        return (self.group_blocks - 1) * self.features + self.feature_blocks * self.knobs.features
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Counters and every part's sums, where the sum is in parts."""
+        if self.knobs.split == 1:
+            return 0
+        size = 8 if self.kernel.compute_dtype == "f64" else 4
+        return COUNTER_BYTES + self.count * self.knobs.split * self.knobs.rows * self.knobs.features * size
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether any offset needs 64 bits."""
+        weight = self.batches * self.weight_rows * self.weight_row * self.knobs.weights
+        rows = (self.row_blocks + 1) * self.knobs.rows
+        reach = max(self.kernel.src.span, self.kernel.dst.span) + self._overhang
+        return max(weight, rows, reach) >= WIDE
+
+    @property
+    def _overhang(self) -> int:
+        """How far offsets of elements that are masked out may lie outside of src."""
+        steps = self.kernel.src.element_strides[2:]
+        around = (low + high for low, high in self.conv.padding)
+        return sum(map(prod, zip(steps, around, strict=False)))
 
 
-def _splits(base: Knobs, shape: ProductShape, target: Target) -> tuple[int, ...]:
-    """In how many parts the depth may be summed: more than one where tiles leave processors without work."""
-    tiles = -(-shape.rows // base.rows) * -(-shape.features // base.features) * shape.batches
-    if base.rows > 64 or 2 * tiles > target.processors or tiles * 4 > COUNTER_BYTES:
-        return (1,)
-    steps = -(-shape.depth // base.depth)
-    return tuple(split for split in (1, 2, 4, 8) if split == 1 or steps >= 4 * split)
+def is_matrix(conv: Convolution) -> bool:
+    """Whether rows of src are multiplied as they are: no windows, no groups."""
+    return conv.is_matrix_product and conv.groups == 1
 
 
-def _orders(base: Knobs, kernel: Kernel, is_few: bool) -> tuple[bool, ...]:
-    """Whether features may stand first: where rows are too few for the instruction's 64, or tiles are few.
-
-    In three products of TF32 the factor that stands first is split in registers, and so the weight is read
-    once where it is that.
-    """
-    if base.rows < 64 <= base.features:
-        return (True,)
-    is_first = kernel.src.element_strides[1] != 1
-    if base.arithmetic == "tf32x3":
-        is_split = is_few and not is_first and base.rows == base.features and base.depth > FINE_STEP
-        return (False, True) if is_split else (False,)
-    return (False, True) if is_first and not product_cost.is_narrow(kernel) else (False,)
+def row_axes(spec: TensorSpec, batches: int) -> tuple[Axis, ...]:
+    """The axes that make up the rows of one product, outermost first, merged where one continues another."""
+    return _row_axes(spec, spec.element_strides, 0 if batches == 1 else 2)
 
 
-def _tiles(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[tuple[int, int, int, int, int]]:
-    """Rows, features, depth, warps, stages."""
-    shape = ProductShape.of(kernel)
-    table = TILES[arithmetic]
-    if not target.name.startswith("sm_"):
-        table = TILES["summed" if arithmetic == "summed" else "amd"]
-    elif arithmetic == "native" and product_cost.is_narrow(kernel):
-        table = TILES["narrow"]
-    elif arithmetic == "tf32x3" and shape.depth < FINE_DEPTH:
-        table = TILES["fine"]
-    if kernel.src.element_strides[1] != 1:
-        table = tuple(each for each in table if each[1] < MOST_LOADED)
-    fitting = [each for each in table if each[0] < 2 * max(16, shape.rows)]
-    fitting = [each for each in fitting if each[1] < 2 * max(32, shape.features)]
-    yield from fitting or table[-1:]
+def image_axes(spec: TensorSpec) -> tuple[tuple[Axis, ...], int]:
+    """One image without gaps, in storage order: its positions' axes, merged, and its channels' stride."""
+    order = sorted(range(1, spec.rank), key=lambda axis: spec.element_strides[axis])
+    steps, step = [0] * spec.rank, 1
+    for axis in order:
+        steps[axis] = step
+        step *= spec.shape[axis]
+    return _row_axes(spec, steps, 2), steps[1]
 
 
-TILES = {
-    "native": (
-        (128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3),
-        (128, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 64, 64, 4, 4),
-        (64, 32, 256, 4, 4), (32, 128, 64, 4, 4), (32, 64, 128, 4, 3), (16, 64, 128, 4, 4),
-        (16, 32, 64, 2, 3),
-    ),
-    "tf32": (
-        (128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 32, 32, 4, 3), (16, 32, 32, 2, 3),
-    ),
-    "narrow": ((64, 128, 64, 4, 2), (64, 64, 64, 4, 3), (64, 32, 64, 4, 3), (16, 32, 64, 2, 3)),
-    "tf32x3": (
-        (64, 64, 32, 4, 3), (64, 64, 32, 4, 4), (64, 32, 32, 4, 3), (32, 64, 32, 4, 4), (16, 64, 64, 4, 3),
-        (16, 64, 32, 4, 4), (16, 128, 32, 4, 4),
-    ),
-    "fine": ((64, 64, 16, 4, 3), (64, 64, 16, 4, 2), (64, 32, 16, 4, 3)),
-    "ieee": ((64, 64, 16, 4, 2), (128, 64, 16, 8, 3), (32, 32, 16, 2, 3), (16, 32, 16, 1, 2)),
-    "summed": ((16, 16, 16, 4, 1),),
-    "amd": ((128, 128, 32, 8, 2), (64, 64, 32, 4, 2), (64, 32, 32, 4, 2), (16, 32, 32, 2, 2)),
-}  # fmt: skip
+def _row_axes(spec: TensorSpec, steps: Iterable[int], first: int) -> tuple[Axis, ...]:
+    axes = list(zip(spec.shape, steps, strict=True))
+    return merged(axis for place, axis in enumerate(axes) if place >= first and place != 1)
+
+
+def power_of_two(size: int, most: int) -> int:
+    """The least power of two that holds `size`, from LEAST to `most`."""
+    return max(LEAST, min(most, 1 << (size - 1).bit_length()))
