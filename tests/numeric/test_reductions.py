@@ -120,6 +120,9 @@ PLANS = (
     "[2x3x2x5x19] -> batch_norm(per_activation) -> sum(0) -> add",
     "[4x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu",
     "[19] -> softmax -> bias",
+    "[7x1] -> softmax -> scale",
+    "[3x1x4] -> relu -> log_softmax(1)",
+    "[3x1x4] -> sum(1) -> tanh",
 )
 
 

@@ -12,6 +12,7 @@ from math import prod
 
 from fuseplan.kernel import Kernel, KernelOperand
 from fuseplan.layouts import dense
+from fuseplan.scalar import leaves_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Lattice:
         self.cells = merged(axis for is_over, axis in listed if not is_over)
         self.elements = merged(axis for is_over, axis in listed if is_over)
         self.is_along = not listed or listed[-1][0]
-        self.is_reduced = all(kernel.dst.shape[place] == 1 for place in kernel.over)
+        reads_elements = "x" in leaves_of(kernel.epilogue[0].expression)  # the operator's own formula
+        self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in kernel.over)
 
     @property
     def cell_count(self) -> int:
