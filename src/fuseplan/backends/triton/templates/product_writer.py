@@ -217,16 +217,17 @@ class ProductWriter(ABC):
 
     def _finish(self) -> None:
         """The epilogue and the stores, of the whole tile or of its halves along the last axis."""
-        text = self.text
+        text, summed = self.text, "total"
         if self.is_turned:
-            text.line("total = total.trans(1, 0)")
+            summed = "turned"
+            text.line("turned = total.trans(1, 0)")  # a name keeps its shape in all of Triton's blocks
         if self.knobs.parts == 1:
-            self._store("total", self.row, self.has_row, self.feature, self.has_feature)
+            self._store(summed, self.row, self.has_row, self.feature, self.has_feature)
             return
         first, second = self._extents[::-1] if self.is_turned else self._extents
         half = second // 2
         halved = [text.name("half"), text.name("half")]
-        text.line(f"{', '.join(halved)} = tl.split(total.reshape({first}, 2, {half}).permute(0, 2, 1))")
+        text.line(f"{', '.join(halved)} = tl.split({summed}.reshape({first}, 2, {half}).permute(0, 2, 1))")
         is_row = self.over_rows == ACROSS
         begin = self.row_tile * self.knobs.rows if is_row else self.feature_tile * self.knobs.features
         for place, name in enumerate(halved):
