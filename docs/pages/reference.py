@@ -234,7 +234,11 @@ def reasons() -> Lines:
 
 
 def _givers() -> dict[Reason, list[str]]:
-    found: dict[Reason, dict[str, None]] = {Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None}}
+    found: dict[Reason, dict[str, None]] = {
+        Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None},
+        Reason.OPEN_AXES: {"`match`, of a plan with open axes": None},
+        Reason.KNOWN_EXTENTS: {"most templates, of a plan with open axes": None},
+    }
     for rule in RULES:
         for each in _conditions(rule):
             found.setdefault(each.reason, {})[f"rule `{rule}`"] = None
