@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.standings import markdown
@@ -170,6 +171,23 @@ def _registers(record: Record, stamp: str) -> Lines:
     yield from table(list(record["found"][0]), rows)
 
 
+def _carried(record: Record, stamp: str) -> Lines:
+    """Kernels that another machine compiled with another Triton: right, and their speed beside this one's."""
+    yield from ("", "### Kernels of another Triton", "", f"`python -m device.carried`. {stamp}", "")
+    suites, tests = record["suites"], record["device tests' plans"]
+    right = tests["right"] + sum(each["right"] for each in suites)
+    shares = sorted((each["here_us"] / each["carried_us"], each["plan"]) for each in suites)
+    mean = geometric_mean(share for share, _ in shares)
+    yield f"Compiled with {record['toolchain']} for sm_90, elsewhere: {right} of "
+    yield f"{right + tests['wrong'] + sum(not each['right'] for each in suites)} plans right. The time of the"
+    yield f"kernel that this machine compiles over theirs, geometric mean of {len(shares)} plans: {mean:.2f}."
+    yield f"{sum(share < 0.9 for share, _ in shares)} plans are below 0.90, the ten lowest of them here:"
+    yield ""
+    yield from table(
+        ["plan", "time over theirs"], [[f"`{plan}`", f"{share:.2f}"] for share, plan in shares[:10]]
+    )
+
+
 # Records of one line a run, by the benchmark's name: (record, stamp) -> lines of the page.
 RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
     "gpu_peaks": _peaks,
@@ -177,4 +195,5 @@ RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
     "device": _device,
     "sanitize": _sanitize,
     "registers": _registers,
+    "carried": _carried,
 }

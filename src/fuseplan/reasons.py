@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-GENERAL = "`direct` on the CPU and `convolution` or `product` on a GPU"
+GENERAL = "`direct` on the CPU and `product` on a GPU"
 
 OTHERS = (
     "`pointwise` takes elementwise operators alone; the rule `contraction`, and of its templates "
@@ -92,14 +92,14 @@ class Reason(Enum):
     OPEN_AXES = (
         "open-axes",
         "open axes are rows or images: no operator sums over them, and each tensor has all of them or none",
-        "plan.with_extents(...) is the plan with numbers for its open axes",
+        "Write plan.with_extents(...) for the plan with numbers in the place of its open axes",
     )
 
     # Kernels that a backend has no template for.
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "`pointwise`, `normalization` and `direct` take open axes; plan.with_extents(...) has none",
+        "`pointwise` and `direct` on the CPU take open axes; plan.with_extents(...) has none",
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",
@@ -125,7 +125,7 @@ class Reason(Enum):
     MANY_TAPS = (
         "many-taps",
         "the template has separate code for each tap",
-        "`convolution` takes kernels of any size",
+        "`product` takes kernels of any size",
     )
     GROUP_WIDTH = (
         "group-width",
@@ -173,7 +173,7 @@ class Reason(Enum):
     NOT_POINT_CONVOLUTION = (
         "not-point-convolution",
         "the template takes 1x1 convolutions with stride 1, no padding and one group",
-        "`direct` on the CPU and `convolution` on a GPU take any convolution",
+        "`direct` on the CPU and `product` on a GPU take any convolution",
     )
     SCATTERED_POSITIONS = (
         "scattered-positions",
@@ -209,44 +209,44 @@ class Reason(Enum):
     PADDED_SRC = (
         "padded-src",
         "the template copies src with its padding, and a process cannot address such a copy",
-        "Reduce padding and dilation, or choose a GPU: there `convolution` reads src without a copy",
+        "Reduce padding and dilation, or choose a GPU: there `product` reads src without a copy",
     )
 
     # Kernels that the template for Hopper leaves to others.
     NOT_HOPPER = (
         "not-hopper",
         "the template uses copies and products that only sm_90 has",
-        "`product` or `convolution` runs on any GPU",
+        "`product` runs on any GPU",
     )
     NOT_HALF = (
         "not-half",
         "the template multiplies f16 and bf16",
-        "`product` or `convolution` takes any dtype",
+        "`product` takes any dtype",
     )
     PROLOGUE = (
         "prologue",
         "the template multiplies src as it lies, without an operator in front of the contraction",
-        "`product` or `convolution` computes operators in front of it",
+        "`product` computes operators in front of it",
     )
     SAVED = (
         "saved",
         "the template copies dst out of shared memory and writes nothing else",
-        "`product` or `convolution` saves values behind the contraction",
+        "`product` saves values behind the contraction",
     )
     COPY_ALIGNMENT = (
         "copy-alignment",
         "channels, features and strides have to be multiples of 16 bytes, the unit of the copy engine",
-        "Pad them to a multiple of 8; `product` or `convolution` takes any size",
+        "Pad them to a multiple of 8; `product` takes any size",
     )
     COPY_STEP = (
         "copy-step",
         "the copy engine steps over at most 8 positions",
-        "`convolution` takes any stride",
+        "`product` takes any stride",
     )
     GROUP_TILES = (
         "group-tiles",
         "a group needs whole tiles: a multiple of 16 channels and of 16 features",
-        "`convolution` takes groups of any width",
+        "`product` takes groups of any width",
     )
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:

@@ -301,9 +301,8 @@ def test_the_commands(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert json.loads(told.output)["launches"]["before"] == 17
     shaped = CliRunner().invoke(command, ["explain", str(path), "--shape", "x=2x3x64x64"])
-    assert (
-        "f32[2x3x64x64, nhwc] -> conv2d(16, kernel=7, stride=2, padding=3) -> bias -> relu" in shaped.output
-    )
+    first = "f32[2x3x64x64, nhwc] -> conv2d(16, kernel=7, stride=2, padding=3) -> bias -> relu"
+    assert first in " ".join(shaped.output.split())
     ran = CliRunner().invoke(command, ["run", str(path), "--threads", "1"])
     assert ran.exit_code == 0, ran.output
     assert "beside onnxruntime: right" in ran.output

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ class PosingGround:
 
     def results(self) -> dict[str, Any]:
         return {}
+
+    def call(self, bind: Callable[..., Callable[..., object]]) -> Callable[[], object]:
+        given = {key: each for key, each in self.tensors.items() if key != "src"}
+        return partial(bind(**given), self.tensors["src"], self.out())
 
     def deviations(self, out: Any) -> dict[str, float]:
         return {"out": deviation(out, reference(self._plan, self.tensors))}
