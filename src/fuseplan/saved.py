@@ -39,7 +39,7 @@ from fuseplan.stages import Records, checked_threads
 from fuseplan.target import Target
 
 MAGIC = b"FUSEPLAN"
-FORMAT = 1  # raised when a member, a plan's text or an argument block changes its meaning
+FORMAT = 2  # raised when a member, a plan's text or an argument block changes its meaning
 HEADER = struct.Struct("<8sI32sQQ")
 _PORTABLE = {"cpu": cpu, "triton": triton}
 _CHECKED = struct.calcsize("<8sI32s")  # where the bytes begin that the checksum covers

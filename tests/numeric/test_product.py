@@ -123,7 +123,13 @@ def test_every_candidate(plan: str) -> None:
 
 def test_copies_need_sixteen_bytes() -> None:
     assert any(each.maps for each in candidates("f16[90x72] -> matmul(100)"))
-    for plan in ("f16[90x71] -> matmul(100)", "f16[2x72x7x7] -> conv2d(64, kernel=1)"):
+    assert any(each.maps for each in candidates("f16[1x4096] -> linear(64)"))
+    unaligned = (
+        "f16[90x71] -> matmul(100)",
+        "f16[2x72x7x7] -> conv2d(64, kernel=1)",
+        "f16[1x4097] -> linear(64)",  # one row has no stride, and a copy still takes 16 bytes
+    )
+    for plan in unaligned:
         assert not any(each.maps for each in candidates(plan))
     assert not any(each.maps for each in candidates("f16[90x72] -> matmul(100)", "triton:gfx942"))
 

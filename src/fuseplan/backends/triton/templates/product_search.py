@@ -86,7 +86,7 @@ def mappable(kernel: Kernel, target: Target) -> bool:
     """
     spec, size = kernel.src, kernel.src.itemsize
     axes = row_axes(spec, 1)
-    aligned = all(stride * size % MAP_BYTES == 0 for _, stride in axes)
+    aligned = all(stride * size % MAP_BYTES == 0 for _, stride in axes or ((1, spec.channels),))
     is_matrix = len(axes) < 2 and spec.element_strides[1] == 1 and not kernel.prologue
     return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype != "f64"
 
