@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fuseplan.bench.processes import Process, processes, scratch
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 LAYERS = 20
 GAIN = 2.0**0.5  # of weights in the stack: half of each layer's variance is lost to its relu

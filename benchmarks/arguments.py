@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuseplan.declared import options_of
 from fuseplan.errors import FuseplanError
+from fuseplan.system.declared import options_of
 
 KINDS: dict[str, Callable[[str], Any]] = {"count": int, "number": float, "threads": int}
 PLACES = ("folder", "file")

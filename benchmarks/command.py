@@ -12,7 +12,7 @@ from fuseplan.bench import command
 from fuseplan.bench.command import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.results import Row
-from fuseplan.excerpt import ARROW
+from fuseplan.messages.excerpt import ARROW
 
 FOLDER = Path("benchmarks/results")
 

@@ -14,7 +14,7 @@ from benchmarks.suite import chosen, load
 from fuseplan.backends.triton.versions import dotted
 from fuseplan.cli.options import AS_JSON, DURATION, PATIENCE, PLAN, THREADS, loud_command
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.target import parse_target
+from fuseplan.kernels.target import parse_target
 
 ALLOWED = Path(__file__).resolve().parent / "allowed_spills.toml"
 SHOWN = ("registers", "spill_bytes", "shared_bytes", "threads", "programs", "wgmma", "mfma", "tma_loads")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fuseplan.checkout import CHECKOUT
-from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.cases import Case, Cases
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.checkout import CHECKOUT
+from fuseplan.system.child import python, python_environment
 
 WARM_UP = "f32[1x8] -> relu"  # loads the toolchain, which a process does once
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import read_toml
-from fuseplan import limits
 from fuseplan.backends import backend_of
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
@@ -33,15 +32,16 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.versions import Version, dotted
 from fuseplan.backends.triton.worker import Job
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target
 from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit
 from fuseplan.measure.versions import versions as software
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import Target
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
 
 
 @dataclass(frozen=True)

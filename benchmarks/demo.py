@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from benchmarks.shapes import COMBINATIONS, published
-from fuseplan.arrays import empty
 from fuseplan.cli.screen import Screen, progress
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, counted
@@ -27,7 +26,8 @@ from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
 from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
 from fuseplan.measure.stats import geomean
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arrays import empty
 from fuseplan.tuning.unfused import OneAtATime
 
 CHART = Path("demo.svg")

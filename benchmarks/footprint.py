@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import fuseplan
-from fuseplan.child import python, python_environment
+from fuseplan.system.child import python, python_environment
 
 NEEDED = ("numpy", "llvmlite")
 RUNS = 9

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fuseplan import limits
-from fuseplan.child import python, python_environment
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.cases import Case, Cases
@@ -18,7 +16,9 @@ from fuseplan.measure.clock import Call, GpuClock
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
+from fuseplan.system.child import python, python_environment
 
 SIDE = 64  # of the matrices of torch.mm
 PROCESSES = 5

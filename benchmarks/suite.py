@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.shapes import published
-from fuseplan import limits
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
-from fuseplan.excerpt import ARROW
 from fuseplan.measure.cases import Case, Cases, of_plan
-from fuseplan.plan import FusionPlan
-from fuseplan.reading import bytes_of, record, text_of
+from fuseplan.messages.excerpt import ARROW
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
+from fuseplan.system.reading import bytes_of, record, text_of
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 R = TypeVar("R")

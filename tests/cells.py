@@ -10,9 +10,9 @@ import pytest
 
 from fuseplan.backends import backend_of
 from fuseplan.cli.combinations import Cell, Geometry
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
-from fuseplan.template import Template
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.plans.plan import FusionPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE: dict[str, Any] = json.loads((ROOT / "docs" / "supported.json").read_text(encoding="utf-8"))

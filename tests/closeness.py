@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.compile import CompiledPlan
-from fuseplan.dtypes import DTYPES
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, reference
 from fuseplan.measure.spaces import exact as wide
 

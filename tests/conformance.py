@@ -15,11 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fuseplan.dtypes import DTYPES
+from fuseplan.language.dtypes import DTYPES
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import activation, affine, conv, training
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 Case = Mapping[str, Any]
 

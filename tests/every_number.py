@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.dtypes import DType, widen
+from fuseplan.language.dtypes import DType, widen
 
 Array = NDArray[Any]
 

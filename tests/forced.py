@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from fuseplan.build import build
 from fuseplan.compile import CompiledPlan
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Refusal, first_refusal
-from fuseplan.select import Choice, Considered
-from fuseplan.stages import Records
-from fuseplan.target import Target, host_target
-from fuseplan.template import Template
+from fuseplan.execution.build import build
+from fuseplan.execution.select import Choice, Considered
+from fuseplan.execution.stages import Records
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, host_target
+from fuseplan.kernels.template import Template
+from fuseplan.messages.reasons import Refusal, first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 REGISTERS = {16: 32, 32: 16, 64: 32}  # as many as the machines with vectors of so many bytes have
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.emit import Source, TensorMap
+from fuseplan.kernels.emit import Source, TensorMap
 
 SECONDS = 10.0
 PACKAGE = "triton.experimental.gluon"

@@ -30,18 +30,18 @@ from numpy.typing import NDArray
 
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.dtypes import DTYPES, dtype_of, narrow
-from fuseplan.emit import COUNTER_BYTES, Slot, Source
-from fuseplan.kernel import Kernel, Output
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
+from fuseplan.kernels.kernel import Kernel, Output
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.language.dtypes import DTYPES, dtype_of, narrow
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.settings import environment
-from fuseplan.target import Target, parse_target
-from fuseplan.tensor import Dense, TensorSpec
 
 Array = NDArray[Any]
 WRITTEN = ("dst", "result", "workspace")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import count
 from math import inf
 
-from fuseplan.emit import Source
+from fuseplan.kernels.emit import Source
 
 Range = tuple[float, float]
 EVERYTHING: Range = (-inf, inf)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fuseplan import miopen
 from fuseplan.compat.miopen.functions import FUNCTIONS
 from fuseplan.compat.miopen.tensors import DTYPES
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.miopen import Ref
-from fuseplan.tensor import TensorSpec
 
 Array = NDArray[Any]
 Status = miopen.miopenStatus_t

@@ -6,7 +6,7 @@ Their check of the order lets each of these pass, but the kernel computes activa
 
 from collections.abc import Iterator
 
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 SRC = "{dtype}[2x16x9x10{layout}] -> conv2d(24, kernel=3, padding=1)"
 # The combination's letters, the plan's operators behind the convolution, those that MIOpen computes.

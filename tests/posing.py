@@ -25,11 +25,11 @@ from fuseplan.backends.triton import TRITON, memory, toolchain
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target, parse_target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import dtype_of
 from interpreted import WRITTEN, Array, ask
 
 HOST = torch.device("cpu")

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from fake_driver import FakeDriver, Launch
-from fuseplan import target as targets
 from fuseplan.backends.triton import TRITON, memory
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.memory import Queue
-from fuseplan.template import Template
+from fuseplan.kernels import target as targets
+from fuseplan.kernels.template import Template
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -112,5 +112,5 @@ def machine(*templates: type[Template]) -> Iterator[Machine]:
         patch.setattr(memory, "queue", lambda device: made.queues.setdefault(device, PretendQueue(device)))
         patch.setattr(drivers, "driver", lambda: made.driver)
         patch.setattr(TRITON, "templates", templates, raising=False)
-        patch.setattr("fuseplan.build._programs", {})
+        patch.setattr("fuseplan.execution.build._programs", {})
         yield made

@@ -29,16 +29,16 @@ from fuseplan.backends.triton.assembler import Assembler, _asked, own_assembler
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.errors import FuseplanError
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.execution.select import select
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
 from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit, versions
-from fuseplan.plan import FusionPlan
-from fuseplan.select import select
-from fuseplan.target import parse_target
-from fuseplan.template import Template
-from fuseplan.tuned import SHIPPED, read
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.stores.tuned import SHIPPED, read
 from orders import orders
 
 SM_90 = parse_target("triton:sm_90")

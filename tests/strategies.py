@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fuseplan.layouts import LAYOUTS, ROWS, channel_names
+from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import terms
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Clamp, Gelu
@@ -19,9 +20,8 @@ from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
-from fuseplan.tensor import TensorSpec
 
 RANKS = tuple(LAYOUTS)
 COMPUTED = ("f64", "f32", "f16", "bf16")  # dtypes that every operator takes

@@ -17,8 +17,8 @@ from types import ModuleType
 
 import pytest
 
-from fuseplan.cache import NO_KERNELS, fingerprint_of
-from fuseplan.limits import limits
+from fuseplan.stores.cache import NO_KERNELS, fingerprint_of
+from fuseplan.system.limits import limits
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fuseplan"
@@ -31,37 +31,16 @@ PYTHON_FILES = sorted(
 
 # Imports go up only, or stay in a row; a row has no cycle.
 LAYERS = (
-    (
-        "checkout",
-        "declared",
-        "elsewhere",
-        "errors",
-        "excerpt",
-        "extents",
-        "folding",
-        "limits",
-        "locks",
-        "models",
-        "reasons",
-        "settings",
-        "syntax",
-        "untraced",
-    ),
-    ("child", "private", "reading", "stock"),
-    ("dtypes", "layouts", "tensor", "scalar", "formula", "derivative", "parts", "reduction"),
-    ("declarations", "op", "fields"),
+    ("errors", "messages", "settings", "system"),
+    ("language", "op", "scalar"),
     ("ops",),
-    ("text", "naming", "dot", "given", "notebook", "step", "plan"),
-    ("kernel", "opened", "packing", "target", "emit"),
-    ("match", "representative", "template"),
-    ("lower",),
-    ("arrays", "arguments", "dlpack", "torch_tensors"),
-    ("cache", "foreign", "journal"),
-    ("tuned",),
+    ("plans",),
+    ("kernels",),
+    ("tensors",),
+    ("stores",),
     ("backends",),
     ("measure",),
-    ("select", "build", "runner", "open_run", "run"),
-    ("export", "saved", "stages"),
+    ("execution", "export"),
     ("tuning",),
     ("compile", "explanation", "extend", "loaded"),
     ("graph",),
@@ -251,7 +230,7 @@ def test_only_settings_reads_the_environment(name: str) -> None:
             assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES, *TOOLS} - {"fuseplan.locks"}))
+@pytest.mark.parametrize("name", sorted({*NAMES, *TOOLS} - {"fuseplan.system.locks"}))
 def test_only_locks_makes_locks(name: str) -> None:
     """A forked child would wait for ever for one that another thread of its parent held."""
     for node in ast.walk(ast.parse((NAMES | TOOLS)[name].read_text())):

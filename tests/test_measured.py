@@ -14,7 +14,7 @@ from benchmarks.report.measured import COMPILE, SINGLE, page
 from charts import words
 from fuseplan.bench import results
 from fuseplan.bench.results import Row
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

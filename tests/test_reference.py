@@ -11,9 +11,9 @@ from docs.pages.docstrings import markdown, parse, prose
 from docs.pages.miopen_stub import stub
 from docs.pages.reference import indexed, pages, write
 from fuseplan.bench.markdown import table
+from fuseplan.messages.reasons import Reason
 from fuseplan.miopen import NAMES
 from fuseplan.ops import OPERATORS
-from fuseplan.reasons import Reason
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"

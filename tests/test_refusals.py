@@ -9,11 +9,11 @@ import pytest
 
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
-from fuseplan.excerpt import operator_span
+from fuseplan.execution.stages import decide
 from fuseplan.explanation import explain
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.stages import decide
+from fuseplan.messages.excerpt import operator_span
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
 AT_CONSTRUCTION = {Reason.HORIZONTAL}  # tested below: no text writes such a plan

@@ -16,13 +16,13 @@ from fuseplan.backends import backend_of
 from fuseplan.cli.commands import fuseplan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, Unsupported
-from fuseplan.layouts import LAYOUTS
-from fuseplan.match import RULES
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, Refusal, named
-from fuseplan.stages import Records, decide
-from fuseplan.target import KINDS, parse_target
-from fuseplan.tensor import TensorSpec
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.match import RULES
+from fuseplan.kernels.target import KINDS, parse_target
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.reasons import Reason, Refusal, named
+from fuseplan.plans.plan import FusionPlan
 from strategies import plans
 
 ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]

@@ -9,11 +9,11 @@ from cells import ROOT, TABLE, template_of
 from docs.pages.supported import TARGETS, asked, written
 from fuseplan.cli.combinations import AXES, BASES, COMBINATIONS, Cell, probe
 from fuseplan.errors import Unsupported
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import parse_target
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 MIOPENS = {"CB", "CA", "CBA", "CN", "CNA", "CBN", "CBNA", "CSBA", "NA", "NA-train", "NA-backward"}
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from fuseplan.child import python, python_environment
+from fuseplan.system.child import python, python_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "guide" / "trust.md").read_text()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fake_driver import Launch
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
 from toy_templates import HEAD, Toy
 
 Tensors = dict[str, torch.Tensor]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
-from fuseplan.emit import Slot, Source, TensorMap
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim
-from fuseplan.target import Target
-from fuseplan.template import Traffic
+from fuseplan.kernels.emit import Slot, Source, TensorMap
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Traffic
+from fuseplan.messages.reasons import Claim
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 

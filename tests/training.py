@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.compile import CompiledPlan
-from fuseplan.dtypes import DTYPES
-from fuseplan.layouts import LAYOUTS
+from fuseplan.language.dtypes import DTYPES
+from fuseplan.language.layouts import LAYOUTS
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 Arrays = dict[str, NDArray[Any]]
 

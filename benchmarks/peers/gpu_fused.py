@@ -13,7 +13,7 @@ from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_eager import as_taken, of_gpu
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 CONVOLUTION = "conv2d"
 

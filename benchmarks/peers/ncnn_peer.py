@@ -13,7 +13,7 @@ import numpy as np
 from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, layers, refuse, running
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 MAGIC = 7767517
 NARROW = ("fp16_packed", "fp16_storage", "fp16_arithmetic", "bf16_storage", "int8_inference")

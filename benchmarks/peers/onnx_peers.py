@@ -11,7 +11,7 @@ from fuseplan.bench.peers.onnx_peer import OnnxRuntime
 from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers, plain_layers
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 
 class UnfusedOnnxRuntime(OnnxRuntime):

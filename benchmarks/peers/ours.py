@@ -8,7 +8,7 @@ from fuseplan.bench.peers.ours import Fuseplan
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.measure.spaces import Tensors
 from fuseplan.ops.affine import Bias
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 
 class FuseplanStrict(Fuseplan):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuseplan.bench.peers.torch_peer import Torch, TorchCompile
 from fuseplan.measure.layers import layers, plain_layers
 from fuseplan.measure.torch_stages import Stage, stage_of, stages_in_place
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 
 class TorchSteps(Torch):

@@ -11,27 +11,27 @@ import click
 
 from docs.pages.docstrings import markdown, parse, prose
 from fuseplan import torch
-from fuseplan.arguments import Arguments
-from fuseplan.arrays import empty
 from fuseplan.bench.markdown import table
-from fuseplan.cache import CacheInfo, cache_info
-from fuseplan.cache import clear as clear_cache
 from fuseplan.cli.commands import fuseplan
 from fuseplan.cli.statuses import MEANINGS
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, installing
+from fuseplan.execution.run import BoundPlan
 from fuseplan.explanation import Explanation, explain
 from fuseplan.extend import register_operator, register_template
+from fuseplan.kernels.match import unfuse
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.loaded import LoadedPlan, load
-from fuseplan.locks import cached_property
-from fuseplan.match import unfuse
-from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan
-from fuseplan.step import Step
-from fuseplan.target import Target, parse_target
-from fuseplan.tensor import TensorSpec
-from fuseplan.tuned import Tuned
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
+from fuseplan.stores.cache import CacheInfo, cache_info
+from fuseplan.stores.cache import clear as clear_cache
+from fuseplan.stores.tuned import Tuned
+from fuseplan.system.locks import cached_property
+from fuseplan.tensors.arguments import Arguments
+from fuseplan.tensors.arrays import empty
 from fuseplan.tuning.tune import tune
 from fuseplan.tuning.verdict import Verdict
 

@@ -18,7 +18,7 @@ HEAD = """\
 # Written by `make docs` from the code: change it there.
 from collections.abc import Sequence
 from typing import Any
-from fuseplan.target import Target
+from fuseplan.kernels.target import Target
 """
 # The Python types of arguments, by the types in declarations.
 PASSED = {

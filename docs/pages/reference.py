@@ -21,24 +21,24 @@ from docs.pages.manual import command_line, public_names
 from docs.pages.miopen_names import miopen_names
 from fuseplan.backends import BACKENDS
 from fuseplan.bench.markdown import table
-from fuseplan.declarations import Operand, Result
 from fuseplan.errors import PlanError
-from fuseplan.kernel import Kernel
-from fuseplan.layouts import LAYOUTS, ROWS
-from fuseplan.limits import limits
-from fuseplan.lower import lower
-from fuseplan.match import RULES, conditions, match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import RULES, conditions, match
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.layouts import LAYOUTS, ROWS
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.messages.reasons import Claim, Reason
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import OPERATORS
 from fuseplan.ops.normalization import Names, Normalization
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Claim, Reason
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text, value_text
 from fuseplan.scalar import DERIVED, FUNCTIONS, number, text
 from fuseplan.settings import VARIABLES
-from fuseplan.target import parse_target
-from fuseplan.template import Template
-from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.text import operator_text, value_text
+from fuseplan.system.limits import limits
 
 WRITTEN = "<!-- Written by `make docs` from the code: change it there. -->"
 CODES = "<!-- codes: written by `make docs` -->", "<!-- end of codes -->"  # around the index
@@ -259,7 +259,7 @@ def settings() -> Lines:
 def bounds() -> Lines:
     """The bounds on text, files and answers from outside."""
     yield "Bounds on text, files and answers from outside, and the behaviour beyond each bound. The table is"
-    yield "declared in `fuseplan/limits.py`."
+    yield "declared in `fuseplan/system/limits.py`."
     yield ""
     rows = [
         [f"`{name}`", each.subject, f"{each:,} {each.unit}", each.beyond] for name, each in limits().items()

@@ -26,7 +26,7 @@ from fuseplan.cli.combinations import (
     cells,
     rows,
 )
-from fuseplan.target import parse_target
+from fuseplan.kernels.target import parse_target
 
 Value = TypeVar("Value", bound=Hashable)
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fuseplan.arguments import Arguments
-from fuseplan.arrays import empty
-from fuseplan.cache import CacheInfo, cache_info
-from fuseplan.cache import clear as clear_cache
 from fuseplan.compile import CompiledPlan, compile
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
-from fuseplan.match import unfuse
+from fuseplan.execution.run import BoundPlan
+from fuseplan.kernels.match import unfuse
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import (
     Abs,
     Clamp,
@@ -46,12 +45,13 @@ from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan
-from fuseplan.step import Step
-from fuseplan.target import Target, parse_target
-from fuseplan.tensor import TensorSpec
-from fuseplan.tuned import Tuned
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
+from fuseplan.stores.cache import CacheInfo, cache_info
+from fuseplan.stores.cache import clear as clear_cache
+from fuseplan.stores.tuned import Tuned
+from fuseplan.tensors.arguments import Arguments
+from fuseplan.tensors.arrays import empty
 
 if TYPE_CHECKING:
     from fuseplan.explanation import Explanation, explain

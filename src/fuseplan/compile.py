@@ -7,19 +7,19 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from fuseplan.arguments import Arguments
-from fuseplan.build import Program, build
-from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, a_thing
-from fuseplan.notebook import table
-from fuseplan.plan import FusionPlan
-from fuseplan.run import NOT_CARRIED, BoundPlan
-from fuseplan.runner import Runner, runner_of
-from fuseplan.stages import Records, decide
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Traffic
-from fuseplan.tensor import TensorSpec
-from fuseplan.untraced import untraced
+from fuseplan.execution.build import Program, build
+from fuseplan.execution.run import NOT_CARRIED, BoundPlan
+from fuseplan.execution.runner import Runner, runner_of
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Traffic
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.plans.notebook import table
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.untraced import untraced
+from fuseplan.tensors.arguments import Arguments
 
 if TYPE_CHECKING:
     from fuseplan.explanation import Explanation
@@ -156,7 +156,7 @@ class RunnablePlan:
 def _bound(runner: Runner, values: Mapping[str, Any], borrow: bool = False) -> BoundPlan:
     if not runner.plan.is_open:
         return BoundPlan(runner, values, borrow)
-    from fuseplan.open_run import OpenBoundPlan
+    from fuseplan.execution.open_run import OpenBoundPlan
 
     return OpenBoundPlan(runner, values, borrow)
 
@@ -214,7 +214,7 @@ class CompiledPlan(RunnablePlan):
             BuildError: code for the target cannot be saved, or the toolchain failed; it says why.
             OSError: the file cannot be written.
         """
-        from fuseplan.saved import save
+        from fuseplan.execution.saved import save
 
         return save(self.records, self.program, path)
 

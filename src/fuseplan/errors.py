@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fuseplan.elsewhere import Answers, folded
-from fuseplan.excerpt import Span, bounded, operator_span, underlined
-from fuseplan.reasons import Refusal, named
+from fuseplan.messages.elsewhere import Answers, folded
+from fuseplan.messages.excerpt import Span, bounded, operator_span, underlined
+from fuseplan.messages.reasons import Refusal, named
 
 LIKE = 0.6  # share of letters in common from which on a name may be a typing mistake of another
 MOST_TYPED = 40  # letters of a word; a longer one is no typing mistake, and comparing takes their square

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.errors import Unsupported, counted
-from fuseplan.excerpt import operator_span, underlined
-from fuseplan.folding import WIDTH, fold
-from fuseplan.kernel import Kernel
-from fuseplan.match import unfuse
-from fuseplan.notebook import preformatted
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.match import unfuse
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Accuracy, Traffic
+from fuseplan.messages.excerpt import operator_span, underlined
+from fuseplan.messages.folding import WIDTH, fold
 from fuseplan.ops.normalization import Normalization
-from fuseplan.plan import FusionPlan, as_plan
-from fuseplan.stages import Records, decide
-from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy, Traffic
-from fuseplan.tuned import processor_of
+from fuseplan.plans.notebook import preformatted
+from fuseplan.plans.plan import FusionPlan, as_plan
+from fuseplan.stores.tuned import processor_of
 
 NEAREST = 3  # candidates of each template that the text shows besides the chosen one
 MEASURE = "not measured on this machine: `fuseplan explain PLAN --measure` does, in about a second"

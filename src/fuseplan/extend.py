@@ -10,10 +10,10 @@ import numpy as np
 
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
+from fuseplan.kernels.template import Template
 from fuseplan.op import Elementwise
 from fuseplan.ops import BY_NAME, OPERATORS
-from fuseplan.plan import FusionPlan
-from fuseplan.template import Template
+from fuseplan.plans.plan import FusionPlan
 
 OperatorClass = TypeVar("OperatorClass", bound=type[Elementwise])
 TemplateClass = TypeVar("TemplateClass", bound=type[Template])
@@ -83,8 +83,8 @@ def register_template(kind: TemplateClass, backend: str = "cpu") -> TemplateClas
     is_template = isinstance(kind, type) and issubclass(kind, Template) and dataclasses.is_dataclass(kind)
     if not is_template or inspect.isabstract(kind):
         raise ArgumentError(
-            f"{kind!r} is not a template: write a frozen dataclass of fuseplan.template.Template with all "
-            "its methods"
+            f"{kind!r} is not a template: write a frozen dataclass of fuseplan.kernels.template.Template "
+            "with all its methods"
         )
     others = tuple(each for each in made.templates if not _is_again(kind, each))
     for known in others:

@@ -6,13 +6,13 @@ import hashlib
 from os import PathLike
 from pathlib import Path
 
-from fuseplan import limits, reading
 from fuseplan.backends import backend_of
 from fuseplan.compile import RunnablePlan
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.runner import Runner
-from fuseplan.saved import Saved, portable
-from fuseplan.untraced import untraced
+from fuseplan.execution.runner import Runner
+from fuseplan.execution.saved import Saved, portable
+from fuseplan.system import limits, reading
+from fuseplan.system.untraced import untraced
 
 
 class LoadedPlan(RunnablePlan):

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 import numpy as np
 
-from fuseplan.declarations import (
+from fuseplan.errors import PlanError
+from fuseplan.language.declarations import (
     IN_SRC_DTYPE,
     PER,
     SAMPLE_TENSORS,
@@ -38,13 +39,12 @@ from fuseplan.declarations import (
     parameter,
     result,
 )
-from fuseplan.dtypes import dtype_of
-from fuseplan.errors import PlanError
-from fuseplan.excerpt import shown
-from fuseplan.extents import numbers
-from fuseplan.fields import explained, real, refused
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.extents import numbers
+from fuseplan.language.fields import explained, real, refused
+from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
-from fuseplan.tensor import MAX_BYTES, Dense, TensorSpec
 
 # What a module of operators needs.
 __all__ = ["Array", "Elementwise", "Op", "inner", "operand", "operator", "parameter", "result"]

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fuseplan import limits
-from fuseplan.dtypes import DTYPES, narrow, widen
 from fuseplan.errors import PlanError
-from fuseplan.excerpt import shown
+from fuseplan.language.dtypes import DTYPES, narrow, widen
+from fuseplan.messages.excerpt import shown
+from fuseplan.system import limits
 
 T = TypeVar("T")
 

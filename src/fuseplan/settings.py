@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuseplan import limits
 from fuseplan.errors import ArgumentError
+from fuseplan.system import limits
 
 PTXAS = "FUSEPLAN_PTXAS"
 

@@ -10,9 +10,9 @@ import pytest
 
 from cells import taken
 from forced import forced
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
-from fuseplan.template import Template
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.plans.plan import FusionPlan
 
 TARGETS = ("triton:sm_90", "triton:gfx942")
 MOST = 80  # of a target

@@ -8,13 +8,13 @@ import pytest
 
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.templates import TEMPLATES
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import KINDS, Target
-from fuseplan.template import Template
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import KINDS, Target
+from fuseplan.kernels.template import Template
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 TRIPLES = {kind: toolchain.triple_of(KINDS[kind]) for kind in ("cpu:avx2", "cpu:avx512", "cpu:neon")}
 # A register of the widest vectors each kind has, as its assembly names it.

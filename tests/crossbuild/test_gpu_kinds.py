@@ -16,12 +16,12 @@ from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.cli.commands import fuseplan
-from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import ArgumentError
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.kernels.emit import Slot, Source, TensorMap
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from toy_templates import ToyProduct
 
 KINDS = ("triton:sm_90", "triton:gfx942")

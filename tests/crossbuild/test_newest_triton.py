@@ -25,10 +25,10 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.worker import Job
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, under
 
 FOLDER = Path(sys.prefix) / f"triton-{versions.NEWEST}"  # where `make test` installs it

@@ -19,10 +19,10 @@ from benchmarks import suite
 from device.plans import texts
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
+from fuseplan.execution.stages import decide
 from fuseplan.loaded import LoadedPlan
 from fuseplan.measure.checks import checks_of
 from fuseplan.measure.ground import ground_of
-from fuseplan.stages import decide
 
 
 def build(folder: Path, target: str, plans: Sequence[str]) -> int:

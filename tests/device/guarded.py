@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from fuseplan.compile import CompiledPlan
-from fuseplan.dtypes import DTYPES
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.float64 import applied
 from fuseplan.measure.spaces import torch_dtype
-from fuseplan.plan import FusionPlan
-from fuseplan.step import Step
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
 
 Tensor = Any
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fuseplan.ops.activation import ACTIVATIONS
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 FLOATS = ("f16", "bf16", "f32")
 

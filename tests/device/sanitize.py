@@ -21,11 +21,11 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "src")]
 
 from device.plans import texts  # noqa: E402 - found on the path set above
 from fuseplan.backends import backend_of  # noqa: E402
-from fuseplan.lower import lower  # noqa: E402
-from fuseplan.match import match  # noqa: E402
-from fuseplan.plan import FusionPlan  # noqa: E402
-from fuseplan.reasons import first_refusal  # noqa: E402
-from fuseplan.target import parse_target  # noqa: E402
+from fuseplan.kernels.lower import lower  # noqa: E402
+from fuseplan.kernels.match import match  # noqa: E402
+from fuseplan.kernels.target import parse_target  # noqa: E402
+from fuseplan.messages.reasons import first_refusal  # noqa: E402
+from fuseplan.plans.plan import FusionPlan  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 WRONG = 9  # the exit status of the tool where it found something

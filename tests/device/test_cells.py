@@ -9,12 +9,12 @@ from cells import parameters
 from device.guarded import inputs, output, wanted, worst
 from forced import forced
 from fuseplan.compile import CompiledPlan
-from fuseplan.dtypes import DTYPES
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated
 from fuseplan.ops.normalization import Normalization, reduced_axes
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
-from fuseplan.template import Template
+from fuseplan.plans.plan import FusionPlan
 
 EPSILON = 1e-5  # the operators' own
 SLACK = 64  # roundings of the compute dtype, of the largest value

@@ -19,9 +19,9 @@ import torch
 from conformance import RMS, most, sized
 from device.guarded import inputs, output
 from fuseplan.compile import compile as compile_plan
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import evaluated
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 LARGE = 1 << 29  # bytes; plans beyond it take turns, so that test processes may share a GPU
 TRIES = 20  # where other processes have the memory: each gives it back after a plan

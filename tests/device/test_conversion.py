@@ -7,12 +7,12 @@ import torch
 
 import fuseplan
 from every_number import every_code, floats
-from fuseplan.dtypes import DTYPES, FACTORS, dtype_of
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.dtypes import DTYPES, FACTORS, dtype_of
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.ground import allowed_deviation
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 OTHERS = [name for name in DTYPES if name not in FACTORS]
 CHAINS = (

@@ -9,10 +9,10 @@ import torch
 from device.guarded import inputs, output, wanted, worst
 from forced import forced
 from fuseplan.backends.triton.templates.hopper import Hopper
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 
 KIND = parse_target("triton:sm_90")  # what the cases are made for
 SEEDS = (1, 2, 3, 4)

@@ -12,12 +12,12 @@ from device.plans import texts
 from forced import forced
 from fuseplan.backends import backend_of
 from fuseplan.compile import CompiledPlan
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import Target, parse_target
-from fuseplan.template import Template
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 KIND = parse_target("triton:sm_90")  # what the cases are made for; they run on whatever GPU there is
 SEEDS = (1, 2, 3)

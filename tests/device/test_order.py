@@ -5,7 +5,7 @@ import pytest
 from device.guarded import inputs, output, wanted, worst
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import reference
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from orders import orders
 
 CASES = [pytest.param(*pair, id=str(pair[0])) for pair in orders("f32", "f16", "bf16")]

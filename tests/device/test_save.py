@@ -9,8 +9,8 @@ from device.guarded import inputs, output
 from device.test_numeric import KIND, _candidates, made
 from device.test_training import deviation, old, walls
 from fuseplan.backends import backend_of
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import evaluated
-from fuseplan.template import Template
 from numeric.test_save import TEXTS, plan_of
 
 LARGE = (

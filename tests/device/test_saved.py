@@ -17,8 +17,8 @@ import fuseplan
 from device.guarded import inputs
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.compile import compile as compile_plan
-from fuseplan.packing import Packing
-from fuseplan.plan import FusionPlan
+from fuseplan.kernels.packing import Packing
+from fuseplan.plans.plan import FusionPlan
 
 PLANS = (
     "f16[4x64x15x13, nhwc] -> batch_norm -> add -> relu",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fuseplan.torch as fused
-from fuseplan.torch.backend import compile_graph
+from fuseplan.torch.dynamo import compile_graph
 
 BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of the largest value
 MODULES: tuple[tuple[Callable[[], fused.Fused], tuple[int, ...]], ...] = (

@@ -12,11 +12,11 @@ from device.guarded import CANARY, Walled, inputs, output
 from device.test_numeric import KIND, _candidates, made
 from fuseplan.backends import backend_of
 from fuseplan.compile import CompiledPlan
-from fuseplan.dtypes import DTYPES
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated
 from fuseplan.measure.spaces import torch_dtype
-from fuseplan.plan import FusionPlan
-from fuseplan.template import Template
+from fuseplan.plans.plan import FusionPlan
 from training import CHAINS
 
 TENSORS = ("f32[3x17x9x11]", "f16[8x64x57x55, nhwc]", "bf16[33x40x6x6]", "f32[5x37x6x7, nhwc]", "f16[64x129]")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from device.guarded import inputs, output, wanted, worst
-from fuseplan import limits
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.spaces import empty
+from fuseplan.system import limits
 
 PLANS = (
     "f16[4x64x15x13, nhwc] -> batch_norm -> add -> relu",
@@ -199,7 +199,7 @@ def test_tensors_of_more_than_2_to_the_31_elements(text: str) -> None:
 
 def test_a_module_is_unloaded_after_its_plan_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KERNELS_KEPT", 0)
-    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
     counts = []
     for columns in range(64, 70):
         made = Prepared(f"f32[512x{8 * columns}] -> bias -> relu")
@@ -213,7 +213,7 @@ def test_a_module_is_unloaded_after_its_plan_is_gone(monkeypatch: pytest.MonkeyP
 
 def test_a_graph_replays_a_kernel_that_no_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KERNELS_KEPT", 0)
-    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
     src = torch.randn(512, 1024, device="cuda")
     out = torch.empty_like(src)
     layer = compile_plan("f32[512x1024] -> relu -> tanh", "cuda").bind()

@@ -13,9 +13,9 @@ from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import OPS, Concat, Foreign, Map, Permute, Pool, Reduce, Reshape
 from fuseplan.graph.type import Type, numpy_dtype, word_of
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops import OPERATORS
-from fuseplan.tensor import TensorSpec
 
 RNG = np.random.default_rng(0)
 BLOCK = """

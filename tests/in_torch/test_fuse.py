@@ -11,7 +11,7 @@ from torch import nn
 
 import fuseplan.torch as fused
 from fuseplan.errors import ArgumentError
-from fuseplan.torch.backend import compile_graph
+from fuseplan.torch.dynamo import compile_graph
 from fuseplan.torch.operator import launched
 
 F = nn.functional

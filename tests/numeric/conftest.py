@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.tensor import TensorSpec
 
 Guarded = Callable[[TensorSpec], NDArray[Any]]
 

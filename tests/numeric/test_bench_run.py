@@ -23,7 +23,7 @@ from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, r
 from fuseplan.measure.edges import NEAR
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_training import before_relu
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.unfused import OneAtATime
 
 SMALL = "f32[1x8x6x6, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"

@@ -5,9 +5,9 @@ import pytest
 from cells import parameters
 from closeness import assert_close
 from forced import forced, narrowed
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
-from fuseplan.template import Template
+from fuseplan.plans.plan import FusionPlan
 from training import assert_trained, training_arrays
 
 WIDTH = 32  # bytes of a vector of cpu:avx2

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from conformance import ACTIVATIONS, CASES, MIOPEN, MOST, RMS, most, plans, sized
-from fuseplan.arrays import empty
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arrays import empty
 
 ENTRIES = 377  # combinations and shapes
 

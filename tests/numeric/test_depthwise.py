@@ -12,13 +12,13 @@ from fuseplan.backends.cpu.ir import Builder
 from fuseplan.backends.cpu.ir_text import Module
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.template import Template
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 LAST, FIRST = {3: "nwc", 4: "nhwc", 5: "ndhwc"}, {3: "ncw", 4: "nchw", 5: "ncdhw"}
 TEMPLATES: dict[type[Template], dict[int, str]] = {Depthwise: LAST, DepthwisePlanes: FIRST}

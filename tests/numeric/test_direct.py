@@ -12,13 +12,13 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.tiling import Tiling, tiling
-from fuseplan.dtypes import DTYPES
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 BOTH = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])

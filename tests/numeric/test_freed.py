@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan import limits
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.phases import COUNTERS
 from fuseplan.backends.cpu.runtime import pool
+from fuseplan.system import limits
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
 TIMES = 30
@@ -26,7 +26,7 @@ TIMES = 30
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is kept but what a test holds, and nothing is freed later than it could be."""
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
     monkeypatch.setattr(limits, "KERNELS_KEPT", 0)
     gc.collect()
     gc.disable()

@@ -10,12 +10,12 @@ from every_number import every_code, exact_codes, floats
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
-from fuseplan.dtypes import DTYPES, dtype_of, narrow, widen
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import DTYPES, dtype_of, narrow, widen
 from fuseplan.ops.conversion import CONVERSIONS
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
 
 TARGET = parse_target("triton:sm_90")

@@ -6,14 +6,14 @@ import pytest
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.templates.product_cost import bound
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.target import parse_target
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}

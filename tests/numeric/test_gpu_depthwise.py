@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.target import parse_target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 LAYOUTS = {3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}

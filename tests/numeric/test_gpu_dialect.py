@@ -16,14 +16,14 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.compiler import compile_source
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.formula import parse_expression
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.formula import parse_expression
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, NUMPY, Scalar, fold, text
-from fuseplan.target import parse_target
 from interpreted import interpret
 from last_places import (
     assert_within,

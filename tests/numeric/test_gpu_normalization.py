@@ -8,15 +8,15 @@ import pytest
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.normalization_choice import Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
-from fuseplan.dtypes import DTYPES
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, first_refusal
-from fuseplan.target import parse_target
+from fuseplan.messages.reasons import Reason, first_refusal
+from fuseplan.plans.plan import FusionPlan
 from interpreted import Array, interpret_all
 
 H100 = parse_target("triton:sm_90")

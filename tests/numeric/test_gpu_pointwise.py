@@ -8,19 +8,19 @@ import pytest
 
 from forced import refusal_of
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
-from fuseplan.kernel import Kernel
-from fuseplan.layouts import LAYOUTS
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.layouts import LAYOUTS
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
+from fuseplan.messages.reasons import Reason
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.expression import Expression
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
 
 TARGET = parse_target("triton:sm_90")

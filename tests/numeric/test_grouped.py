@@ -10,15 +10,15 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
 from fuseplan.backends.cpu.templates.depthwise_planes import GroupedPlanes
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.execution.select import select
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.packing import Packing
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
-from fuseplan.select import select
-from fuseplan.template import Template
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 # Tensor and convolution: groups of at most two features; and of more, which only wide vectors hold twice.
 SHAPES = (

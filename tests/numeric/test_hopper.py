@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 import gluon_emulator
 from fuseplan.backends.triton.templates.hopper import Hopper
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import Target, parse_target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 from interpreted import in_kernel_order
 
 PLANS = (

@@ -7,7 +7,7 @@ import pytest
 from closeness import assert_close
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 # All kinds of operands and a parameter, and more functions than are written out for each vector.
 LONG = (

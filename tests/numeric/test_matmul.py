@@ -14,13 +14,13 @@ from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.compile import compile as compile_plan
-from fuseplan.dtypes import DTYPES
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])
 WEIGHTS = pytest.mark.parametrize(

@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import fuseplan.arrays
 import fuseplan.backends.cpu.backend
+import fuseplan.tensors.arrays
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates import TEMPLATES
 from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
 from fuseplan.measure.data import evaluated
 from fuseplan.measure.peaks import bytes_of_passes
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, first_refusal
+from fuseplan.messages.reasons import Reason, first_refusal
+from fuseplan.plans.plan import FusionPlan
 from strategies import tensors
 from training import CHAINS, STRIDES, TENSORS, assert_trained, training_arrays
 
@@ -46,14 +46,14 @@ LONG = (
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """New results and workspaces hold NaN, whatever their dtype."""
-    honest = fuseplan.arrays.aligned_bytes
+    honest = fuseplan.tensors.arrays.aligned_bytes
 
     def filled(nbytes: int) -> NDArray[np.uint8]:
         made = honest(nbytes)
         made[...] = 0xFF
         return made
 
-    monkeypatch.setattr(fuseplan.arrays, "aligned_bytes", filled)
+    monkeypatch.setattr(fuseplan.tensors.arrays, "aligned_bytes", filled)
     monkeypatch.setattr(fuseplan.backends.cpu.backend, "aligned_bytes", filled)
 
 

@@ -14,7 +14,7 @@ from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 POINTWISE = (
     "f32[*x33] -> relu",

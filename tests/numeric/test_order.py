@@ -6,7 +6,7 @@ import pytest
 from closeness import assert_close
 from fuseplan.compile import compile as compile_plan
 from fuseplan.measure.data import random_arrays, reference
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from orders import ORDERS, orders
 
 CASES = [pytest.param(*pair, id=str(pair[0])) for pair in orders("f32", "f64", "f16", "bf16")]

@@ -10,12 +10,12 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.measure.data import random_arrays
 from fuseplan.ops.parts import PARTED
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 SAMPLES = [str(FusionPlan(text, op)) for kind in PARTED for text, op in kind.samples()]

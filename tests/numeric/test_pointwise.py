@@ -8,12 +8,12 @@ import pytest
 from closeness import assert_close, assert_same_exceptions
 from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
-from fuseplan.layouts import LAYOUTS
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.layouts import LAYOUTS
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 
 WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])
 

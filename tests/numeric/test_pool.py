@@ -13,7 +13,7 @@ from fuseplan.backends.cpu.ir import Builder
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.backends.cpu.phases import COUNTERS, PHASES
 from fuseplan.backends.cpu.runtime import Pool, pool
-from fuseplan.target import available_processors
+from fuseplan.kernels.target import available_processors
 
 TASKS = 1000
 

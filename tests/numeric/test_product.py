@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fuseplan.backends.triton.templates.product import Product
-from fuseplan.dtypes import dtype_of
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, first_refusal
-from fuseplan.target import parse_target
+from fuseplan.messages.reasons import Reason, first_refusal
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
 
 SM_90, GFX942 = parse_target("triton:sm_90"), parse_target("triton:gfx942")

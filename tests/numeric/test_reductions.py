@@ -16,11 +16,11 @@ from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import PlanError
 from fuseplan.explanation import explain
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 TENSORS = (

@@ -14,10 +14,10 @@ from fuseplan.backends.cpu.templates.normalization import Normalization
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 SHAPES = (

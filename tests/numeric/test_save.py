@@ -16,13 +16,13 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import CPU
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.execution.stages import decide
 from fuseplan.export.c import CObject
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.measure.data import random_arrays
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
 GELUS = " -> ".join(["gelu"] * 4)  # so many functions that the CPU's stages become one of their own

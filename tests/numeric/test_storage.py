@@ -12,7 +12,7 @@ from every_number import every_code, floats
 from fuseplan.backends.cpu import storage, toolchain
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import PTR, Module
-from fuseplan.dtypes import DTYPES, dtype_of, narrow, widen
+from fuseplan.language.dtypes import DTYPES, dtype_of, narrow, widen
 
 Array = NDArray[Any]
 

@@ -8,7 +8,7 @@ import pytest
 import fuseplan
 from fuseplan.measure.data import evaluated
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from training import CHAINS, STRIDES, TENSORS, assert_trained, training_arrays
 
 TARGETS = ("cpu", "reference")

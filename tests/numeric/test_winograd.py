@@ -13,14 +13,14 @@ from fuseplan.backends.cpu import transforms
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.winograd import Winograd
 from fuseplan.compile import CompiledPlan
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.packing import Product
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.packing import Product
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, first_refusal
+from fuseplan.messages.reasons import Reason, first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 LAYOUTS = pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 BOTH = pytest.mark.parametrize("tile", [2, 4])

@@ -10,11 +10,11 @@ from forced import forced, narrowed, refusal_of
 from fuseplan.backends.cpu import transforms
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.winograd import Winograd
+from fuseplan.execution.stages import decide
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, first_refusal
-from fuseplan.stages import decide
+from fuseplan.messages.reasons import Reason, first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 LAYOUTS = pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 WIDTHS = pytest.mark.parametrize("width", [16, 32, 64])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu, Scale
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from strategies import random_operands, random_src
 
 SHAPES = ["3x5", "2x3x7", "2x5x3x7", "1x3x3x2x5", "1x1x1x1"]

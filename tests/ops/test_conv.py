@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuseplan.errors import PlanError
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS, Conv, Conv1d, Conv2d, Conv3d
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from strategies import convolutions, random_operands, random_src, tensors
 
 torch.set_num_threads(1)  # threads cost more than they give on tensors this small

@@ -14,15 +14,15 @@ from onnx.reference import ReferenceEvaluator
 import fuseplan
 from closeness import assert_close
 from every_number import every_code, exact_codes, floats
-from fuseplan.dtypes import DTYPES, dtype_of
 from fuseplan.errors import PlanError
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.dtypes import DTYPES, dtype_of
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.ground import allowed_deviation
 from fuseplan.measure.spaces import exact
 from fuseplan.ops.conversion import CONVERSIONS, Cast
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 SAMPLES = [FusionPlan(tensor, op) for kind in CONVERSIONS for tensor, op in kind.samples()]
 COMPUTED = ("f64", "f32", "f16", "bf16")

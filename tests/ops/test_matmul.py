@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
-from fuseplan.layouts import ROWS
-from fuseplan.lower import lower
-from fuseplan.match import match, unfuse
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match, unfuse
+from fuseplan.language.layouts import ROWS
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops.activation import Relu
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import Linear, Matmul, Product
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from strategies import products, random_operands, random_src, tensors
 
 torch.set_num_threads(1)  # threads cost more than they give on tensors this small

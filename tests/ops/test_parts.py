@@ -6,11 +6,11 @@ import torch
 
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import PlanError
+from fuseplan.language.parts import Split, part_of
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Gelu, Relu
 from fuseplan.ops.parts import Glu, Parted, Rotary
-from fuseplan.parts import Split, part_of
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch.meaning import evaluated
 
 SHAPES = [(5, 12), (2, 3, 14), (2, 3, 4, 10), (2, 2, 3, 2, 6)]

@@ -17,7 +17,7 @@ from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.conv import Conv2d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from torch_activations import CASES, Torch
 
 Array = NDArray[np.float64]

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fuseplan.compile import compile as compile_plan
-from fuseplan.dtypes import DTYPES, FACTORS, dtype_of
 from fuseplan.errors import PlanError
+from fuseplan.language.dtypes import DTYPES, FACTORS, dtype_of
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import random_arrays
 from fuseplan.measure.spaces import exact
 from fuseplan.op import Op
 from fuseplan.ops.affine import Add, Bias
 from fuseplan.ops.conversion import BLOCK, PER_SCALE, QUANTIZED, Cast, Dequantize, Quantize
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from strategies import activations, tensors
 
 Array = NDArray[np.float64]

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import Unsupported
-from fuseplan.match import unfuse
+from fuseplan.kernels.match import unfuse
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays, reference
 from fuseplan.measure.spaces import exact as widened
+from fuseplan.messages.reasons import Reason
 from fuseplan.op import Op
 from fuseplan.ops.affine import Add, BatchNorm
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
 from strategies import elementwise, normalizations, plans, tensors
 
 # Largest error over the largest value, in units of the storage's epsilon; f32 and f64 sums of up to 243

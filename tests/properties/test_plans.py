@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError
 from fuseplan.ops import BY_NAME
-from fuseplan.plan import FusionPlan
-from fuseplan.text import operator_text, parse_operator
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text, parse_operator
 from strategies import ANY_NUMBER, plans, random_operands, random_src
 
 

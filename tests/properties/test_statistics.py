@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.reduction import NUMPY_JOINS, STATISTICS, Statistic, reduce
+from fuseplan.language.reduction import NUMPY_JOINS, STATISTICS, Statistic, reduce
 from fuseplan.scalar import NUMPY, fold, leaf
 
 NAMES = {"Sums": ("a",), "Max": ("a",)}

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fuseplan.arrays import (
+from fuseplan.errors import ArgumentError
+from fuseplan.language.dtypes import narrow, widen
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.tensors.arrays import (
     address_of,
     aligned_copy,
     empty,
@@ -17,10 +20,7 @@ from fuseplan.arrays import (
     overlap,
     view,
 )
-from fuseplan.dlpack import _Tensor, _Versioned
-from fuseplan.dtypes import narrow, widen
-from fuseplan.errors import ArgumentError
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensors.dlpack import _Tensor, _Versioned
 
 NHWC = TensorSpec((2, 3, 4, 5), "f32", "nhwc")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import recorded, special, standings, suite
-from fuseplan import limits
 from fuseplan.bench import results, table
 from fuseplan.bench.command import plain
 from fuseplan.bench.options import Options
@@ -16,7 +15,8 @@ from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.measure.cases import Case
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
 
 LAST = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
 FIRST = "f32[1x64x56x56] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fuseplan import cache, limits, stock
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError
+from fuseplan.stores import cache
+from fuseplan.system import limits, stock
 
 PLAN = "f32[1x4x5x5, nhwc] -> conv2d(3, kernel=3) -> bias -> relu"
 KEY = cache.key_of("one")
@@ -23,7 +24,7 @@ KEY = cache.key_of("one")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and none of this process's programs."""
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
     monkeypatch.setattr(cache, "_tally", cache._Tally())
     return tmp_path / "kernels"
 
@@ -90,7 +91,7 @@ def test_a_damaged_entry_is_absent(folder: Path, damage) -> None:  # type: ignor
 
 
 def forget() -> None:
-    from fuseplan import build
+    from fuseplan.execution import build
 
     build._programs.clear()
 

@@ -16,7 +16,7 @@ import fuseplan
 from benchmarks import compile_time, footprint
 from fuseplan.backends.triton.pool import Worker
 from fuseplan.bench.processes import Process
-from fuseplan.child import PACKAGE_ROOT, python, python_environment
+from fuseplan.system.child import PACKAGE_ROOT, python, python_environment
 from fuseplan.tuning import cases as tuning
 
 PACKAGE = Path(fuseplan.__file__).parent

@@ -33,7 +33,7 @@ def posed_machine(device: int | None) -> tuple[str | None, HostClock]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("fuseplan.build._programs", {})
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
     monkeypatch.setattr(ground, "HOST_BLOCK", 0.001)
     return tmp_path
 
@@ -185,7 +185,7 @@ def test_show_prints_all_for_another_machine() -> None:
 
 
 def test_supported_lists_every_operator_and_dtype() -> None:
-    from fuseplan.dtypes import DTYPES
+    from fuseplan.language.dtypes import DTYPES
     from fuseplan.ops import OPERATORS
 
     rows = told("supported")["supported"]

@@ -20,8 +20,8 @@ from fuseplan.cli import commands
 from fuseplan.cli.commands import fuseplan
 from fuseplan.cli.screen import Screen, tabled
 from fuseplan.cli.statuses import CLOSED, INTERRUPTED, MEANINGS
-from fuseplan.folding import fold
 from fuseplan.measure import ground
+from fuseplan.messages.folding import fold
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = "f32[1x8x9x9, nhwc] -> conv2d(8, kernel=3, padding=1) -> bias -> relu"

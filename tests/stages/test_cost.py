@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fuseplan.stages import decide
+from fuseplan.execution.stages import decide
 
 SMALL, LARGE = 4_016, 401_600
 MORE = 4  # times as many lines are executed at most: other candidates may be worth considering

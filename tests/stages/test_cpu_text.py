@@ -12,12 +12,12 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
 from fuseplan.backends.cpu.loops import batches, pieces, places
 from fuseplan.backends.cpu.templates import TEMPLATES
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import KINDS
-from fuseplan.template import Template
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import KINDS
+from fuseplan.kernels.template import Template
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 
 NUMBER = r"-?\d+"
 # Each names an instruction that index arithmetic should have folded.

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.data import INPUTS, deviation, laid_out, random_arrays, reference, stored
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 PLAN = "[2x8x6x7, nhwc] -> conv2d(4, kernel=3) -> bias -> add -> batch_norm -> relu"
 

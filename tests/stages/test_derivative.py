@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fuseplan.derivative import derivative
-from fuseplan.formula import parse_expression
+from fuseplan.language.derivative import derivative
+from fuseplan.language.formula import parse_expression
 from fuseplan.op import Elementwise
 from fuseplan.ops import activation
 from fuseplan.ops.activation import ACTIVATIONS

@@ -16,11 +16,11 @@ from fuseplan.compat.miopen_driver.cli import driver_command, plan_of
 from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BY_WORD, LETTERS, MODES, PROBLEMS
 from fuseplan.compat.miopen_driver.problem import Problem
 from fuseplan.errors import PlanError
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from strategies import activations, convolutions, plans, tensors
 
 CBA = "-F 4 -n 1 -c 4 -H 9 -W 8 -k 6"

@@ -21,7 +21,7 @@ from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.compat.miopen_driver.sweep import combinations
 from fuseplan.measure import clock, data, ground
 from fuseplan.measure.data import evaluated
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 SIZES = "-n 1 -c 8 -H 9 -W 9 -k 8"
 CBA = f"CBAInfer -F 4 {SIZES}"
@@ -62,7 +62,7 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Any:
             return compile_object(text.replace(what, instead))
 
         monkeypatch.setattr(toolchain, "compile_object", compiled)
-        monkeypatch.setattr("fuseplan.build._programs", {})
+        monkeypatch.setattr("fuseplan.execution.build._programs", {})
 
     return change
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import fuseplan
 from every_number import every_code, exact_codes, floats
-from fuseplan.arrays import empty, view
-from fuseplan.dtypes import DTYPES, DType, narrow, widen
 from fuseplan.errors import ArgumentError, PlanError
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.dtypes import DTYPES, DType, narrow, widen
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.tensors.arrays import empty, view
 
 ROWS = pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.name)
 Array = NDArray[Any]

@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from fuseplan.dtypes import DTYPES as OURS
-from fuseplan.elsewhere import DTYPES, FIELDS, LACKING, LAYOUTS, OPERATORS, folded
 from fuseplan.errors import PlanError
-from fuseplan.fields import fields_of
+from fuseplan.language.dtypes import DTYPES as OURS
+from fuseplan.language.fields import fields_of
+from fuseplan.messages.elsewhere import DTYPES, FIELDS, LACKING, LAYOUTS, OPERATORS, folded
 from fuseplan.ops import BY_NAME
 from fuseplan.ops import OPERATORS as OPERATORS_HERE
 from fuseplan.ops.expression import Expression
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import parse_operator
 from fuseplan.scalar import Scalar
-from fuseplan.text import parse_operator
 
 
 def said(text: str) -> str:

@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fuseplan import limits
-from fuseplan.arguments import OUT, SRC
 from fuseplan.compile import compile as compile_plan
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import (
     ArgumentError,
     BuildError,
@@ -21,11 +18,14 @@ from fuseplan.errors import (
     did_you_mean,
     nearest,
 )
-from fuseplan.excerpt import bounded, operator_span, segments, shown, underlined, visible
+from fuseplan.language.dtypes import DTYPES
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import bounded, operator_span, segments, shown, underlined, visible
+from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.ops.activation import Relu
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Reason, Refusal
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
+from fuseplan.tensors.arguments import OUT, SRC
 
 PLAN = "f32[2x4x8x8] -> conv2d(4, kernel=3) -> relu"
 

@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 import fuseplan
-from fuseplan import limits
-from fuseplan.arrays import aligned_copy
 from fuseplan.backends.cpu import loader
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.execution.stages import decide
 from fuseplan.export.c import CObject
 from fuseplan.export.c_packing import pack_function
+from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Tiles, Transpose
 from fuseplan.measure.data import random_arrays
-from fuseplan.packing import Halves, Join, Packing, Pad, Product, Reshape, Tiles, Transpose
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system import limits
+from fuseplan.tensors.arrays import aligned_copy
 
 GCC = shutil.which("gcc") or shutil.which("cc")
 PLAN = "f32[8x60] -> matmul(33) -> bias -> leaky_relu(0.3)"

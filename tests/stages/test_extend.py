@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan import foreign, ops
+from fuseplan import ops
 from fuseplan.backends import backend_of
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
-from fuseplan.declarations import operand, parameter
 from fuseplan.errors import ArgumentError, PlanError
+from fuseplan.kernels.template import Template
+from fuseplan.language.declarations import operand, parameter
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar
-from fuseplan.template import Template
+from fuseplan.stores import foreign
 
 PLUGIN = """
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from carets import above_carets
 from fuseplan.errors import PlanError
-from fuseplan.formula import parse_expression
+from fuseplan.language.formula import parse_expression
 from fuseplan.scalar import FUNCTIONS, erf, exp, leaf, maximum, sigmoid, softplus, text, where
 
 x, k = leaf("x"), leaf("k")

@@ -27,7 +27,7 @@ from fuseplan.measure.machine import GpuMachine, machine
 from fuseplan.measure.peaks import GpuPeaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import summarize
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 PEAKS = GpuPeaks("a GPU", {"dram": 1e12}, {"f16": 1e14, "f32": 1e13, "tf32": 5e13})
 MACHINE = GpuMachine("a GPU", "sm_90", 132, 80 << 30, 50 << 20, "1.2", machine())

@@ -12,13 +12,13 @@ from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.worker import Job
-from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
-from fuseplan.target import parse_target
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.emit import Slot, Source, TensorMap
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from toy_templates import HEAD, ToyProduct, ToyScale
 
 SM_90, GFX942 = parse_target("triton:sm_90"), parse_target("triton:gfx942")
@@ -161,7 +161,7 @@ def test_many_at_once_in_order_and_what_dies_is_an_error() -> None:
 def test_the_assembler_that_torch_compile_sets_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
-    from fuseplan.target import parse_target
+    from fuseplan.kernels.target import parse_target
 
     monkeypatch.setattr(knobs.nvidia, "mock_ptx_version", "13.0")
     monkeypatch.setattr(type(knobs.nvidia.ptxas), "version", property(lambda _: "13.0"), raising=False)

@@ -16,13 +16,13 @@ from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.launch import MAPS_HELD, GpuBlock, load
 from fuseplan.backends.triton.signature import types_of
-from fuseplan.emit import Slot, Source, TensorMap
 from fuseplan.errors import BuildError
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
+from fuseplan.kernels.emit import Slot, Source, TensorMap
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.settings import environment
-from fuseplan.target import parse_target
 from toy_templates import HEAD, ToyProduct, ToySteps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,7 +301,7 @@ def test_what_was_compiled_before_loads_without_triton(tmp_path: Path) -> None:
         "import sys, json, pathlib\n"
         "from fake_driver import FakeDriver\n"
         "from fuseplan.backends.triton import driver, launch, toolchain\n"
-        "from fuseplan.emit import Source\n"
+        "from fuseplan.kernels.emit import Source\n"
         "driver.driver = FakeDriver\n"
         f"source = Source.from_frame(json.loads({json.dumps(json.dumps(source.frame))}))\n"
         "queue = type('Queue', (), {'device': 0, 'stream': int, 'workspace': None, 'is_capturing': bool})\n"

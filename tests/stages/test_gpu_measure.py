@@ -14,15 +14,15 @@ from fuseplan.bench import table
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure import peaks, quiet
 from fuseplan.measure.data import deviation, evaluated, random_arrays, reference
 from fuseplan.measure.peaks import Floor
 from fuseplan.measure.torch_training import training_call
 from fuseplan.ops import OPERATORS
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 BY_NAME = known(True).by_name
 CONV = "f16[2x16x7x7, nhwc] -> conv2d(8, kernel=1) -> bias -> relu"

@@ -12,11 +12,11 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.errors import BuildError
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
-from fuseplan.target import parse_target
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 
 SM_90 = parse_target("triton:sm_90")
 CONV = "[2x32x5x6, nhwc] -> conv2d(64, kernel=(1, 3), padding=same)"

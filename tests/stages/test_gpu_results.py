@@ -13,7 +13,7 @@ from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import evaluated
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from posing import CUDA_0, PosingDriver, posing
 from training import training_arrays
 

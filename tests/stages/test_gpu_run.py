@@ -14,9 +14,9 @@ import torch
 import fuseplan
 from fuseplan import Arguments
 from fuseplan.backends.triton.memory import GpuMemory, packed
-from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.packing import Packing, Pad, Transpose
+from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.packing import Packing, Pad, Transpose
 from pretend_gpu import Machine, PretendQueue, machine
 from toy_chain import PLAN, Tensors, ToyChain, chain, random_tensors, split, wanted
 from toy_templates import ToyProduct

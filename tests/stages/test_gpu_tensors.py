@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import fuseplan
-from fuseplan import Arguments, torch_tensors
+from fuseplan import Arguments
 from fuseplan.backends.triton import views
 from fuseplan.backends.triton.memory import GpuMemory
 from fuseplan.errors import ArgumentError
-from fuseplan.torch_tensors import TorchForm
+from fuseplan.tensors import torch_tensors
+from fuseplan.tensors.torch_tensors import TorchForm
 from pretend_gpu import Machine, machine
 from toy_chain import PLAN, SIZE, Tensors, ToyChain, chain, random_tensors, split, wanted
 

@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks.suite import FOLDER
 from fuseplan.backends.triton.templates import TEMPLATES
-from fuseplan.emit import Source
 from fuseplan.errors import Unsupported
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import parse_target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.messages.reasons import first_refusal
+from fuseplan.plans.plan import FusionPlan
 from kernel_noise import noise
 
 ODD = (

@@ -13,8 +13,8 @@ from benchmarks.crossbuild import builds
 from fuseplan.backends.triton import toolchain, versions
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.stages import decide
-from fuseplan.target import parse_target
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.target import parse_target
 
 Installed = Callable[[str | None], None]
 CONV = "f16[16x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -> add -> relu"

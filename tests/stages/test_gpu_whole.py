@@ -15,13 +15,13 @@ from forced import forced
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.compile import compile as compile_plan
-from fuseplan.dtypes import DTYPES
-from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays, reference
-from fuseplan.plan import FusionPlan
-from fuseplan.target import Target
+from fuseplan.plans.plan import FusionPlan
 from posing import CUDA_0, PosingDriver, posing
 from toy_templates import HEAD, Toy, ToyProduct
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.ground import OUT, Ground
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
+from fuseplan.plans.plan import FusionPlan
 
 torch = pytest.importorskip("torch")
 

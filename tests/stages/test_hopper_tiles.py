@@ -11,11 +11,11 @@ from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.hopper_choices import SHARED_BYTES, choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import Geometry
-from fuseplan.kernel import Kernel
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 
 TARGET = parse_target("triton:sm_90")
 

@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import fuseplan
-from fuseplan import untraced
+from fuseplan.system import untraced
 
 PLAN = "f32[4x8] -> matmul(8) -> bias -> add -> relu"
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
-from fuseplan.plan import FusionPlan
-from fuseplan.target import Target
+from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted, interpret
 from toy_templates import ToyProduct, ToyScale, ToySteps
 

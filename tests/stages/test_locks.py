@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from forked import holds_in_child
-from fuseplan import cache, limits, locks
-from fuseplan.locks import Lock, cached_property, held_across_forks
+from fuseplan.stores import cache
+from fuseplan.system import limits, locks
+from fuseplan.system.locks import Lock, cached_property, held_across_forks
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork"),

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan.arguments import Arguments
 from fuseplan.errors import ArgumentError, FuseplanError, PlanError, a_thing
-from fuseplan.plan import FusionPlan
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import leaf
-from fuseplan.target import parse_target
-from fuseplan.tuned import processor_of
+from fuseplan.stores.tuned import processor_of
+from fuseplan.tensors.arguments import Arguments
 
 LAYER = FusionPlan.parse("f32[2x8] -> matmul(4) -> bias")
 X, W, B = np.ones((2, 8), np.float32), np.ones((8, 4), np.float32), np.ones(4, np.float32)

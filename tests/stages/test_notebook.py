@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import fuseplan
-from fuseplan.target import KINDS
+from fuseplan.kernels.target import KINDS
 
 PLAN = 'f32[2x8] -> matmul(4) -> bias -> elementwise("where(x > a, x, -x) * 1", a=0.5)'
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuseplan.declarations import Operand, Parameter, operand, parameter
 from fuseplan.errors import PlanError
+from fuseplan.language.declarations import Operand, Parameter, operand, parameter
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, operator
 from fuseplan.ops import BY_NAME, OPERATORS
 from fuseplan.ops.activation import Clamp, Elu, LeakyRelu, Relu
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Prelu
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import Scalar, text
-from fuseplan.tensor import TensorSpec
 
 IMAGE = TensorSpec((2, 3, 4, 5), "f16", "nhwc")
 

@@ -13,15 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuseplan.arrays import empty
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, PlanError, Unsupported
-from fuseplan.extents import OPEN
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
-from fuseplan.tensor import TensorSpec
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.language.extents import OPEN
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arrays import empty
 from strategies import plans
 
 PLANS = (

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.packing import Halves, Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose
-from fuseplan.plan import FusionPlan
-from fuseplan.runner import packings_of
-from fuseplan.select import select
-from fuseplan.target import parse_target
+from fuseplan.execution.runner import packings_of
+from fuseplan.execution.select import select
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose
+from fuseplan.kernels.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 
 STEPS: tuple[tuple[Step, ...], ...] = (
     (),

@@ -9,13 +9,13 @@ import pytest
 
 from carets import above_carets
 from fuseplan.errors import ArgumentError, PlanError, Unsupported
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Elu, Relu
 from fuseplan.ops.affine import Add, BatchNorm, Bias
 from fuseplan.ops.conv import Conv2d
 from fuseplan.ops.expression import Expression
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import text
-from fuseplan.tensor import TensorSpec
 
 RESNET = "f16[64x256x55x55, nhwc] -> conv2d(64, kernel=1) -> bias -> relu"
 nothing: Any = None

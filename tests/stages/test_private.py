@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseplan import private
-from fuseplan.private import NotPrivateError
+from fuseplan.system import private
+from fuseplan.system.private import NotPrivateError
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="owners and modes are POSIX")
 AS_ROOT = os.name != "nt" and os.geteuid() == 0

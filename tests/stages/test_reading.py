@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fuseplan import limits
 from fuseplan.compat.miopen_driver.sweep import lines_of
 from fuseplan.errors import ArgumentError
-from fuseplan.reading import bytes_of, json_lines, json_of, record, text_of
+from fuseplan.system import limits
+from fuseplan.system.reading import bytes_of, json_lines, json_of, record, text_of
 
 
 @dataclass(frozen=True)

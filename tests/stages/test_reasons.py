@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fuseplan.reasons import Claim, Reason, Refusal, claim, first_refusal
+from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)

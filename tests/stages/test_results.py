@@ -13,9 +13,9 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments, FusionPlan
-from fuseplan.arrays import empty
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import evaluated
+from fuseplan.tensors.arrays import empty
 from training import assert_trained, training_arrays
 
 FORWARD = "f32[6x4x5x3] -> bias -> batch_norm_training(running=True, momentum=0.3) -> relu"

@@ -13,11 +13,11 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments, FusionPlan
-from fuseplan.arrays import empty, view
 from fuseplan.backends.backend import Block
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.data import deviation, random_arrays, reference
+from fuseplan.tensors.arrays import empty, view
 
 TEXT = "f32[2x5x9x7, nhwc] -> conv2d(6, kernel=3, padding=1) -> bias -> add -> leaky_relu(0.1)"
 TARGETS = ("cpu", "reference")

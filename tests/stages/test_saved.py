@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan import limits
 from fuseplan.backends.cpu import loader
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.execution.saved import FORMAT, HEADER, Saved
 from fuseplan.measure.data import random_arrays
-from fuseplan.saved import FORMAT, HEADER, Saved
+from fuseplan.system import limits
 
 PLAN = "f32[8x64] -> matmul(32) -> bias -> gelu"
 PLANS = (
@@ -249,7 +249,7 @@ def test_code_that_is_no_object_is_refused(code: bytes) -> None:
 
 def test_the_linker_refuses_unknown_functions_and_symbols(file: Path) -> None:
     from fuseplan.backends.cpu import toolchain
-    from fuseplan.target import KINDS
+    from fuseplan.kernels.target import KINDS
 
     code = Saved.unpack(file.read_bytes()).code
     with pytest.raises(BuildError, match="'absent'"):

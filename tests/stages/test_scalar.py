@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuseplan.errors import PlanError
-from fuseplan.formula import parse_expression
-from fuseplan.limits import EXPRESSION_NODES
+from fuseplan.language.formula import parse_expression
 from fuseplan.scalar import (
     CASTS,
     COMPARISONS,
@@ -34,6 +33,7 @@ from fuseplan.scalar import (
     text,
     where,
 )
+from fuseplan.system.limits import EXPRESSION_NODES
 from strategies import scalars
 
 x, y = leaf("x"), leaf("y")

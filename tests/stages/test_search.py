@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.template import Template
 from fuseplan.measure import quiet
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground, allowed_deviation, ground_of
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import Records, decide
-from fuseplan.template import Template
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.search import Ready, search
 from fuseplan.tuning.verdict import FUSED, UNFUSED, Verdict, judge, recorded
 
@@ -167,7 +167,7 @@ def test_results_are_held_to_their_own_dtype() -> None:
 
 
 def _exact(plan: FusionPlan, tensors: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    from fuseplan.dtypes import widen
+    from fuseplan.language.dtypes import widen
 
     exact = {key: widen(array.view(np.uint16), "bf16").astype(float) for key, array in tensors.items()}
     return exact.pop("src"), exact

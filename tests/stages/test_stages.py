@@ -14,20 +14,20 @@ import pytest
 import fuseplan
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.reference import REFERENCE
-from fuseplan.dtypes import DTYPES, FACTORS
-from fuseplan.emit import Slot, Source
 from fuseplan.errors import ArgumentError, BuildError, Unsupported
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.lower import lower
-from fuseplan.match import RULES, match, unfuse
-from fuseplan.packing import Packing
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.execution.select import select
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import RULES, match, unfuse
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Accuracy, Template, Traffic
+from fuseplan.language.dtypes import DTYPES, FACTORS
+from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import functions, leaf
-from fuseplan.select import select
-from fuseplan.stages import decide
-from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy, Template, Traffic
 
 FULL = (
     "f16[2x8x5x6, nhwc] -> leaky_relu(0.3)"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseplan import cache, private, stock
+from fuseplan.stores import cache
+from fuseplan.system import private, stock
 
 KEY = cache.key_of("one")
 

@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.limits import OPERATOR_CHARACTERS
-from fuseplan.syntax import python_expression, span_of
+from fuseplan.language.syntax import python_expression, span_of
+from fuseplan.system.limits import OPERATOR_CHARACTERS
 
 
 def test_a_node_knows_where_it_stands_among_wide_characters() -> None:

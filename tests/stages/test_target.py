@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fuseplan import target as targets
 from fuseplan.backends import BACKENDS
 from fuseplan.errors import ArgumentError
+from fuseplan.kernels import target as targets
+from fuseplan.kernels.target import GPUS, KINDS, Target, any_of, cache_bytes, parse_target, width_of
 from fuseplan.settings import parse_size
-from fuseplan.target import GPUS, KINDS, Target, any_of, cache_bytes, parse_target, width_of
 from pretend_gpu import H100, torch_with
 
 TURING = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40)

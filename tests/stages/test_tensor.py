@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import fuseplan
 from carets import above_carets
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import FuseplanError, PlanError
-from fuseplan.layouts import LAYOUTS
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.dtypes import DTYPES
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
 from strategies import tensors
 
 

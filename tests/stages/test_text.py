@@ -13,8 +13,8 @@ from fuseplan.ops.affine import Add, BatchNorm, Prelu
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Matmul
-from fuseplan.plan import FusionPlan
-from fuseplan.text import operator_text, parse_json, parse_operator, parse_plan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text, parse_json, parse_operator, parse_plan
 
 
 @pytest.mark.parametrize(

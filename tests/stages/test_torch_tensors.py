@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuseplan
-from fuseplan import torch_tensors
 from fuseplan.errors import ArgumentError
-from fuseplan.torch_tensors import torch_form
+from fuseplan.tensors import torch_tensors
+from fuseplan.tensors.torch_tensors import torch_form
 
 SHAPE = (4, 64)
 ADD = "f32[4x64] -> add"

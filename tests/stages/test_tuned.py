@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import fuseplan
-from fuseplan import cache, limits, tuned
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
-from fuseplan.stages import decide
-from fuseplan.tuned import Tuned
+from fuseplan.execution.stages import decide
+from fuseplan.stores import cache, tuned
+from fuseplan.stores.tuned import Tuned
+from fuseplan.system import limits
 
 PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
 

@@ -12,16 +12,16 @@ from click.testing import CliRunner
 
 import fuseplan
 from benchmarks import tune as tune_command
-from fuseplan import tuned
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.stages import decide
 from fuseplan.measure import checks, quiet
 from fuseplan.measure.cases import Case
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.spaces import empty
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.stores import tuned
 from fuseplan.tuning import cases as tuning
 from fuseplan.tuning.cases import Outcome, TuneOptions, mean_ratio, tune_cases
 from fuseplan.tuning.tune import LEAST_A_TEMPLATE, Search, measured, shortlist, undecided

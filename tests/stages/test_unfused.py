@@ -9,7 +9,7 @@ from fuseplan.measure.clock import HostClock
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.torch_eager import eager
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.unfused import OneAtATime
 
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer
-from fuseplan.dlpack import Wrote
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Template
-from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.tensors.arrays import Buffer
+from fuseplan.tensors.dlpack import Wrote
 
 if TYPE_CHECKING:
-    from fuseplan.packing import Packing
+    from fuseplan.kernels.packing import Packing
 
 Addresses = Callable[[Any, Any], tuple[int, int, Wrote | None]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from fuseplan.kernel import KernelOperand
-from fuseplan.layouts import dense
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.language.layouts import dense
+from fuseplan.language.tensor import TensorSpec
 
 
 def places(operand: KernelOperand, spec: TensorSpec) -> list[tuple[int, int, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from fuseplan.kernel import KernelOperand
-from fuseplan.parts import part_of
+from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.language.parts import part_of
 from fuseplan.scalar import Scalar
 
 SHARED, CHANNEL, EVERYWHERE = frozenset[str](), frozenset({"c"}), frozenset({"c", "position"})

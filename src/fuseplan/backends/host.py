@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer, Form, NumpyForm, address_of, aligned_copy, empty, form_of, is_torch, view
 from fuseplan.backends.backend import Addresses
-from fuseplan.dtypes import dtype_of
-from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.tensors.arrays import (
+    Buffer,
+    Form,
+    NumpyForm,
+    address_of,
+    aligned_copy,
+    empty,
+    form_of,
+    is_torch,
+    view,
+)
 
 if TYPE_CHECKING:
-    from fuseplan.packing import Packing
+    from fuseplan.kernels.packing import Packing
 
 
 class HostCopy:
@@ -45,7 +55,7 @@ class HostMemory:
     def pair_of(self, src: Any, out: Any) -> Addresses | None:
         """The forms of two accepted arrays or torch tensors."""
         if is_torch(src) and is_torch(out):
-            from fuseplan.torch_tensors import torch_pair
+            from fuseplan.tensors.torch_tensors import torch_pair
 
             return torch_pair(src, out)
         forms = form_of(src), form_of(out)
@@ -64,7 +74,7 @@ class HostMemory:
                 array = empty(spec)
                 return array, address_of(array)
             if make_torch is None:
-                from fuseplan.torch_tensors import torch_maker
+                from fuseplan.tensors.torch_tensors import torch_maker
 
                 make_torch = torch_maker(spec, "cpu")
             return make_torch(source)

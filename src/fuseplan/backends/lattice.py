@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.layouts import dense
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.layouts import dense
 from fuseplan.scalar import leaves_of
 
 

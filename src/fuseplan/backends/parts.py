@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.layouts import dense
-from fuseplan.packing import Pad, Reshape, Step, Transpose
-from fuseplan.parts import Split, part_of
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
+from fuseplan.language.layouts import dense
+from fuseplan.language.parts import Split, part_of
+from fuseplan.language.tensor import TensorSpec
 
 WHOLE = Split(0, 1, 1, 1)  # of a kernel without parts: its tensors are the only part
 

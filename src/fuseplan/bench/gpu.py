@@ -18,8 +18,8 @@ from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.results import Row, timed_row, wrong
 from fuseplan.errors import ArgumentError, FuseplanError, installing
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import GPU_CLOCK, GpuClock
 from fuseplan.measure.data import deviation, evaluated, random_arrays
@@ -29,7 +29,7 @@ from fuseplan.measure.peaks import GpuPeaks, gpu_peaks, measured_gpu_peaks
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.stats import Timing
 from fuseplan.measure.versions import gpu_versions
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 SHOWN = 300  # characters of a library's own message
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.bench.peers import known
-from fuseplan.declared import option
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.cases import Case
 from fuseplan.measure.clock import GPU_PROTOCOL, Protocol
 from fuseplan.measure.versions import commit
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.declared import option
 
 HERE = ("cpu", "cuda", "cuda:0")
 

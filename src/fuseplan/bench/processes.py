@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuseplan.child import Child
+from fuseplan.system.child import Child
 
 SHOWN = 200
 PATIENCE = 5.0  # seconds for a worker to end

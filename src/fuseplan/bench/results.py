@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import ArgumentError
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.measure.peaks import Floor
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 OURS = "fuseplan"
 WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time

@@ -16,8 +16,9 @@ from fuseplan.bench.peers import known
 from fuseplan.bench.processes import Process, processes, scratch
 from fuseplan.bench.results import Row, timed_row, wrong
 from fuseplan.bench.worker import part
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.clock import CLOCK, copies_past, turns
 from fuseplan.measure.data import deviation, evaluated, random_arrays
@@ -26,8 +27,7 @@ from fuseplan.measure.peaks import Floor, Peaks, bytes_of_passes, measured_peaks
 from fuseplan.measure.quiet import Patience
 from fuseplan.measure.stats import summarize
 from fuseplan.measure.versions import versions
-from fuseplan.plan import FusionPlan
-from fuseplan.target import parse_target
+from fuseplan.plans.plan import FusionPlan
 
 ARRAYS = "arrays.npz"  # drawn once for all peers
 SETTLE = 0.02  # seconds for the threads of the peer before to stop spinning

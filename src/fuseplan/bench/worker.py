@@ -28,13 +28,13 @@ import numpy as np
 
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.child import teller
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
 from fuseplan.measure.data import laid_out, random_arrays, stored
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensor
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.child import teller
 
 SHOWN = 300  # characters of a library's own message
 

@@ -14,20 +14,20 @@ from itertools import product
 from typing import Any, TypeVar, cast
 
 from fuseplan.backends import backend_of
-from fuseplan.dtypes import FACTORS
 from fuseplan.errors import Unsupported
-from fuseplan.kernel import Kernel
-from fuseplan.layouts import LAYOUTS
-from fuseplan.lower import lower
-from fuseplan.match import match
-from fuseplan.naming import as_rows
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import FACTORS
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.reasons import Refusal, first_refusal
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import activation, affine, conv, matmul, training
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import Refusal, first_refusal
-from fuseplan.target import Target
-from fuseplan.template import Template
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.naming import as_rows
+from fuseplan.plans.plan import FusionPlan
 
 Value = TypeVar("Value", bound=Hashable)
 

@@ -10,9 +10,6 @@ import click
 from rich.table import Column, Table
 
 from fuseplan.backends import BACKENDS
-from fuseplan.cache import cache_info
-from fuseplan.cache import clear as clear_cache
-from fuseplan.cache import entries as cache_entries
 from fuseplan.cli.combinations import AXES, Row, cells
 from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
@@ -29,10 +26,13 @@ from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
 from fuseplan.explanation import explain
 from fuseplan.graph.report import Report
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
-from fuseplan.target import Target, parse_target
+from fuseplan.stores.cache import cache_info
+from fuseplan.stores.cache import clear as clear_cache
+from fuseplan.stores.cache import entries as cache_entries
 
 
 @click.group(

@@ -9,10 +9,10 @@ from typing import Any
 import click
 import numpy as np
 
-from fuseplan import limits
 from fuseplan.cli.options import Asked, plan_command
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.stages import Records, decide
+from fuseplan.execution.stages import Records, decide
+from fuseplan.system import limits
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from fuseplan import checkout
 from fuseplan.bench import command
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
@@ -30,8 +29,9 @@ from fuseplan.cli.screen import Screen, display, progress
 from fuseplan.cli.statuses import DISTURBED, RIGHT
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError
-from fuseplan.excerpt import ARROW
 from fuseplan.measure.cases import of_plan
+from fuseplan.messages.excerpt import ARROW
+from fuseplan.system import checkout
 from fuseplan.tuning.cases import Outcome, TuneOptions, cases_of, merge, status, summary, tune_all
 
 TOOLS = ("crossbuild", "demo")

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from fuseplan import limits
 from fuseplan.backends import BACKENDS
-from fuseplan.declared import Option, options_of
-from fuseplan.target import KINDS
+from fuseplan.kernels.target import KINDS
+from fuseplan.system import limits
+from fuseplan.system.declared import Option, options_of
 
 
 class Duration(click.FloatRange):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuseplan.bench.command import Display, Step
-from fuseplan.folding import WIDTH, fold
+from fuseplan.messages.folding import WIDTH, fold
 
 GLUE = "\N{NO-BREAK SPACE}"  # between the words of a cell, which stays on one line
 

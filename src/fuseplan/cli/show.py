@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from fuseplan.backends import backend_of
-from fuseplan.build import build
 from fuseplan.cli.options import Asked, plan_command
 from fuseplan.errors import ArgumentError
-from fuseplan.stages import Records, decide
+from fuseplan.execution.build import build
+from fuseplan.execution.stages import Records, decide
 
 LISTINGS = ("asm", "ptx", "sass")
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.backends import backend_of
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import PlanError
-from fuseplan.layouts import LAYOUTS, ROWS
-from fuseplan.lower import lower
-from fuseplan.match import match
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import DTYPES
+from fuseplan.language.layouts import LAYOUTS, ROWS
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.reasons import first_refusal
 from fuseplan.op import Op
 from fuseplan.ops import OPERATORS
-from fuseplan.plan import FusionPlan
-from fuseplan.reasons import first_refusal
-from fuseplan.target import Target
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.kernels.template import Accuracy
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import as_plan
-from fuseplan.template import Accuracy
+from fuseplan.plans.plan import as_plan
 from fuseplan.tuning.unfused import OneAtATime
 
 

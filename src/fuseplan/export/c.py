@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.arguments import check_keys, operand_buffer
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.host import HostMemory
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import FIRST_SLOT, Slot
 from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.execution.runner import packings_of
+from fuseplan.execution.stages import Records
 from fuseplan.export.c_packing import pack_function
-from fuseplan.packing import Packing
-from fuseplan.runner import packings_of
-from fuseplan.stages import Records
-from fuseplan.target import KINDS
-from fuseplan.tensor import Dense
+from fuseplan.kernels.emit import FIRST_SLOT, Slot
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import KINDS
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.tensor import Dense
+from fuseplan.tensors.arguments import check_keys, operand_buffer
 
 ALIGNMENT = 64
 THREADS = """\

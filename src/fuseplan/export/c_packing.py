@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from fuseplan.packing import Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose, shape_after
+from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose, shape_after
 
 Shape = tuple[int, ...]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from fuseplan.backends.triton import toolchain
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.emit import COUNTER_BYTES, Slot
-from fuseplan.runner import Packings, packings_of
-from fuseplan.stages import Records
+from fuseplan.execution.runner import Packings, packings_of
+from fuseplan.execution.stages import Records
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 SUFFIXES = {"sm": (".cubin", ".ptx"), "gfx": (".hsaco", ".s")}
 

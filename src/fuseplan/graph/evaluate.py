@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.dtypes import DTYPES
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.ops import Foreign
 from fuseplan.graph.type import type_of, word_of
+from fuseplan.language.dtypes import DTYPES
 
 # A library's way to run one of its operators: the node and its inputs (None where one is left out).
 Run = Callable[[Node, Sequence[Any]], Sequence[Any]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
+from fuseplan.execution.stages import Records, decide
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
@@ -20,14 +21,13 @@ from fuseplan.graph.region import Region, regions
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Stage, Unwritten, folded, written
-from fuseplan.layouts import LAYOUTS, ROWS, channel_names
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy
+from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import Records, decide
-from fuseplan.target import Target
-from fuseplan.template import Accuracy
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fuseplan.graph.node import Node, Origin, Parts, told
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.text import graph_json, graph_text, parse_graph, parse_json
 from fuseplan.graph.type import Type, type_of
-from fuseplan.locks import cached_property
+from fuseplan.system.locks import cached_property
 
 
 class Graph(Parts):

@@ -11,10 +11,10 @@ import numpy as np
 from fuseplan.errors import PlanError
 from fuseplan.graph.op import GraphOp, Tensor, check_count
 from fuseplan.graph.type import Type, numpy_dtype
-from fuseplan.layouts import ROWS
+from fuseplan.language.layouts import ROWS
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
-from fuseplan.tensor import TensorSpec
-from fuseplan.text import operator_text
+from fuseplan.plans.text import operator_text
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError, counted
 from fuseplan.graph.type import Type
-from fuseplan.syntax import python_expression, span_of
+from fuseplan.language.syntax import python_expression, span_of
 
 Tensor = NDArray[Any]
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
-from fuseplan.excerpt import shown
-from fuseplan.formula import parse_expression
 from fuseplan.graph.op import GraphOp, Tensor, check_count, float_type, wide
 from fuseplan.graph.type import Type, broadcast
-from fuseplan.locks import cached_property
+from fuseplan.language.formula import parse_expression
+from fuseplan.messages.excerpt import shown
 from fuseplan.scalar import NUMPY, Scalar, fold, leaves_of
 from fuseplan.scalar import text as formula_text
+from fuseplan.system.locks import cached_property
 
 LEAVES = ascii_lowercase  # the inputs of a formula, in order
 

@@ -13,8 +13,8 @@ from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Reshape
 from fuseplan.graph.schedule import Unit
 from fuseplan.graph.type import Type, numpy_dtype
-from fuseplan.layouts import dense, order_of, same_strides
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.layouts import dense, order_of, same_strides
+from fuseplan.language.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fuseplan.build import build
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.build import build
 from fuseplan.graph.evaluate import check_inputs
 from fuseplan.graph.find import Cut
 from fuseplan.graph.graph import Graph
@@ -18,7 +18,7 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, place
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
-from fuseplan.locks import Lock
+from fuseplan.system.locks import Lock
 
 SHORT = 8  # elements of an axis: an image of 3 channels is copied 5 times as fast channel by channel
 Live = dict[str, Any]

@@ -21,16 +21,16 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fuseplan import limits
 from fuseplan.errors import PlanError, did_you_mean
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin, Parts
 from fuseplan.graph.op import GraphOp, Tensor, call_of
 from fuseplan.graph.ops import BY_WORD, Foreign
 from fuseplan.graph.type import Type, numpy_dtype, type_of
+from fuseplan.language.syntax import check_length
 from fuseplan.ops import BY_NAME
-from fuseplan.syntax import check_length
-from fuseplan.text import parse_operator
+from fuseplan.plans.text import parse_operator
+from fuseplan.system import limits
 
 WRITTEN = 4  # elements of a constant that its text has
 _BARE = re.compile(r"[A-Za-z_/.][\w/.]*")

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.dtypes import DTYPES, STORED
 from fuseplan.errors import PlanError
-from fuseplan.excerpt import shown
-from fuseplan.layouts import LAYOUTS
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.dtypes import DTYPES, STORED
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 
 # NumPy's names of dtypes, and the words for them: those of plans, and others that frameworks have.
 WORDS = STORED | {

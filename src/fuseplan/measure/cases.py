@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 PLANS = "plans"  # the suite of a plan that is given by its text
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.template import Template
 from fuseplan.measure.ground import OUT, allowed_deviation
-from fuseplan.template import Template
 
 
 @dataclass(frozen=True)

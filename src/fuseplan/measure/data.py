@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.arrays import empty, is_torch
-from fuseplan.declarations import Operand
-from fuseplan.dtypes import dtype_of
 from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.language.declarations import Operand
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.tensor import MAX_BYTES, TensorSpec
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
 from fuseplan.ops.conversion import Scaled
 from fuseplan.ops.normalization import Normalization
-from fuseplan.plan import FusionPlan
-from fuseplan.step import Step
-from fuseplan.tensor import MAX_BYTES, TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
+from fuseplan.tensors.arrays import empty, is_torch
 
 STATISTICS_OF_SQUARES = ("variance", "inverse_variance", "running_variance")
 HALF = 0.5  # the least of them

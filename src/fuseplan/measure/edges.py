@@ -12,7 +12,7 @@ import numpy as np
 from fuseplan.measure.float64 import reduced
 from fuseplan.measure.spaces import Tensor, Tensors, leaves_of, space_of
 from fuseplan.ops.training import BatchNormBackward
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import fold
 
 NEAR = 1e-3  # of an edge: far beyond what rounding moves

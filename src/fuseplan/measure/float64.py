@@ -11,17 +11,17 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from fuseplan.language.reduction import Statistic, reduce
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
-from fuseplan.plan import FusionPlan
-from fuseplan.reduction import Statistic, reduce
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
 from fuseplan.scalar import fold
-from fuseplan.step import Step
-from fuseplan.tensor import TensorSpec
 
 TEMPORARY_BYTES = 1 << 30  # of one product's float64 operand: larger ones are made of fewer images at once
 

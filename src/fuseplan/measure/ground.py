@@ -8,18 +8,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fuseplan.dtypes import dtype_of
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure import data
 from fuseplan.measure.clock import GPU_PROTOCOL, Clock, GpuClock, HostClock, Protocol
 from fuseplan.measure.quiet import Watch
 from fuseplan.measure.spaces import empty, space_of
 from fuseplan.measure.stats import Timing
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import CASTS, calls
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.system.locks import cached_property
 
 Call = Callable[[], object]
 

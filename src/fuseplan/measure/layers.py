@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseplan.ops.conv import Conv, Window
-from fuseplan.plan import FusionPlan
-from fuseplan.step import Step
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
 
 
 class CannotRunError(Exception):

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fuseplan import limits
-from fuseplan.target import Target, available_processors, parse_target
+from fuseplan.kernels.target import Target, available_processors, parse_target
+from fuseplan.system import limits
 
 FIELDS_OF_A_MODEL = ("model name", "cpu model", "Model", "Hardware")  # of /proc/cpuinfo, by architecture
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
-from fuseplan.target import Target
+from fuseplan.kernels.target import Target
 
 ACCUMULATORS = 12  # more than latency times ports of a core (4 x 2), and few enough for 16 registers
 VECTORS_A_STEP = 8

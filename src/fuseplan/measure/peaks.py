@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan import cache, limits, private
-from fuseplan.emit import FIRST_SLOT
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.emit import FIRST_SLOT
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.machine import cpu_model
 from fuseplan.measure.quiet import GpuWatch, HostWatch, Watch, undisturbed
-from fuseplan.reading import json_of, record
-from fuseplan.target import Target, parse_target
+from fuseplan.stores import cache
+from fuseplan.system import limits, private
+from fuseplan.system.reading import json_of, record
 
 if TYPE_CHECKING:
     from fuseplan.measure.clock import GpuClock

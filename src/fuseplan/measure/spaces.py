@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fuseplan import arrays
-from fuseplan.declarations import lined_up
-from fuseplan.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
-from fuseplan.reduction import NUMPY_JOINS
+from fuseplan.language.declarations import lined_up
+from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
+from fuseplan.language.reduction import NUMPY_JOINS
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.plans.step import Step
 from fuseplan.scalar import CASTS, NUMPY
-from fuseplan.step import Step
-from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.tensors import arrays
 
 Tensor = Any  # a NumPy array, or a torch.Tensor; torch is optional, and imported when first used
 Tensors = Mapping[str, Tensor]

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.kernels.target import Target
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_stages import Stage, module_of, stage_of
 from fuseplan.measure.torch_training import Compiler, training_call
-from fuseplan.plan import FusionPlan
-from fuseplan.target import Target
+from fuseplan.plans.plan import FusionPlan
 
 CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fuseplan.declarations import aligned
+from fuseplan.language.declarations import aligned
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.matmul import Product

@@ -12,7 +12,7 @@ from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
 from fuseplan.measure.torch_stages import BACKWARD, Stage, in_place, stage_of
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 Tensor = Any
 Tensors = Mapping[str, Tensor]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuseplan import limits
+from fuseplan.system import limits
 
 
 def version_of(package: str) -> str | None:

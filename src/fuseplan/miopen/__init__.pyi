@@ -1,7 +1,7 @@
 # Written by `make docs` from the code: change it there.
 from collections.abc import Sequence
 from typing import Any
-from fuseplan.target import Target
+from fuseplan.kernels.target import Target
 
 from fuseplan.compat.miopen.call import Ref as Ref
 from fuseplan.compat.miopen.enums import miopenStatus_t as miopenStatus_t

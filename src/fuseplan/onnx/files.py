@@ -11,8 +11,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper
 
-from fuseplan import limits
 from fuseplan.errors import ArgumentError, a_thing
+from fuseplan.system import limits
 
 
 def model_of(model: str | PathLike[str] | Any) -> Any:

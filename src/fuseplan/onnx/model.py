@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from onnx import inliner
 
-from fuseplan import limits
 from fuseplan.errors import ArgumentError
+from fuseplan.execution.stages import decide
 from fuseplan.graph.find import find
 from fuseplan.graph.place import place
 from fuseplan.graph.report import Report, report
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
-from fuseplan.locks import Lock
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.kernels.template import Accuracy
 from fuseplan.onnx.files import model_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
 from fuseplan.onnx.runtime import Onnx, evaluator, runtime_of
-from fuseplan.stages import decide
-from fuseplan.target import Target, parse_target
-from fuseplan.template import Accuracy
+from fuseplan.system import limits
+from fuseplan.system.locks import Lock
 
 
 class Prepared:

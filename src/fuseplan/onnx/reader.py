@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from onnx import defs, helper, numpy_helper, shape_inference
 
-from fuseplan import limits
 from fuseplan.errors import PlanError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, Parts
@@ -21,6 +20,7 @@ from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.protos import array_of, foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.runtime import reference
 from fuseplan.onnx.table import OLDER, TABLE
+from fuseplan.system import limits
 
 OPSETS = (13, 24)  # the versions of ONNX's own operators that the table is written for
 RANDOM = (

@@ -5,10 +5,10 @@ To add one, write its class in a module here and name it in that module's tuple.
 
 from __future__ import annotations
 
-from fuseplan.elsewhere import LACKING, folded
-from fuseplan.elsewhere import OPERATORS as NAMED_ELSEWHERE
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.excerpt import shown
+from fuseplan.messages.elsewhere import LACKING, folded
+from fuseplan.messages.elsewhere import OPERATORS as NAMED_ELSEWHERE
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from fuseplan.declarations import SAMPLE_TENSORS, parameter
-from fuseplan.fields import one_of
+from fuseplan.language.declarations import SAMPLE_TENSORS, parameter
+from fuseplan.language.fields import one_of
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import (
     Scalar,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.declarations import operand, parameter
-from fuseplan.fields import one_of, true_or_false
+from fuseplan.language.declarations import operand, parameter
+from fuseplan.language.fields import one_of, true_or_false
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, sqrt, where
-from fuseplan.tensor import TensorSpec
 
 MODES = {"spatial": "channel", "per_activation": "activation"}  # of batch_norm: the extents of its statistics
 

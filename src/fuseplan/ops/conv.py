@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fuseplan.declarations import Array, Shape, operand
 from fuseplan.errors import PlanError, near_miss
-from fuseplan.excerpt import shown
-from fuseplan.extents import is_integer
-from fuseplan.fields import one_of, positive, refused
+from fuseplan.language.declarations import Array, Shape, operand
+from fuseplan.language.extents import is_integer
+from fuseplan.language.fields import one_of, positive, refused
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
-from fuseplan.tensor import TensorSpec
 
 Pair = tuple[int, int]
 PerAxis = int | tuple[int, ...]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.declarations import operand
-from fuseplan.dtypes import FACTORS, dtype_name, dtype_of
 from fuseplan.errors import PlanError
-from fuseplan.fields import one_of, positive, refused, true_or_false
+from fuseplan.language.declarations import operand
+from fuseplan.language.dtypes import FACTORS, dtype_name, dtype_of
+from fuseplan.language.fields import one_of, positive, refused, true_or_false
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar, call, maximum, minimum
-from fuseplan.tensor import TensorSpec
 
 PER_SCALE = {"tensor": "shared", "channel": "channel", "row": "row", "block": "block"}
 QUANTIZED = ("i8", "f8e4m3", "f8e5m2")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from fuseplan.declarations import SAMPLE_TENSORS, Parameter
 from fuseplan.errors import PlanError
-from fuseplan.excerpt import shown
-from fuseplan.fields import NAME, RESERVED, is_name, real, refused
-from fuseplan.formula import parse_expression
+from fuseplan.language.declarations import SAMPLE_TENSORS, Parameter
+from fuseplan.language.fields import NAME, RESERVED, is_name, real, refused
+from fuseplan.language.formula import parse_expression
+from fuseplan.language.syntax import python_expression
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
-from fuseplan.syntax import python_expression
 
 TAKEN = (*RESERVED, "inf", "expression", *FUNCTIONS, *DERIVED)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fuseplan.declarations import Array, Shape, operand
-from fuseplan.fields import one_of, positive, true_or_false
+from fuseplan.language.declarations import Array, Shape, operand
+from fuseplan.language.fields import one_of, positive, true_or_false
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operator
 from fuseplan.ops.conv import PRECISIONS, check_precision
-from fuseplan.tensor import TensorSpec
 
 
 class Product(Op):

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.declarations import Array
+from fuseplan.language.declarations import Array
+from fuseplan.language.reduction import Statistic, reduce
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
-from fuseplan.reduction import Statistic, reduce
 from fuseplan.scalar import NUMPY, Scalar, fold
-from fuseplan.tensor import TensorSpec
 
 Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result and statistic, by its own name
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fuseplan.declarations import Along, Array, inner, operand
-from fuseplan.extents import is_integer
-from fuseplan.fields import one_of, refused, true_or_false
+from fuseplan.language.declarations import Along, Array, inner, operand
+from fuseplan.language.extents import is_integer
+from fuseplan.language.fields import one_of, refused, true_or_false
+from fuseplan.language.parts import Split, part
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
-from fuseplan.parts import Split, part
 from fuseplan.scalar import NUMPY, Scalar, leaf
-from fuseplan.tensor import TensorSpec
 
 
 class Parted(Elementwise):

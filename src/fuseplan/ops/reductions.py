@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.excerpt import shown
-from fuseplan.extents import is_integer
-from fuseplan.fields import refused, true_or_false
+from fuseplan.language.extents import is_integer
+from fuseplan.language.fields import refused, true_or_false
+from fuseplan.language.reduction import Max, Statistic, SumExp, Sums
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.reduction import Max, Statistic, SumExp, Sums
 from fuseplan.scalar import Scalar, exp, leaf, log
-from fuseplan.tensor import TensorSpec
 
 Axes = int | tuple[int, ...] | str
 ALL = "all"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.fields import true_or_false
+from fuseplan.language.fields import true_or_false
+from fuseplan.language.reduction import Moments, Statistic, Sums
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operand, operator, parameter
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.reduction import Moments, Statistic, Sums
 from fuseplan.scalar import Scalar, leaf, sqrt
-from fuseplan.tensor import TensorSpec
 
 
 class RowNormalization(Normalization):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fuseplan.declarations import SAMPLE_TENSORS, Array, ResultField, result
-from fuseplan.excerpt import shown
-from fuseplan.fields import NAME, RESERVED, is_name, refused
+from fuseplan.language.declarations import SAMPLE_TENSORS, Array, ResultField, result
+from fuseplan.language.fields import NAME, RESERVED, is_name, refused
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from fuseplan.declarations import inner, operand, parameter, result
-from fuseplan.derivative import derivative, times
 from fuseplan.errors import PlanError
-from fuseplan.fields import one_of, true_or_false
+from fuseplan.language.declarations import inner, operand, parameter, result
+from fuseplan.language.derivative import derivative, times
+from fuseplan.language.fields import one_of, true_or_false
+from fuseplan.language.reduction import Moments, Statistic, Sums
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.reduction import Moments, Statistic, Sums
 from fuseplan.scalar import REBUILD, Scalar, fold, leaf, sqrt
-from fuseplan.tensor import TensorSpec
 
 STATISTICS = ("saved", "recomputed")
 

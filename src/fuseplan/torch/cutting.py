@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import fx
 
-from fuseplan.declarations import Operand, Result
 from fuseplan.graph.find import Cut, Site, find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import read

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.find import Cut, Site
+from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
-from fuseplan.untraced import untraced
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 

@@ -12,14 +12,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.declarations import Operand, Result
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.excerpt import ARROW
-from fuseplan.layouts import same_strides
-from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan
-from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.text import operator_text, parse_plan
+from fuseplan.execution.run import BoundPlan
+from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.layouts import same_strides
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.messages.excerpt import ARROW
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text, parse_plan
 
 Tensors = Sequence[torch.Tensor]
 NAMED = re.compile(r"\s*\[(\w+)\]\s*->\s*")  # names of axes in front of operators

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fuseplan.errors import PlanError
-from fuseplan.excerpt import ARROW, shown
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import ARROW, shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import (
     Clamp,
@@ -31,9 +32,8 @@ from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Linear
 from fuseplan.ops.rows import LayerNorm, RmsNorm
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
-from fuseplan.text import operator_text
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text
 
 
 class Layer(NamedTuple):

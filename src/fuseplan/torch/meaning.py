@@ -10,10 +10,10 @@ import torch
 from fuseplan.measure.float64 import formed
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
-from fuseplan.plan import FusionPlan
-from fuseplan.step import Step
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
+from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.kernels import given_of
-from fuseplan.torch_tensors import DTYPES
 
 CONVOLUTIONS = {
     1: torch.nn.functional.conv1d,

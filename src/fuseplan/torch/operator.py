@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from fuseplan.errors import ArgumentError
+from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch import meaning
 from fuseplan.torch.kernels import Tensors, check_count, given_of, kernel_on, plan_on
-from fuseplan.torch_tensors import DTYPES
 
 NAME = "fuseplan::run"
 torch.library.define(

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuseplan import checkout, tuned
-from fuseplan.build import compile_all
-from fuseplan.child import Child
-from fuseplan.declared import option
 from fuseplan.errors import ArgumentError, FuseplanError, PlanError, Unsupported, counted
-from fuseplan.excerpt import ARROW
+from fuseplan.execution.build import compile_all
+from fuseplan.execution.stages import Records
+from fuseplan.kernels.target import Target, available_threads
+from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.measure.cases import PLANS, Case, of_plan
-from fuseplan.stages import Records
-from fuseplan.target import Target, available_threads
-from fuseplan.template import Accuracy, Template
-from fuseplan.tuned import Tuned
+from fuseplan.messages.excerpt import ARROW
+from fuseplan.stores import tuned
+from fuseplan.stores.tuned import Tuned
+from fuseplan.system import checkout
+from fuseplan.system.child import Child
+from fuseplan.system.declared import option
 from fuseplan.tuning.tune import COMPILE_SECONDS, shortlist, undecided
 
 Labelled = Sequence[tuple[str, Case]]

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.execution.stages import Records
+from fuseplan.kernels.template import Template
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.quiet import unsteady
 from fuseplan.measure.stats import Timing
-from fuseplan.stages import Records
-from fuseplan.template import Template
-from fuseplan.tuned import Tuned, key_of
+from fuseplan.stores.tuned import Tuned, key_of
 
 BATCH = 16
 CHECKS = 3  # launches into NaN-filled results: a race need not show in the first

@@ -9,21 +9,21 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from fuseplan import tuned
 from fuseplan.backends import backend_of
-from fuseplan.build import compile_all, load
-from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError
-from fuseplan.excerpt import shown
-from fuseplan.fields import as_float
+from fuseplan.execution.build import compile_all, load
+from fuseplan.execution.run import BoundPlan
+from fuseplan.execution.runner import runner_of
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target, available_threads, parse_target
+from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.language.fields import as_float
 from fuseplan.measure.ground import ground_of
-from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan
-from fuseplan.runner import runner_of
-from fuseplan.stages import Records, decide
-from fuseplan.target import Target, available_threads, parse_target
-from fuseplan.template import Accuracy, Template
-from fuseplan.tuned import Tuned
+from fuseplan.messages.excerpt import shown
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.stores import tuned
+from fuseplan.stores.tuned import Tuned
 from fuseplan.tuning.search import Progress, Ready, search
 
 COMPILE_SECONDS = 30.0  # most kernels take one or two; what takes longer is not worth the search

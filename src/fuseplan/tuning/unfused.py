@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fuseplan.build import build
 from fuseplan.errors import BuildError
-from fuseplan.match import unfuse
+from fuseplan.execution.build import build
+from fuseplan.execution.run import BoundPlan
+from fuseplan.execution.runner import runner_of
+from fuseplan.execution.stages import Records, decide
+from fuseplan.kernels.match import unfuse
+from fuseplan.kernels.target import Target
 from fuseplan.ops.save import Save
-from fuseplan.plan import FusionPlan
-from fuseplan.run import BoundPlan
-from fuseplan.runner import runner_of
-from fuseplan.stages import Records, decide
-from fuseplan.step import Step
-from fuseplan.target import Target
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.step import Step
 
 
 class OneAtATime:

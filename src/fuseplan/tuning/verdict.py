@@ -14,17 +14,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from fuseplan import journal
 from fuseplan.errors import ArgumentError, FuseplanError
+from fuseplan.execution.run import BoundPlan
+from fuseplan.execution.runner import Runner
+from fuseplan.execution.stages import Records
 from fuseplan.measure.checks import first_wrong
 from fuseplan.measure.ground import Ground
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.quiet import undisturbed, unsteady
-from fuseplan.reading import record
-from fuseplan.run import BoundPlan
-from fuseplan.runner import Runner
-from fuseplan.stages import Records
-from fuseplan.tuned import processor_of
+from fuseplan.stores import journal
+from fuseplan.stores.tuned import processor_of
+from fuseplan.system.reading import record
 from fuseplan.tuning.unfused import OneAtATime
 
 FILE = "verdicts.jsonl"

@@ -21,9 +21,9 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from fuseplan.child import teller
 from fuseplan.errors import FuseplanError
-from fuseplan.target import parse_target
+from fuseplan.kernels.target import parse_target
+from fuseplan.system.child import teller
 from fuseplan.tuning.tune import Search, measured, undecided
 
 

@@ -6,15 +6,15 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from fuseplan.arrays import address_of, aligned_bytes
 from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.host import HostMemory
-from fuseplan.emit import FIRST_SLOT, Source
 from fuseplan.errors import BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property, loading
-from fuseplan.target import Target, host_target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import FIRST_SLOT, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target, host_target
+from fuseplan.kernels.template import Template
+from fuseplan.system.locks import cached_property, loading
+from fuseplan.tensors.arrays import address_of, aligned_bytes
 
 
 class Function:

@@ -10,12 +10,12 @@ from math import prod
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
-from fuseplan.kernel import Convolution, Kernel
-from fuseplan.locks import cached_property
-from fuseplan.reasons import Claim, Reason
+from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import lanes
+from fuseplan.messages.reasons import Claim, Reason
 from fuseplan.scalar import functions
-from fuseplan.target import Target
-from fuseplan.template import lanes
+from fuseplan.system.locks import cached_property
 
 _UNROLLED_TAPS = 64  # of the last two axes; a larger kernel loops over its rows
 _UNROLLED_COLUMNS = 64  # taps along the last axis; a longer row of taps is a loop

@@ -14,11 +14,11 @@ from fuseplan.backends.cpu.ir_text import I64, PTR
 from fuseplan.backends.cpu.lanes import with_lane
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
-from fuseplan.kernel import KernelOperand, Stage
-from fuseplan.locks import cached_property
-from fuseplan.parts import part_of
+from fuseplan.kernels.kernel import KernelOperand, Stage
+from fuseplan.language.parts import part_of
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.scalar import Scalar, functions, leaf
-from fuseplan.tensor import TensorSpec
+from fuseplan.system.locks import cached_property
 
 # Scalar functions that stages written out may have. A kernel has stages for 5 to 40 vectors in its code, so
 # more become a function that is called for each vector. Behind a 1x1 convolution LLVM takes 23 s for 50 times

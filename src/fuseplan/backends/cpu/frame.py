@@ -10,10 +10,10 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.backends.cpu.phases import PATIENCE, PHASES, YIELD, YIELD_DECLARATION, relax
 from fuseplan.backends.cpu.storage import COMPUTED
-from fuseplan.emit import FIRST_SLOT, Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Template, lanes
+from fuseplan.kernels.emit import FIRST_SLOT, Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template, lanes
 
 ENTRY = "kernel"
 _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernel import Convolution
-from fuseplan.packing import Pad, Reshape, Step, Transpose
+from fuseplan.kernels.kernel import Convolution
+from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 
 
 @dataclass(frozen=True)

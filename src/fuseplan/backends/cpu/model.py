@@ -8,10 +8,9 @@ from math import prod
 from typing import ClassVar
 
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import (
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
     Accuracy,
     Traffic,
     accuracy_claim,
@@ -19,6 +18,7 @@ from fuseplan.template import (
     layout_claims,
     summation_bound,
 )
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 # Only ratios between templates matter here; the floor that `explain` shows comes from measured peaks.
 _CYCLES_A_SECOND = 3.0e9

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fuseplan.backends.cpu import loader, runtime
 from fuseplan.backends.cpu.backend import Function
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.locks import loading
-from fuseplan.target import KINDS, Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import KINDS, Target
+from fuseplan.system.locks import loading
 
 
 def saved(source: Source, code: bytes, target: Target) -> bytes:

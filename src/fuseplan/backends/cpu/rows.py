@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.backends.cpu.staging import LINE
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.tensor import TensorSpec
 
 
 def as_rows(kernel: Kernel) -> Kernel:

@@ -16,11 +16,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 
-from fuseplan import cache
 from fuseplan.backends.cpu.loader import Address
 from fuseplan.backends.cpu.phases import PATIENCE, YIELD, YIELD_DECLARATION, relax
-from fuseplan.locks import Lock, in_child, loading
-from fuseplan.target import available_processors
+from fuseplan.kernels.target import available_processors
+from fuseplan.stores import cache
+from fuseplan.system.locks import Lock, in_child, loading
 
 # Words of the pool's state, each group on a cache line of its own.
 _GENERATION, _ENTERED, _OPEN, _SLEEPERS, _LOCK, _WORDS = 0, 8, 16, 24, 32, 40

@@ -20,8 +20,8 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
 from fuseplan.backends.cpu.transpose import transposed
-from fuseplan.kernel import Convolution, Kernel
-from fuseplan.locks import cached_property
+from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.system.locks import cached_property
 
 LINE = 64  # positions whose copy is worth a task
 _ALIGN = 16  # elements: 64 bytes of float

@@ -12,7 +12,7 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of, vector
 from fuseplan.backends.cpu.lanes import lane, widened, with_lane
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, bitwise
-from fuseplan.dtypes import FP8, DType, dtype_of
+from fuseplan.language.dtypes import FP8, DType, dtype_of
 
 COMPUTED = {"f64": "double", "f32": "float"}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64
 from fuseplan.backends.cpu.loops import nested, offset_of, places
-from fuseplan.kernel import Convolution
+from fuseplan.kernels.kernel import Convolution
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.backends.parts import gates_beside
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing, Pad, Reshape, Step, Transpose, storage_axes
-from fuseplan.target import Target
-from fuseplan.template import Template, lanes
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Step, Transpose, storage_axes
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template, lanes
 
 
 @dataclass(frozen=True)

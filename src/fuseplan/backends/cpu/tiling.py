@@ -18,7 +18,7 @@ from fuseplan.backends.cpu.ir_text import I1
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.cpu.staging import Staged
 from fuseplan.backends.cpu.sums import UNROLL
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
 
 _ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line
 MOST_ADDRESSES = 8  # positions of a tile that may begin anywhere

@@ -9,11 +9,11 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from fuseplan import limits
 from fuseplan.backends.cpu.loader import Address
 from fuseplan.errors import BuildError
-from fuseplan.locks import held_across_forks
-from fuseplan.target import Target
+from fuseplan.kernels.target import Target
+from fuseplan.system import limits
+from fuseplan.system.locks import held_across_forks
 
 # llvmlite holds this lock, which has no public name, in each of its calls of LLVM. A fork waits for it.
 held_across_forks(llvm.ffi.lib._lock)

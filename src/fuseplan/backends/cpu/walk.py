@@ -9,8 +9,8 @@ from math import lcm, prod
 from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.parts import End, ends
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

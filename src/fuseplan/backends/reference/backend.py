@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from fuseplan.backends.backend import one_by_one
 from fuseplan.backends.host import HostMemory
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property, loading
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.system.locks import cached_property, loading
 
 if TYPE_CHECKING:
     from fuseplan.backends.reference.interpreter import Interpreter

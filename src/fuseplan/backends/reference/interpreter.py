@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer
-from fuseplan.declarations import PER, broadcast
-from fuseplan.dtypes import narrow
-from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.language.declarations import PER, broadcast
+from fuseplan.language.dtypes import narrow
+from fuseplan.language.reduction import reduce
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
 from fuseplan.ops.normalization import reduced_axes
-from fuseplan.reduction import reduce
 from fuseplan.scalar import NUMPY, fold
-from fuseplan.tensor import TensorSpec
+from fuseplan.tensors.arrays import Buffer
 
 Array = NDArray[np.float64]
 

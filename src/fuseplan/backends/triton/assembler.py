@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fuseplan import cache, limits
 from fuseplan.backends.triton.driver import driver_release
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.settings import PTXAS, settings
+from fuseplan.stores import cache
+from fuseplan.system import limits
 
 SECONDS = limits.ASSEMBLER_SECONDS
 KEEPS_FACTORS = (13, 3)  # the first release whose code keeps registers until they are read

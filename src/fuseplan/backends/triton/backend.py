@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fuseplan.emit import Source
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property, loading
-from fuseplan.target import Target, gpu_target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target, gpu_target
+from fuseplan.kernels.template import Template
+from fuseplan.system.locks import cached_property, loading
 
 if TYPE_CHECKING:
     from fuseplan.backends.backend import Loaded

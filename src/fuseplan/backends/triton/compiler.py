@@ -1,6 +1,7 @@
 """Triton, from a source's text to machine code: for any GPU it knows, on any machine, without a driver.
 
-Triton's own cache of kernels is not used, and no file is left behind; `fuseplan.cache` keeps what is made.
+Triton's own cache of kernels is not used, and no file is left behind; `fuseplan.stores.cache` keeps the
+result.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from triton.compiler.compiler import ASTSource, make_backend
 from fuseplan.backends.triton import maps, repairs, resources, versions
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.backends.triton.assembler import assembler, own_assembler
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.locks import Lock
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
 from fuseplan.settings import PTXAS
-from fuseplan.target import Target
+from fuseplan.system.locks import Lock
 
 PACKAGE = Path(triton.__file__).parent
 VERSION = versions.parsed(triton.__version__)

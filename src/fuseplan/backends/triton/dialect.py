@@ -23,7 +23,7 @@ from math import frexp
 
 from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
-from fuseplan.dtypes import dtype_of
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, const, sigmoid
 
 # Bounds of the errors of functions that are not rounded once, in units of the last place.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.errors import BuildError
-from fuseplan.locks import Lock
+from fuseplan.system.locks import Lock
 
 FREE_SHARED_BYTES = 48 * 1024  # more must be asked for
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -13,9 +13,9 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot
-from fuseplan.kernel import Kernel, KernelOperand, Stage
-from fuseplan.parts import part_of
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
+from fuseplan.language.parts import part_of
 from fuseplan.scalar import Scalar, leaves_of
 
 _PREFIXES = {"operand": "op_", "parameter": "par_", "result": "res_"}

@@ -16,7 +16,7 @@ import numpy as np
 from fuseplan.backends.polynomials import ERF, ERF_END, EXP, LOG, TANH, TANH_SMALL
 from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.text import Text
-from fuseplan.dtypes import dtype_of
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.scalar import CASTS, NUMPY
 
 _LOG2_E = 1 / math.log(2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from fuseplan.emit import Source
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
 
 PRODUCTS = ("tl.dot(", "warpgroup_mma(")
 NARROW = ("fp16", "bf16")

@@ -17,8 +17,8 @@ from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton import maps
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.driver import COOPERATIVE, LaunchAttribute, LaunchConfig
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
+from fuseplan.kernels.emit import Source
 
 UNSIGNED = 2**64 - 1
 MAPS_HELD = 64  # of each slot: tensors that take turns, as an allocator hands them out, are encoded once

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fuseplan.backends.triton.artifact import MapLayout
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import TensorMap
+from fuseplan.kernels.emit import TensorMap
+from fuseplan.language.dtypes import dtype_of
 
 ELEMENTS = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
 ENCODED_BYTES = 128

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from fuseplan.arrays import Buffer, is_torch
 from fuseplan.backends.backend import Addresses
 from fuseplan.backends.triton.views import exported
-from fuseplan.emit import COUNTER_BYTES
 from fuseplan.errors import ArgumentError
-from fuseplan.packing import HALF_UNIT, Halves, Packing, Pad, Step, Transpose
-from fuseplan.tensor import Dense, TensorSpec
-from fuseplan.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
+from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Step, Transpose
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.tensors.arrays import Buffer, is_torch
+from fuseplan.tensors.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
 UNALIGNED = ALIGNMENT - 1  # bits that no address has

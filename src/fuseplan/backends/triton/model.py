@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Traffic
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Traffic
 
 LAUNCH_SECONDS = 2.5e-6  # from a kernel's start to its end when it does nothing; H100, CUDA events
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.dtypes import dtype_of
+from fuseplan.language.dtypes import dtype_of
 
 _NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32"}

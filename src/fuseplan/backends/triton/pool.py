@@ -13,10 +13,10 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import IO, Any
 
-from fuseplan import limits
 from fuseplan.backends.triton.worker import Job, received, send
-from fuseplan.child import python, python_environment
 from fuseplan.errors import BuildError
+from fuseplan.system import limits
+from fuseplan.system.child import python, python_environment
 
 SHOWN_BYTES = 4000
 

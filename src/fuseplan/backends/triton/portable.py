@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuseplan.backends.triton import TRITON
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.locks import loading
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
+from fuseplan.system.locks import loading
 
 if TYPE_CHECKING:
     from fuseplan.backends.backend import Loaded

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.naming import as_rows
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.plans.naming import as_rows
 
 IMPORTS = ("import triton", "import triton.language as tl")
 

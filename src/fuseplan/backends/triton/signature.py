@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.language.dtypes import dtype_of
 
 WORKSPACE = "*i32"  # counters are its usual content; a kernel casts it where it keeps something else
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.text import Text
-from fuseplan.dtypes import FP8, dtype_of
+from fuseplan.language.dtypes import FP8, dtype_of
 
 
 class Storage:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
 
 
 @dataclass(frozen=True)

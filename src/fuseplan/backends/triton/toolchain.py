@@ -9,16 +9,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fuseplan import limits
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
 from fuseplan.backends.triton.signature import types_of
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError, installing
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.system import limits
 
 REMEDY = installing("triton", "torch", f"'triton>={versions.OLDEST}'")
 

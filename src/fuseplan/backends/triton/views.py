@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fuseplan.arrays import Buffer
-from fuseplan.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
 from fuseplan.errors import ArgumentError, a_thing
+from fuseplan.tensors.arrays import Buffer
+from fuseplan.tensors.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
 
 LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
 

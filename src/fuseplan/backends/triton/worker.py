@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from fuseplan.emit import Source
 from fuseplan.errors import BuildError
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
 
 LENGTH = struct.Struct("<Q")
 

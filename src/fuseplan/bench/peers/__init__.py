@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from fuseplan import checkout
 from fuseplan.bench.peers.onnx_peer import OnnxRuntime
 from fuseplan.bench.peers.ours import Fuseplan, FuseplanAgain, FuseplanUnfused
 from fuseplan.bench.peers.peer import Peer
 from fuseplan.bench.peers.torch_peer import Torch, TorchChannelsLast, TorchCompile, TorchCompileChannelsLast
 from fuseplan.errors import ArgumentError, did_you_mean
+from fuseplan.system import checkout
 
 OURS = "fuseplan"
 

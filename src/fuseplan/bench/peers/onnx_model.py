@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fuseplan.bench.peers.peer import Array, Arrays
-from fuseplan.declarations import aligned
+from fuseplan.language.declarations import aligned
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, running
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.matmul import Product
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 OPSET = 20
 

@@ -11,7 +11,7 @@ from fuseplan.bench.peers.onnx_model import onnx_model
 from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 
 class OnnxRuntime(Peer):

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from fuseplan.arrays import is_torch
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.kernels.template import Accuracy
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of
-from fuseplan.plan import FusionPlan
-from fuseplan.template import Accuracy
-from fuseplan.tensor import Dense, TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arrays import is_torch
 from fuseplan.tuning.unfused import OneAtATime
 
 POISON = float("nan")  # what an output holds before a kernel writes it

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fuseplan.measure.layers import CannotRunError
 from fuseplan.measure.spaces import Tensors
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]  # `src` and every operand by its key, each of logical shape

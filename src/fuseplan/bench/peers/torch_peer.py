@@ -13,7 +13,7 @@ from fuseplan.measure.layers import layers
 from fuseplan.measure.spaces import Tensors
 from fuseplan.measure.torch_eager import eager_calls, of_gpu
 from fuseplan.measure.torch_stages import Stage, stage_of
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 
 
 class Torch(Peer):

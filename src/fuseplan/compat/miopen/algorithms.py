@@ -8,11 +8,11 @@ from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
-from fuseplan.plan import FusionPlan
-from fuseplan.select import Choice
-from fuseplan.stages import decide
-from fuseplan.target import Target
-from fuseplan.template import Template
+from fuseplan.execution.select import Choice
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
+from fuseplan.plans.plan import FusionPlan
 
 GEMM = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoGEMM
 DIRECT = miopenConvFwdAlgorithm_t.miopenConvolutionFwdAlgoDirect

@@ -6,8 +6,8 @@ from fuseplan.compat.miopen.call import Object, bad_parameter, not_implemented, 
 from fuseplan.compat.miopen.enums import miopenConvolutionAttrib_t, miopenMathType_t
 from fuseplan.compat.miopen.enums import miopenConvolutionMode_t as Mode
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS, Conv
-from fuseplan.tensor import TensorSpec
 
 Attribute = miopenConvolutionAttrib_t
 PRECISION = {miopenMathType_t.miopenMathDefault: "tf32", miopenMathType_t.miopenMathPedantic: "full"}

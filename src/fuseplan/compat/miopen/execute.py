@@ -11,7 +11,7 @@ from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t
 from fuseplan.compat.miopen.handle import miopenHandle_t
 from fuseplan.compat.miopen.operators import ALPHA, Lowered
 from fuseplan.compat.miopen.tensors import check_same
-from fuseplan.tensor import TensorSpec
+from fuseplan.language.tensor import TensorSpec
 
 Arguments = Mapping[str, Any]  # of a call, by their names
 

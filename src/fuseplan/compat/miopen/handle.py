@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.arguments import OUT, SRC, End
-from fuseplan.arrays import described, view
 from fuseplan.compat.miopen.algorithms import compile_by
 from fuseplan.compat.miopen.call import (
     Object,
@@ -23,9 +21,11 @@ from fuseplan.compat.miopen.call import (
 from fuseplan.compat.miopen.enums import miopenConvFwdAlgorithm_t, miopenStatus_t
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
-from fuseplan.plan import FusionPlan
-from fuseplan.target import Target, parse_target
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.target import Target, parse_target
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arguments import OUT, SRC, End
+from fuseplan.tensors.arrays import described, view
 
 Algorithm = miopenConvFwdAlgorithm_t
 VERSION = (3, 5, 0)  # of MIOpen, whose interface this is

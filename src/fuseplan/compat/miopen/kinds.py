@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fuseplan.arguments import Tensor
 from fuseplan.errors import ArgumentError
+from fuseplan.tensors.arguments import Tensor
 
 
 def pairs(text: str) -> dict[str, str]:

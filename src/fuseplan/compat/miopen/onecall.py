@@ -24,9 +24,9 @@ from fuseplan.compat.miopen.kinds import (
 )
 from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, without_ones
 from fuseplan.compat.miopen.tensors import MODE_WORDS, check_parameters, check_same
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Add, BatchNorm, Bias
 from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
-from fuseplan.tensor import TensorSpec
 
 EPSILON = 1e-5  # where the batch's statistics stand in for an inverse variance that is null
 RUNNING = ("running_mean", "running_variance")

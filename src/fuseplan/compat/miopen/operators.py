@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuseplan.arguments import check_value, dtypes_taken
 from fuseplan.compat.miopen.call import bad_parameter
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t
 from fuseplan.compat.miopen.kinds import INFERENCE, TRAINING, Kind
 from fuseplan.compat.miopen.tensors import MODE_WORDS
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops.affine import BatchNorm
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.arguments import check_value, dtypes_taken
 
 NUMBERS = ("activAlpha", "activBeta", "activGamma")
 ALPHA = "alpha of the result"  # the name by which an operator's factor is given; no operand's

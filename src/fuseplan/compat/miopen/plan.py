@@ -14,12 +14,12 @@ from fuseplan.compat.miopen.operators import Lowered, Operator, lowered, normali
 from fuseplan.compat.miopen.tensors import check_parameters
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
 from fuseplan.errors import counted
-from fuseplan.match import match
+from fuseplan.execution.stages import decide
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
-from fuseplan.plan import FusionPlan
-from fuseplan.stages import decide
-from fuseplan.target import parse_target
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 
 class miopenFusionOpDescriptor_t(Object):

@@ -18,8 +18,8 @@ from fuseplan.compat.miopen.kinds import BACKWARD, BIAS, CONVOLUTION, INFERENCE,
 from fuseplan.compat.miopen.operators import Lowered, Operator, check_described, lowered, normalization
 from fuseplan.compat.miopen.tensors import is_same
 from fuseplan.compat.miopen.tensors import miopenTensorDescriptor_t as Tensor
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
-from fuseplan.tensor import TensorSpec
 
 Direction = miopenProblemDirection_t
 Id = miopenTensorArgumentId_t

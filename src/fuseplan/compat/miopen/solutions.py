@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fuseplan.arguments import OUT, SRC
 from fuseplan.compat.miopen.algorithms import preferred
 from fuseplan.compat.miopen.call import (
     Object,
@@ -30,10 +29,11 @@ from fuseplan.compat.miopen.operators import check_described, without_ones
 from fuseplan.compat.miopen.problems import Posed, miopenProblem_t
 from fuseplan.compat.miopen.tensors import check_same, miopenTensorDescriptor_t
 from fuseplan.errors import ArgumentError, counted
+from fuseplan.execution.stages import decide
 from fuseplan.measure.ground import ground_of
-from fuseplan.plan import FusionPlan
-from fuseplan.reading import json_of, record
-from fuseplan.stages import decide
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.reading import json_of, record
+from fuseplan.tensors.arguments import OUT, SRC
 from fuseplan.tuning.tune import tune
 
 Id = miopenTensorArgumentId_t

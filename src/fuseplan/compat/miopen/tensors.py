@@ -13,10 +13,10 @@ from fuseplan.compat.miopen.call import (
     not_initialized,
 )
 from fuseplan.compat.miopen.enums import miopenBatchNormMode_t, miopenDataType_t, miopenTensorLayout_t
-from fuseplan.declarations import extents
 from fuseplan.errors import PlanError
+from fuseplan.language.declarations import extents
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import MODES
-from fuseplan.tensor import TensorSpec
 
 DTYPES = {
     miopenDataType_t.miopenHalf: "f16",

@@ -33,10 +33,10 @@ from fuseplan.compat.miopen_driver.report import driver_report
 from fuseplan.compat.miopen_driver.run import Driven, How, Seconds, drive
 from fuseplan.compat.miopen_driver.sweep import Line, all_combinations, is_plan, lines_of, words_of
 from fuseplan.errors import ArgumentError, FuseplanError, Unsupported, counted
-from fuseplan.match import match
+from fuseplan.kernels.match import match
 from fuseplan.measure.machine import machine
 from fuseplan.measure.versions import commit, versions
-from fuseplan.plan import FusionPlan
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.tuning.verdict import Verdict
 
 SAID = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)

@@ -13,13 +13,13 @@ from fuseplan.compat.miopen_driver import letters
 from fuseplan.compat.miopen_driver.letters import Letter, Value
 from fuseplan.compat.miopen_driver.problem import Problem
 from fuseplan.errors import PlanError
-from fuseplan.layouts import LAYOUTS
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.plan import FusionPlan
-from fuseplan.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
 
 ENDINGS = {dtype: ending for ending, dtype in letters.DTYPES.items()}
 NAMES = {operators: name for name, operators in letters.MODES.items()}

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.layouts import LAYOUTS
+from fuseplan.language.layouts import LAYOUTS
 from fuseplan.op import Elementwise
 from fuseplan.ops.activation import (
     Abs,

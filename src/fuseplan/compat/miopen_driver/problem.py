@@ -9,13 +9,13 @@ from typing import Any
 from fuseplan.compat.miopen_driver import letters
 from fuseplan.compat.miopen_driver.letters import Letter
 from fuseplan.errors import PlanError, near_miss
-from fuseplan.layouts import LAYOUTS
-from fuseplan.locks import cached_property
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
-from fuseplan.tensor import TensorSpec
+from fuseplan.system.locks import cached_property
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, cast
 from fuseplan.bench.markdown import table
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Relu
-from fuseplan.plan import FusionPlan
-from fuseplan.text import operator_text
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.plans.text import operator_text
 
 Record = Mapping[str, Any]
 

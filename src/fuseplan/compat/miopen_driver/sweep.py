@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
 
-from fuseplan import limits
 from fuseplan.compat.miopen_driver.letters import ACTIVATIONS, BATCH_NORM_MODES, DTYPES, MODES, PROBLEMS
 from fuseplan.errors import ArgumentError
-from fuseplan.reading import bytes_of, text_of
+from fuseplan.system import limits
+from fuseplan.system.reading import bytes_of, text_of
 
 COMMANDS = ("driver", "run")  # whose options may stand before a line's problem
 

@@ -13,7 +13,7 @@ from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.cpu.templates.winograd import Winograd
-from fuseplan.template import Template
+from fuseplan.kernels.template import Template
 
 TEMPLATES: tuple[type[Template], ...] = (
     Depthwise,

@@ -11,17 +11,17 @@ from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates.depthwise_writer import DepthwiseKnobs, Writer
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import (
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
     Accuracy,
     Template,
     Traffic,
     lanes,
 )
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
 _WIDEST = 16  # channels of a group: the products of each have code of their own

@@ -19,12 +19,12 @@ from fuseplan.backends.cpu.plane_copy import PlaneCopy
 from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
 from fuseplan.backends.cpu.template import weight_packing
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 _WIDEST = 16  # channels of a group: with more, the rows of all of them leave the near caches
 _TESTED = 6  # vectors of src that one test guards: more would leave the registers

@@ -17,9 +17,9 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, serving, sheet, tiling
 from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.backends.parts import gates_beside
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing, Pad, Reshape, Transpose
-from fuseplan.reasons import Claim, Reason
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing, Pad, Reshape, Transpose
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes
+from fuseplan.messages.reasons import Claim, Reason
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
 

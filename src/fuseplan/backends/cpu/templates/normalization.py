@@ -19,14 +19,22 @@ from fuseplan.backends.cpu.templates.normalization_shape import (
     can_fold,
     shape_of,
 )
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    lanes,
+    result_claim,
+    unit_roundoff,
+)
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import functions
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, lanes, result_claim, unit_roundoff
 
 _TASK_BYTES = 48 * 1024  # less is not worth another thread
 _WIDEST = 4096  # columns in a task: their partial sums go through the first cache

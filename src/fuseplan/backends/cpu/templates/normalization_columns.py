@@ -16,8 +16,8 @@ from fuseplan.backends.cpu.loops import batches, by_length, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
-from fuseplan.kernel import KernelOperand
-from fuseplan.reduction import Moments, Sums
+from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.language.reduction import Moments, Sums
 from fuseplan.scalar import Scalar
 
 _UNROLL = 4

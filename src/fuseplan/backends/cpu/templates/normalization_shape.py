@@ -15,8 +15,8 @@ from math import prod
 from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import Axis, image_strides, merged
-from fuseplan.kernel import Kernel
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.tensor import TensorSpec
 
 TILE = 8  # rows of columns in one tile: their sum is rounded three times
 CHUNK = 2048  # most elements of a run in one tile, which the first cache holds for the second look

@@ -23,11 +23,11 @@ from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.lanes import first_lanes, lane, lane_sum, with_lane
 from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit
 from fuseplan.backends.cpu.walk import offsets
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, Output, Stage
-from fuseplan.reduction import Moments, Sums
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.target import Target
+from fuseplan.language.reduction import Moments, Sums
 from fuseplan.scalar import Scalar, leaf
-from fuseplan.target import Target
 
 F64 = "double"
 _SUMS_A_TASK = 8  # vectors, or sums of several columns, that one task combines

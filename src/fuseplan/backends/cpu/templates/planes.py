@@ -15,14 +15,14 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.loops import pieces, places
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.layouts import LAYOUTS
-from fuseplan.packing import Packing, Reshape, Tiles, Transpose
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, lanes
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing, Reshape, Tiles, Transpose
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes
+from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 _ROWS = 16  # most features in a tile: larger ones leave more of the last tile unused
 

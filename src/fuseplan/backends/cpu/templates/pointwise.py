@@ -27,13 +27,10 @@ from fuseplan.backends.cpu.loops import (
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import offsets, others, repeat, roaming, walk
 from fuseplan.backends.parts import ends
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import Scalar, functions
-from fuseplan.target import Target
-from fuseplan.template import (
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
     Accuracy,
     Template,
     Traffic,
@@ -42,6 +39,9 @@ from fuseplan.template import (
     layout_claims,
     unit_roundoff,
 )
+from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import Scalar, functions
+from fuseplan.system.locks import cached_property
 
 _TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
 _STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part

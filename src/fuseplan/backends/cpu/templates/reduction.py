@@ -11,13 +11,10 @@ from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionKnobs, ReductionWriter
 from fuseplan.backends.lattice import Lattice
-from fuseplan.dtypes import dtype_of
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.scalar import functions
-from fuseplan.target import Target
-from fuseplan.template import (
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
     Accuracy,
     Template,
     Traffic,
@@ -26,6 +23,9 @@ from fuseplan.template import (
     result_claim,
     unit_roundoff,
 )
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import functions
 
 _TASK = 16384  # elements: fewer are not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache

@@ -21,11 +21,11 @@ from fuseplan.backends.cpu.lanes import chosen_lanes, lane
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
 from fuseplan.backends.lattice import Lattice
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand, Stage
-from fuseplan.reduction import Part, Statistic
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
+from fuseplan.kernels.target import Target
+from fuseplan.language.reduction import Part, Statistic
 from fuseplan.scalar import Scalar, fold
-from fuseplan.target import Target
 
 State = dict[str, Value]
 

@@ -11,12 +11,11 @@ from fuseplan.backends.cpu import model, transforms
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.backends.cpu.templates.winograd_writer import Writer
-from fuseplan.emit import Source
-from fuseplan.kernel import Convolution, Kernel, KernelOperand
-from fuseplan.packing import Join, Packing, Pad, Product, Reshape, Transpose
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import (
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Transpose
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
     Accuracy,
     Template,
     Traffic,
@@ -24,6 +23,7 @@ from fuseplan.template import (
     lanes,
     layout_claims,
 )
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 # Outputs along one side of a tile, by the kernel's size.
 TILES = {3: (4, 2), 5: (2,)}

@@ -8,10 +8,10 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
-from fuseplan.kernel import Convolution, Kernel
-from fuseplan.locks import cached_property
-from fuseplan.target import Target
-from fuseplan.template import lanes
+from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import lanes
+from fuseplan.system.locks import cached_property
 
 _LINE = 16  # elements: one cache line of float
 

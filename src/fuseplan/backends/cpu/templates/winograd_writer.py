@@ -14,8 +14,8 @@ from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
 from fuseplan.backends.cpu.transforms import rows_of
-from fuseplan.emit import Source
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
 
 
 class Writer:

@@ -11,13 +11,20 @@ from typing import ClassVar
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.depthwise_writer import HELD_WEIGHTS, DepthwiseKnobs, DepthwiseWriter
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    layout_claims,
+    summation_bound,
+)
+from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import functions
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims, summation_bound
 
 _TAPS = 128  # each has code of its own
 # Products of a thread, all with code of their own, by the most taps: 1372 of 49 taps took half a minute to

@@ -22,9 +22,9 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.system.locks import cached_property
 
 HELD_WEIGHTS = 72  # of a thread are kept in registers; more are loaded where they are used
 

@@ -12,12 +12,12 @@ from fuseplan.backends.triton.templates.hopper_choices import choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED, MOST_STEP, Geometry, strides_fit
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import Geometry
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
 
 SHARED_BYTES = 227 * 1024  # what one program may have; two on one processor have half each
 RESERVED_BYTES = 1024  # of a program's shared memory, for the system

@@ -9,7 +9,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.templates.hopper_schedule import Schedule
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot
+from fuseplan.kernels.emit import Slot
 
 
 def write(text: Text, schedule: Schedule, grid: int) -> None:

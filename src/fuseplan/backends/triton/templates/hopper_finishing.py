@@ -10,8 +10,8 @@ from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, Mask, as_in
 from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot
-from fuseplan.kernel import KernelOperand
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import KernelOperand
 
 # Of a thread of one, two or three groups: those that sums and what is held beside them may take, for the
 # compiler to have enough for the rest.

@@ -9,9 +9,9 @@ from math import prod
 from fuseplan.backends.triton.index import Index, number
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot
-from fuseplan.kernel import KernelOperand
-from fuseplan.locks import cached_property
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.system.locks import cached_property
 
 PART = 64
 PART_TILES = 2  # of dst in shared memory: one is written while the one before it is copied out

@@ -8,11 +8,11 @@ from itertools import pairwise, product
 from math import prod
 
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.emit import TensorMap
-from fuseplan.kernel import Kernel
-from fuseplan.locks import cached_property
+from fuseplan.kernels.emit import TensorMap
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.scalar import functions
-from fuseplan.tensor import TensorSpec
+from fuseplan.system.locks import cached_property
 
 ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresses and strides are multiples of
 HALF = 2  # bytes of an f16 or bf16

@@ -17,7 +17,7 @@ from fuseplan.backends.triton.templates.hopper_schedule import (
 )
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
+from fuseplan.kernels.emit import Slot, Source
 
 IMPORTS = (
     "import triton.language as tl",

@@ -15,12 +15,12 @@ from fuseplan.backends.triton.templates import normalization_cost as cost
 from fuseplan.backends.triton.templates.normalization_choice import Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
 from fuseplan.backends.triton.templates.normalization_writer import NormalizationWriter
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, result_claim, unit_roundoff
+from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, result_claim, unit_roundoff
 
 MOST = 26  # candidates
 

@@ -12,9 +12,9 @@ from fuseplan.backends.triton.index import ceil_div, power_of_two
 from fuseplan.backends.triton.resources import REGISTERS
 from fuseplan.backends.triton.templates.normalization_cost import kept_bytes
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
 from fuseplan.scalar import calls
-from fuseplan.target import Target
 
 WIDTHS = (32, 64, 128, 256)  # bytes of a row in a tile
 MOST = 255  # registers of a thread

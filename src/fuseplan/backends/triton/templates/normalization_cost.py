@@ -9,9 +9,9 @@ from __future__ import annotations
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs
-from fuseplan.dtypes import dtype_of
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import dtype_of
 
 BEGIN = 6.4e-6  # seconds that a launch takes besides, from cold caches
 ALONE = 0.6e-6  # to reduce a tile in one program

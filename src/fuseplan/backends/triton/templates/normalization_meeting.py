@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fuseplan.backends.triton.index import DOWN, Index, arange, as_index, number, power_of_two, total
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import COUNTER_BYTES
+from fuseplan.kernels.emit import COUNTER_BYTES
 
 WORD = 4
 COUNTERS = COUNTER_BYTES // WORD

@@ -11,8 +11,8 @@ from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argu
 from fuseplan.backends.triton.index import ATOM, SUM, Index, as_index, number
 from fuseplan.backends.triton.templates.normalization_tiles import Cut, Knobs, Tile
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot
-from fuseplan.kernel import Kernel, Stage
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import Kernel, Stage
 from fuseplan.scalar import Scalar, leaves_of
 
 ONCE = ', eviction_policy="evict_first"'  # of what is not read or written again

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fuseplan import reduction
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.index import Index, arange, as_index, power_of_two
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import Held, Reader
 from fuseplan.backends.triton.templates.normalization_sums import Moments, Sums, Welford, around, together
-from fuseplan.kernel import Stage
-from fuseplan.reduction import Statistic
+from fuseplan.kernels.kernel import Stage
+from fuseplan.language import reduction
+from fuseplan.language.reduction import Statistic
 
 Take = Callable[[list[str], str], None]  # takes a reduction's expressions of a tile, where they exist
 Visit = Callable[[Take, Sequence[str]], None]  # gives tiles of the program; names that are counted on

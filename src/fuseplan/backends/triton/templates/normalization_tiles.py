@@ -26,7 +26,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.templates.pointwise_writer import VECTOR
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)

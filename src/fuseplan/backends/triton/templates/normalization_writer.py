@@ -14,9 +14,9 @@ from fuseplan.backends.triton.templates.normalization_reader import ONCE, Held, 
 from fuseplan.backends.triton.templates.normalization_reducer import Reducer
 from fuseplan.backends.triton.templates.normalization_tiles import Knobs
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel, Stage
-from fuseplan.target import Target
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel, Stage
+from fuseplan.kernels.target import Target
 
 MOST = 255  # registers of a thread
 

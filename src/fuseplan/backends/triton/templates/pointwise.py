@@ -11,12 +11,12 @@ from fuseplan.backends.triton import dialect, model
 from fuseplan.backends.triton.index import power_of_two
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, PointwiseWriter
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
 
 # Measured on an H100, batch_norm and ReLU of eight shapes: narrow rows read fewer operands a tile, a loop
 # over tiles gains less from operands that are kept than it loses, rows that begin anywhere move one by one.

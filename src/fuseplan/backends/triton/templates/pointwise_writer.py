@@ -26,8 +26,8 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel
 
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
 

@@ -11,12 +11,12 @@ from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import product_cost, product_search
 from fuseplan.backends.triton.templates.product_pairs import writer_of
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
-from fuseplan.emit import Source
-from fuseplan.kernel import Kernel, KernelOperand
-from fuseplan.packing import Packing
-from fuseplan.reasons import Claim, Reason, claim
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, factor_claim, layout_claims
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, factor_claim, layout_claims
+from fuseplan.messages.reasons import Claim, Reason, claim
 
 
 @dataclass(frozen=True)

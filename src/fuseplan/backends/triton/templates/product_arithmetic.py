@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.templates.product_tiles import Knobs
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernel import Kernel
-from fuseplan.packing import HALF_UNIT
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import HALF_UNIT
 
 FINE_STEP = 16  # a step of this depth or less is summed in two
 FINE_DEPTH = 256  # sums shorter than this take such steps, to be as exact as IEEE's

@@ -9,9 +9,9 @@ from math import gcd, sqrt
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
-from fuseplan.dtypes import dtype_of
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import dtype_of
 
 STEP = 32  # the most products that a tensor core adds before their sum leaves it, in `tf32x3`
 

@@ -8,7 +8,7 @@ from fuseplan.backends.triton.index import Index, as_index, digits, total
 from fuseplan.backends.triton.templates.product_sum import BlockedSum, Step, Sum
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
 
 
 class FlatSum(Sum):

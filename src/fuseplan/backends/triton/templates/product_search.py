@@ -17,10 +17,10 @@ from fuseplan.backends.triton.templates.product_tiles import (
     power_of_two,
     row_axes,
 )
-from fuseplan.emit import COUNTER_BYTES
-from fuseplan.kernel import Kernel
-from fuseplan.target import Target
-from fuseplan.template import Accuracy
+from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy
 
 FEW = 4  # tiles of features that one row tile is kept in the second cache for
 MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have

@@ -22,7 +22,7 @@ from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.templates.product_arithmetic import halves, multiply
 from fuseplan.backends.triton.templates.product_tiles import Knobs
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True)

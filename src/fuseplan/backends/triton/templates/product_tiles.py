@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 
 from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
-from fuseplan.emit import COUNTER_BYTES
-from fuseplan.kernel import Convolution, Kernel
-from fuseplan.locks import cached_property
-from fuseplan.tensor import TensorSpec
+from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.system.locks import cached_property
 
 LEAST = 16  # a matrix unit's tile has at least so many features, rows, and products in a sum
 NARROW = 16  # with fewer channels a group, taps and channels are summed over as one axis

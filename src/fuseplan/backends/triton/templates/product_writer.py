@@ -27,8 +27,8 @@ from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, image_axes, row_axes
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import COUNTER_BYTES, Slot, Source, TensorMap
-from fuseplan.kernel import Kernel
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source, TensorMap
+from fuseplan.kernels.kernel import Kernel
 
 AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
 

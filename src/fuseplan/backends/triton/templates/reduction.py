@@ -11,12 +11,12 @@ from fuseplan.backends.lattice import Lattice
 from fuseplan.backends.triton import dialect, model
 from fuseplan.backends.triton.index import ceil_div, power_of_two
 from fuseplan.backends.triton.templates.reduction_writer import ReductionKnobs, ReductionWriter
-from fuseplan.emit import COUNTER_BYTES, Source
-from fuseplan.kernel import Kernel
-from fuseplan.reasons import Claim, Reason, claim
+from fuseplan.kernels.emit import COUNTER_BYTES, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
+from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
-from fuseplan.target import Target
-from fuseplan.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
 
 WARPS = (4, 8, 16)
 LANES = 32  # cells side by side in a tile, at least, where src's innermost axis is kept

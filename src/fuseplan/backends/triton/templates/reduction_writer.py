@@ -34,9 +34,9 @@ from fuseplan.backends.triton.storage import Storage
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.text import Text
-from fuseplan.emit import Slot, Source
-from fuseplan.kernel import Kernel, Stage
-from fuseplan.reduction import Part, Statistic
+from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.kernel import Kernel, Stage
+from fuseplan.language.reduction import Part, Statistic
 from fuseplan.scalar import Scalar, fold, leaves_of
 
 State = dict[str, str]  # names of tensors by the names of parts

@@ -1,0 +1,339 @@
+"""The last stage: tensors into an argument block, and the launch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from fuseplan.backends.backend import Addresses, Memory, Packed
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.execution.runner import Given, Runner, Words
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.system.untraced import skip_frames, untraced
+from fuseplan.tensors.arguments import (
+    OUT,
+    SRC,
+    End,
+    bare_values,
+    check_apart,
+    check_keys,
+    operand_buffer,
+    parameter_value,
+    result_buffer,
+    want_text,
+)
+from fuseplan.tensors.arrays import Buffer, mark_written
+
+Bounds = list[tuple[int, int]]  # first byte, and the one past the last
+Placed = tuple[int, Any, Callable[[Any], tuple[Any, int]] | None]  # its word, the tensor, or what makes one
+_Taken = tuple[dict[str, float], Words, list[Packed], dict[str, Buffer]]
+NOT_CARRIED = (
+    "a compiled plan is code of this process and cannot be pickled: keep the text of its plan and the "
+    "operands, and compile and bind them where they are loaded; the cache makes that quick. Or "
+    "`compiled.save(path)`, and `fuseplan.load(path)` there, which needs no compiler"
+)
+
+
+class BoundPlan:
+    """A compiled plan with packed operands: a call only launches the kernel.
+
+    Made by `CompiledPlan.bind`. Bound operands were copied when they were bound, but for operands per element
+    (residuals), which the kernel reads where they lie. Bound results are written by every call. Any number of
+    threads may call at once.
+
+    Args:
+        runner: the compiled plan.
+        values: operands, parameters and tensors for results, by key.
+        borrow: operands that lie as the kernel reads them are not copied; the caller keeps them alive.
+        base: the plan with other extents of its open axes, which has packed all values without these.
+    """
+
+    def __init__(
+        self, runner: Runner, values: Mapping[str, Any], borrow: bool = False, base: BoundPlan | None = None
+    ) -> None:
+        plan = runner.plan
+        skip_frames()
+        check_keys(plan, values)
+        self._runner, self._free_blocks, self._memory = runner, runner.free, runner.memory
+        self._src_word, self._dst_word = runner.required("src"), runner.required("dst")
+        self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
+        self._base, self._borrows = base, borrow
+        self._numbers: dict[str, float] = base._numbers if base else {}
+        self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
+        if self._keep:
+            self._memory.settle()
+        self._makers = {key: self._memory.maker(each.spec) for key, each in runner.results.items()}
+        self._hold(values, words, in_place)
+        needed = (*runner.operands, *(key for key, each in runner.results.items() if each.updated))
+        unbound = needed if base is None else base._missing
+        self._missing: tuple[str, ...] = tuple(key for key in unbound if key not in values)
+        self._make = self._memory.maker(plan.output)
+        self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
+        self._addresses: Addresses = _both_unknown  # and of such an out
+
+    def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
+        """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
+        self._in_place, self._bound = in_place, self._given(values)
+        earlier: Words = []
+        if self._base:
+            self._in_place, self._bound = self._base._in_place | in_place, self._base._bound | self._bound
+            earlier = self._base._words
+        self._results, places = self._placed(self._bound)
+        self._words: Words = [*earlier, *words, *self._runner.extent, *places]
+        written = self._runner.written(self._bound)
+        check_apart(written, self._runner.read(self._in_place))
+        self._written = [buffer.bounds for _, buffer in written]
+        self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The operands, and the results that are updated, that each call has to give."""
+        return self._missing
+
+    @untraced
+    def __call__(self, src: Any, out: Any = None, *bare: Any, **free: Any) -> Any:
+        """Runs the kernel.
+
+        Args:
+            src: a tensor of the plan's `src`: a NumPy array, or anything in host memory with DLPack; on
+                a GPU a torch tensor there, or anything with DLPack or `__cuda_array_interface__`.
+            out: where to write; a new tensor of src's kind unless given.
+            *bare: refused: operands are given by name.
+            **free: operands that were not bound, and operands or parameters to take instead of bound ones;
+                tensors for results, which are new ones unless given or bound.
+
+        Returns:
+            `out`, or the new tensor, of `plan.output`'s shape and layout. Where the plan has results, a named
+            tuple of it, `out`, and of them by their keys.
+
+        Raises:
+            ArgumentError: a tensor is missing, does not match the plan, or overlaps one that is written.
+        """
+        if free or bare:
+            return self._checked(src, out, free, len(bare))
+        if out is None:
+            begin = self._address(src)
+            if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
+                return self._checked(src, out, free)
+            out, target = self._make(src)
+            wrote = None
+        else:
+            begin, target, wrote = self._addresses(src, out)
+            meet = begin < target + self._dst_bytes and target < begin + self._src_bytes
+            if meet or not begin or not target or (self._held and self._hits(begin, target)):
+                return self._checked(src, out, free)
+        if self._results:
+            outcome = self._launch(src, begin, out, target, self._results, [])
+        else:
+            self._run(begin, target)
+            outcome = out
+        if wrote is not None:
+            wrote((out,))
+        return outcome
+
+    def __copy__(self) -> BoundPlan:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundPlan:
+        """Itself; where it holds tensors that calls read or write in place, the same with copies of them."""
+        own = {key: buffer.owner for key, buffer in self._in_place.items()}
+        own |= {key: tensor for key, (tensor, _) in self._bound.items()}
+        if not own:
+            return self
+        own = copy.deepcopy(own, memo)
+        _, words, _, in_place = self._taken(own)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._hold(own, [*self._words, *words], in_place)  # of two words for one place, the later one stands
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
+
+    def __repr__(self) -> str:
+        missing = f", each call gives {', '.join(self._missing)}" if self._missing else ""
+        return f"<bound{missing}: {self._runner.plan}>"
+
+    def _hits(self, src: int, target: int) -> bool:
+        """Whether `out` meets a bound tensor that stays put, or src one that is written."""
+        if _meets(target, target + self._dst_bytes, self._held):
+            return True
+        return bool(self._written) and _meets(src, src + self._src_bytes, self._written)
+
+    def _given(self, values: Mapping[str, Any]) -> dict[str, Given]:
+        """The tensors given for results, each with how it lies."""
+        runner, view = self._runner, self._memory.view
+        return {
+            key: (values[key], result_buffer(runner.plan, result, values[key], view))
+            for key, result in runner.results.items()
+            if key in values
+        }
+
+    def _placed(self, given: Mapping[str, Given]) -> tuple[list[Placed], Words]:
+        """Each result's word, tensor, and what makes one where none is given; the words of given ones."""
+        places = {key: self._runner.required("result", key) for key in self._makers}
+        results: list[Placed] = [
+            (place, given[key][0], None) if key in given else (place, None, self._makers[key])
+            for key, place in places.items()
+        ]
+        return results, [(places[key], buffer.address) for key, (_, buffer) in given.items()]
+
+    def _launch(
+        self, src: Any, begin: int, out: Any, target: int, results: list[Placed], words: Words
+    ) -> Any:
+        """A launch with results: what is given, and new ones in the place of the others."""
+        tensors = []
+        for place, given, make in results:
+            if make is None:
+                tensors.append(given)
+                continue
+            made, address = make(src)
+            words.append((place, address))
+            tensors.append(made)
+        self._run(begin, target, words)
+        for _, given, _ in results:
+            mark_written(given)
+        return self._runner.outcome(out, *tensors)
+
+    def _run(self, src: int, dst: int, words: Words | tuple[()] = ()) -> None:
+        try:
+            block = self._free_blocks.pop()  # atomic, so two threads never get the same
+        except IndexError:
+            block = self._runner.block()
+        try:
+            listed = block.words
+            constants = self._words
+            if block.bound is not constants:
+                for index, word in constants:
+                    listed[index] = word
+                block.bound = constants  # not the plan: that has the block, and would not be freed
+            if words:
+                block.bound = None  # the words of one call are nobody's constants
+                for index, word in words:
+                    listed[index] = word
+            listed[self._src_word] = src
+            listed[self._dst_word] = dst
+            block.launch()
+        finally:
+            self._free_blocks.append(block)
+
+    def _checked(self, src: Any, out: Any, free: Mapping[str, Any], bare: int = 0) -> Any:
+        """The call with every check, from scratch; how the tensors that passed look is remembered."""
+        plan = self._runner.plan
+        if bare:
+            raise bare_values(plan, bare)
+        check_keys(plan, free)
+        read = fitting(self._memory, src, SRC, plan.src)
+        missing = [key for key in self._missing if key not in free]
+        if missing:
+            raise ArgumentError(_missing_text(plan, missing))
+        _, words, keep, in_place = self._taken(free)
+        result = self._make(src)[0] if out is None else out
+        target = fitting(self._memory, result, OUT, plan.output)
+        if out is not None and target.readonly:
+            raise ArgumentError(OUT, " is read-only: pass a writable array")
+        given = self._given(free)
+        written = self._runner.written(self._bound | given)
+        if out is not None:
+            written.insert(0, (OUT, target))
+        if written:
+            runner, view = self._runner, self._memory.view
+            named = {
+                key: view(free[key], runner.plan_operands[key], in_place=False)
+                for key in free
+                if key in runner.operands
+            }
+            check_apart(written, [(SRC, read), *runner.read(self._in_place | named)])
+        outcome: Any = result
+        if self._results:
+            results, places = self._placed(self._bound | given)
+            outcome = self._launch(src, read.address, result, target.address, results, words + places)
+        else:
+            self._run(read.address, target.address, words)
+        if out is not None:
+            mark_written(out)
+        del keep, in_place  # the packed operands lived until the kernel had read them
+        self._remember(src, result)
+        return outcome
+
+    def _remember(self, src: Any, out: Any) -> None:
+        """Lets calls with tensors that look like these pass by less; not where each call gives operands."""
+        if self._missing:
+            return
+        form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
+        if form is not None and pair is not None:
+            self._address, self._addresses = form.address, pair
+
+    def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
+        """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""
+        runner = self._runner
+        words: Words = []
+        held: list[Packed] = []
+        in_place: dict[str, Buffer] = {}
+        for key, packing in runner.operands.items():
+            place = runner.place("operand", key)
+            if key not in values or place is None:
+                continue
+            buffer = operand_buffer(runner.plan, runner.plan_operands[key], values[key], self._memory.view)
+            if packing is None:
+                in_place[key] = buffer
+                words.append((place, buffer.address))
+                continue
+            packed = runner.memory.packed(packing, buffer, keep=keep and not self._borrows)
+            words.append((place, packed.address))
+            if not self._borrows or packed.address != buffer.address:
+                held.append(packed)
+        given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}
+        numbers = self._numbers | {key: parameter_value(runner.plan, key, given[key]) for key in given}
+        if given or keep:
+            more, memory = runner.parameters(numbers)
+            words += more
+            held += memory
+        return numbers, words, held, in_place
+
+
+def _meets(begin: int, end: int, held: Bounds) -> bool:
+    """Whether what lies from `begin` to `end` meets any of the others."""
+    for low, high in held:  # noqa: SIM110, a generator would take as long as all other checks
+        if begin < high and low < end:
+            return True
+    return False
+
+
+def _unknown(_: Any) -> int:
+    return 0
+
+
+def _both_unknown(_: Any, __: Any, /) -> tuple[int, int, None]:
+    return 0, 0, None
+
+
+def fitting(memory: Memory, tensor: Any, end: End, spec: TensorSpec) -> Buffer:
+    """The tensor for an end of a plan as a buffer.
+
+    Raises:
+        ArgumentError: it is not laid out as the spec says; both are shown.
+    """
+    buffer = memory.view(tensor, end).read_as(spec.dtype)
+    if buffer.matches(spec):
+        return buffer
+    own, remedy = "plan.output", "leave it out for a new tensor; pass operands by name"
+    if end is SRC:
+        own, remedy = "plan.src", "compile a plan for it"
+    if buffer.shape == spec.shape and buffer.dtype == spec.dtype:
+        remedy = f"the layout differs: copy it into fuseplan.empty({own}), or {remedy}"
+    raise ArgumentError(end, f" does not match the plan\n  got {buffer.text}; want {spec}\n  {remedy}")
+
+
+def _missing_text(plan: FusionPlan, missing: list[str]) -> str:
+    told = {each.key: (each.step, want_text(each)) for each in plan.operands}
+    updated = {each.key: (each.step, f"{each.spec}, to be updated") for each in plan.results}
+    wanted = [
+        f"`{key}` of operator {step} ({plan[step].op.name}): {want}"
+        for key, (step, want) in (told | updated).items()
+        if key in missing
+    ]
+    what = "operand" if set(missing) <= told.keys() else "tensor"
+    return "\n  ".join([f"{counted(len(wanted), what)} missing", *wanted, str(plan)])

@@ -1,0 +1,400 @@
+"""The kernel record: what one launch computes, with nothing about how.
+
+A kernel is `prologue -> convolution or reductions -> epilogue`: expressions of one element before and after
+at most one of them. A pointwise plan has neither, and all its stages are the epilogue. Parameter values are
+not in the record: they are given at run time, and two plans that differ only there are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fuseplan.kernels.opened import Opened
+from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.extents import OPEN
+from fuseplan.language.parts import Split
+from fuseplan.language.reduction import Statistic
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
+from fuseplan.system.locks import cached_property
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One elementwise operator: `expression` of the leaf `x`, operand keys and parameter keys.
+
+    `op_text` is the operator as the plan writes it, without parameter values; generated code names it in
+    comments. `saves` names the value that it makes, where the kernel writes that or later stages read it.
+    Where dst is made in parts, `expression` is that of part 0, and `others` are those behind it.
+    """
+
+    step: int
+    op_text: str
+    expression: Scalar
+    saves: str = ""
+    others: tuple[Scalar, ...] = ()
+
+    @property
+    def expressions(self) -> tuple[Scalar, ...]:
+        """The formula of each part that the operator makes."""
+        return (self.expression, *self.others)
+
+    def of_part(self, number: int) -> Stage:
+        """The stage that makes, or is applied to, one part."""
+        return replace(self, expression=self.expressions[number], others=()) if self.others else self
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - low] * weight[f, c, k].
+
+    Sizes are elements; `padding` is one (low, high) pair a spatial axis. A matrix product is a convolution
+    of one tap: `kernel` is 1 along each spatial axis of src, or () where src has none. The weight's axes are
+    what the operator says, and `Kernel.weight_axes` puts them in order.
+
+    Attributes:
+        weight_per_batch: each image has a weight of its own: (batch, features, channels / groups, *kernel).
+        weight_transposed: the operand's logical shape has channels in front of features.
+        precision: of the products: `full`, or `tf32`, which allows factors of f32 rounded to 10 bits.
+    """
+
+    batch: int
+    channels: int
+    features: int
+    groups: int
+    src_spatial: tuple[int, ...]
+    dst_spatial: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    weight_per_batch: bool = False
+    weight_transposed: bool = False
+    precision: str = "full"
+
+    @property
+    def channels_per_group(self) -> int:
+        """Channels of src that one feature reads."""
+        return self.channels // self.groups
+
+    @property
+    def features_per_group(self) -> int:
+        """Features that read the same channels."""
+        return self.features // self.groups
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel: 9 of a 3x3."""
+        return prod(self.kernel)
+
+    @property
+    def depth(self) -> int:
+        """Products summed into one output element."""
+        return self.taps * self.channels_per_group
+
+    @property
+    def rows(self) -> int:
+        """Output positions over the batch."""
+        return self.batch * prod(self.dst_spatial)
+
+    @property
+    def flops(self) -> int:
+        """Two a product, padding counted as data."""
+        return 2 * self.rows * self.features * self.depth
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Each feature reads one channel."""
+        return self.groups > 1 and self.groups == self.channels
+
+    @property
+    def is_matrix_product(self) -> bool:
+        """One tap, stride 1, no padding: rows of src times a matrix."""
+        return self.taps == 1 and self.src_spatial == self.dst_spatial and not any(map(any, self.padding))
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The weight in canonical order: batch if per batch, features, channels of a group, *kernel."""
+        images = (self.batch,) if self.weight_per_batch else ()
+        return (*images, self.features, self.channels_per_group, *self.kernel)
+
+    @property
+    def text(self) -> str:
+        """All fields in one line; how the weight lies and the precision only where they are not as usual."""
+        padding = ",".join(f"{low}:{high}" for low, high in self.padding)
+        sizes = (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
+        listed = "".join(f" {name}={'x'.join(map(str, value))}" for name, value in sizes)
+        line = f"convolution {self.channels}->{self.features} groups={self.groups}"
+        if self.kernel:
+            line += f"{listed} padding={padding}"
+        unusual = (
+            ("weight_per_batch", self.weight_per_batch),
+            ("weight_transposed", self.weight_transposed),
+            (f"precision={self.precision}", self.precision != "full"),
+        )
+        return " ".join([line, *(words for words, applies in unusual if applies)])
+
+
+@dataclass(frozen=True)
+class KernelOperand:
+    """A tensor the kernel reads besides `src`.
+
+    `per` is `channel`, `activation`, `position`, `element`, `blocks` or `shared` of the stage that reads it,
+    `weight`, or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where:
+    `prologue` (indexed as src is), `weight`, `between` (per channel), `epilogue` (indexed as dst is).
+
+    `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
+    with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
+
+    Per `blocks`, it lies dense with an element for each block of neighbours along `axes` of the stage's
+    tensor; `blocks` are their extents. Where `shape` is longer, its first extents are one axis.
+    """
+
+    key: str
+    per: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    order: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * dtype_of(self.dtype).itemsize
+
+    def told(self, is_open: bool) -> str:
+        """All fields in one line; a star for the first axis of an open one."""
+        per = f"{self.per} {self.axes} {self.blocks}".rstrip(" ()") if self.axes else self.per
+        lies = f" strides={_listed(self.strides)}" if self.strides else ""
+        return f"{self.key}: {self.role} per {per} {_dense(self, is_open)}{lies}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor the kernel writes besides `dst`.
+
+    One that is saved has the value `after` the stage of that step, per element, and lies as dst does, or in
+    kernels with `over` as its `strides` say.
+    Any other is made of statistics: `expression` is over names of reductions, operands that have no more
+    elements, parameters and, where the result is `updated`, its own key: the value from before. It lies dense
+    in logical order.
+    """
+
+    key: str
+    per: str
+    shape: tuple[int, ...]
+    dtype: str
+    expression: Scalar
+    updated: bool = False
+    after: int | None = None
+    strides: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * dtype_of(self.dtype).itemsize
+
+    def told(self, is_open: bool) -> str:
+        """All fields in one line; a star for the first axis of an open one."""
+        sign = "updated to" if self.updated else "="
+        lies = _dense(self, is_open)
+        after = "" if self.after is None else f" after operator {self.after}"
+        lies = f"{lies} strides={_listed(self.strides)}" if self.strides else lies
+        return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {lies}"
+
+
+@dataclass(frozen=True)
+class Kernel(Opened):
+    """Everything a template may know of a plan.
+
+    With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
+
+    Statistics are per `channel` or `activation`, and dst has src's shape; or they are `over` any axes, and
+    dst has extent 1 along those of them that the plan's output does not have.
+    """
+
+    src: TensorSpec
+    dst: TensorSpec
+    prologue: tuple[Stage, ...]
+    convolution: Convolution | None
+    epilogue: tuple[Stage, ...]
+    operands: tuple[KernelOperand, ...]
+    parameters: tuple[str, ...]
+    reductions: tuple[Statistic, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    reduced_per: str = "channel"
+    parts: Split | None = None
+    over: tuple[int, ...] = ()
+    between: tuple[Stage, ...] = ()
+    open_axis: int | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """A canonical string: equal for two kernels exactly when the same code serves both."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"src: {self._told(self.src)}"
+        yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
+        if self.convolution:
+            yield self.convolution.text
+        which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
+        yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
+        yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
+        if self.parts:
+            yield self.parts.text
+        made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
+        yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
+        yield f"dst: {self._told(self.dst)}"
+        yield from (operand.told(self.has_open(operand)) for operand in self.operands)
+        yield from (f"result {output.told(self.has_open(output))}" for output in self.outputs)
+        if self.parameters:
+            yield f"parameters: {', '.join(self.parameters)}"
+
+    @property
+    def results(self) -> tuple[Output, ...]:
+        """The outputs that are made of statistics."""
+        return tuple(output for output in self.outputs if output.after is None)
+
+    @cached_property
+    def saved(self) -> dict[int, Output]:
+        """The outputs that are values of stages, by the step of the stage."""
+        return {output.after: output for output in self.outputs if output.after is not None}
+
+    @cached_property
+    def compute_dtype(self) -> str:
+        """The dtype of sums, expressions and parameters: f64 for f64 and exact sums of i8, else f32."""
+        casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
+        is_exact = self.convolution is not None and not dtype_of(self.weight.dtype).is_float
+        return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
+
+    @cached_property
+    def flops(self) -> int:
+        """The contraction's, and one for every function of every expression at every element."""
+        contraction = self.convolution.flops if self.convolution else 0
+        before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
+        behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
+        after = sum(functions(stage.expression) for stage in behind) * self.dst.size
+        reduced = sum(functions(each) + 1 for part in self.reductions for each in part.expressions)
+        return contraction + before + after + reduced * self.src.size
+
+    @property
+    def reduced_count(self) -> int:
+        """Elements that one number of a reduction is made of; 1 without reductions."""
+        if not self.reductions:
+            return 1
+        if self.over:
+            return prod(self.src.shape[axis] for axis in self.over)
+        return self.src.batch * (prod(self.src.spatial) if self.reduced_per == "channel" else 1)
+
+    @property
+    def passes(self) -> int:
+        """How often every element has to be seen: a reduction needs all of them before the next step."""
+        return len(self.reductions) + 1
+
+    @cached_property
+    def read_in_passes(self) -> tuple[dict[str, int], ...]:
+        """The tensors as large as src that each pass reads: bytes by key, or `src`. The last writes dst.
+
+        A pass that needs what the prologue gives reads src, and what the prologue does.
+        """
+        made = {"x"} | {output.key for output in self.saved.values()}
+        sizes = {"src": self.src.nbytes}
+        sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
+        before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
+        passes = [*(each.expressions for each in self.reductions), self.last_formulas]
+        used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
+        seen = [leaves | before if leaves & made else leaves for leaves in used]
+        return tuple({key: size for key, size in sizes.items() if key in leaves} for leaves in seen)
+
+    @property
+    def last_formulas(self) -> tuple[Scalar, ...]:
+        """The formulas of the last pass: of dst, and of what is saved."""
+        saved = (output.expression for output in self.saved.values())
+        return (*(stage.expression for stage in self.epilogue), *saved)
+
+    @property
+    def contraction_step(self) -> int | None:
+        """The plan's index of the contraction, for refusals; None in a pointwise kernel."""
+        return len(self.prologue) if self.convolution else None
+
+    @property
+    def reduction_step(self) -> int | None:
+        """The plan's index of the operator with statistics, for refusals; None where there is none."""
+        return len(self.prologue) if self.reductions else None
+
+    @property
+    def minimum_bytes(self) -> int:
+        """What has to move: src and every operand read once, dst and every result written once."""
+        read = self.src.nbytes + sum(operand.nbytes for operand in self.operands)
+        old = sum(output.nbytes for output in self.outputs if output.updated)
+        return read + old + self.written_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of dst and of all outputs besides it."""
+        return self.dst.nbytes + sum(output.nbytes for output in self.outputs)
+
+    def stages(self, role: str) -> tuple[Stage, ...]:
+        """Those of a role."""
+        return {"prologue": self.prologue, "between": self.between, "epilogue": self.epilogue}[role]
+
+    def operand(self, key: str) -> KernelOperand:
+        """The operand of that key; KeyError when the kernel reads none."""
+        return {operand.key: operand for operand in self.operands}[key]
+
+    @property
+    def contraction(self) -> Convolution:
+        """The convolution; ValueError in a pointwise kernel."""
+        if self.convolution is None:
+            raise ValueError("a pointwise kernel has no convolution")
+        return self.convolution
+
+    @property
+    def weight(self) -> KernelOperand:
+        """The contraction's operand; KeyError in a pointwise kernel."""
+        return {operand.role: operand for operand in self.operands}["weight"]
+
+    @property
+    def weight_axes(self) -> tuple[int, ...]:
+        """The axes of the weight's logical shape in the order of `contraction.weight_shape`.
+
+        That is image where each has a weight of its own, features, channels of a group, then the kernel's
+        axes where the operand has them: a matrix product's has none, whatever the rank of src. All templates
+        order weights by this, so none knows what the operator calls transposed.
+        """
+        images = int(self.contraction.weight_per_batch)
+        axes = list(range(len(self.weight.shape)))
+        if self.contraction.weight_transposed:
+            axes[images], axes[images + 1] = axes[images + 1], axes[images]
+        return tuple(axes)
+
+    def canonical_weight(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The weight, an array of its operand's logical shape, as one of `contraction.weight_shape`."""
+        logical = array.reshape(self.weight.shape)
+        return logical.transpose(self.weight_axes).reshape(self.contraction.weight_shape)
+
+    def shape_of(self, operand: KernelOperand) -> TensorSpec:
+        """The tensor that the operand's stage is applied to: src before the contraction, dst after."""
+        return self.src if operand.role == "prologue" else self.dst
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ":".join(map(str, numbers))
+
+
+def _dense(tensor: KernelOperand | Output, is_open: bool) -> str:
+    return str(Dense((OPEN, *tensor.shape[1:]) if is_open else tensor.shape, tensor.dtype))

@@ -1,0 +1,333 @@
+"""The second stage: the matched steps as a kernel record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.match import Match
+from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.parts import Split
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.conv import Conv
+from fuseplan.ops.matmul import Product
+from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.parts import Parted
+from fuseplan.ops.save import Save
+from fuseplan.plans.step import Step
+from fuseplan.plans.text import operator_text
+from fuseplan.scalar import CASTS, Scalar, leaf
+
+
+def lower(match: Match) -> Kernel:
+    """The kernel of a match: its centre, and the elementwise stages before and after it."""
+    kernel = _lowered(match.steps)
+    if not match.is_open:
+        return kernel
+    return replace(kernel, open_axis=1 if kernel.reductions and not kernel.over else 0)  # rows are channels
+
+
+def _lowered(steps: Sequence[Step]) -> Kernel:
+    centre = next((step for step in steps if step.op.kind != "elementwise"), None)
+    if centre is None:
+        return _pointwise(steps)
+    before, after = steps[: centre.index], steps[centre.index + 1 :]
+    if isinstance(centre.op, Normalization):
+        return _normalization(steps, before, centre, after)
+    if any(step.op.has_parts for step in after):
+        return _gated(steps, centre)
+    return replace(
+        _kernel(steps, before, after),
+        convolution=_convolution(centre),
+        operands=(
+            *_operands(before, "prologue"),
+            *_operands((centre,), "weight"),
+            *_operands(after, "epilogue"),
+        ),
+    )
+
+
+def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]) -> Kernel:
+    """A kernel of elementwise stages alone; all tensors but src lie as dst does."""
+    return Kernel(
+        src=steps[0].src.canonical,
+        dst=steps[-1].dst.canonical,
+        prologue=tuple(map(_stage, before)),
+        convolution=None,
+        epilogue=_rounded_once(tuple(map(_stage, after)), steps[-1].dst.dtype),
+        operands=tuple(_operands(steps, "epilogue")),
+        parameters=tuple(each.key for step in steps for each in step.parameters),
+        outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
+    )
+
+
+def _pointwise(steps: Sequence[Step]) -> Kernel:
+    """A kernel of elementwise operators; those in front of one that reads parts are applied to each part."""
+    parted = next((step for step in steps if isinstance(step.op, Parted)), None)
+    if parted is None:
+        return _kernel(steps, (), steps)
+    before, after = steps[: parted.index], steps[parted.index :]
+    operands = tuple(
+        _operand(_along(each), step.src, "prologue" if step in before else "epilogue")
+        for step in steps
+        for each in step.operands
+    )
+    return replace(_kernel(steps, before, after), parts=split_of(parted), operands=operands)
+
+
+def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
+    """A contraction whose result is read in parts; elementwise operators may stand between the two."""
+    parted = next(step for step in steps if isinstance(step.op, Parted))
+    before, behind = steps[: centre.index], steps[parted.index :]
+    between = steps[centre.index + 1 : parted.index]
+    roles = ((before, "prologue"), ((centre,), "weight"), (between, "between"), (behind, "epilogue"))
+    return replace(
+        _kernel(steps, before, behind),
+        convolution=_convolution(centre),
+        operands=tuple(each for some, role in roles for each in _operands(some, role)),
+        parts=split_of(parted),
+        between=tuple(map(_stage, between)),
+    )
+
+
+def split_of(step: Step) -> Split:
+    """The parts that a step reads and makes; the axis in the order n, c, spatial."""
+    assert isinstance(step.op, Parted)
+    split = step.op.split(step.src)
+    return replace(split, axis=step.src.canonical_order.index(split.axis))
+
+
+def _along(operand: Operand) -> Operand:
+    """The operand by its axes, of which parts are read one by one."""
+    return operand if operand.per in ("element", "shared") else replace(operand, per="axes")
+
+
+def _rounded_once(stages: tuple[Stage, ...], dtype: str) -> tuple[Stage, ...]:
+    """The stages, the last one without its own rounding to the dtype, which the store does."""
+    if not stages or CASTS.get(stages[-1].expression.fn) != dtype:
+        return stages
+    return (*stages[:-1], replace(stages[-1], expression=stages[-1].expression.args[0]))
+
+
+def _normalization(
+    steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
+) -> Kernel:
+    """Reductions of the prologue's result; the element's formula is the first stage behind them."""
+    op = centre.op
+    assert isinstance(op, Normalization)  # by its kind
+    formulas = op.result_formulas(centre.leaves, centre.src)
+    kernel = replace(
+        _kernel(steps, before, (centre, *after)), reductions=op.reductions(centre.leaves, centre.src)
+    )
+    if op.per == "row" and _are_rows(steps):
+        return _in_rows(kernel, steps)
+    if op.per not in ("channel", "activation"):
+        return _over_axes(kernel, steps, centre)
+    return replace(
+        kernel,
+        outputs=(*(_result(each, formulas[each.name]) for each in centre.results), *kernel.outputs),
+        reduced_per=op.per,
+    )
+
+
+def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
+    """The kernel of one image whose channels are rows, and whose positions are a row's elements."""
+    given = [(each, step.src) for step in steps for each in step.operands]
+    return replace(
+        kernel,
+        src=rows_of(steps[0].src),
+        dst=rows_of(steps[-1].dst),
+        operands=tuple(_row_operand(each, src) for each, src in given),
+        outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
+    )
+
+
+def _are_rows(steps: Sequence[Step]) -> bool:
+    """Whether rows are evenly spaced, and no operand differs between the rows of an image."""
+    is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
+    operands = (each for step in steps for each in step.operands)
+    return is_even and (steps[0].src.rank == 2 or all(each.per != "activation" for each in operands))
+
+
+def row_stride(spec: TensorSpec) -> int | None:
+    """Elements from a row to the next, where all rows are evenly spaced; None where they are not."""
+    outer = [axis for axis in range(spec.rank) if axis != spec.channel_axis and spec.shape[axis] > 1]
+    strides = [spec.element_strides[axis] for axis in outer]
+    below = [spec.shape[inner] * step for inner, step in zip(outer[1:], strides[1:], strict=True)]
+    if strides[:-1] != below:
+        return None
+    return strides[-1] if strides else spec.span
+
+
+def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
+    """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
+    src, op = centre.src, centre.op
+    assert isinstance(op, Normalization)  # by its kind
+    places = [kernel.src.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
+    removed = op.removes(src)
+    behind = [place for axis, place in enumerate(places) if axis not in removed]
+    dst = _spread(steps[-1].dst, behind, kernel.src.rank)
+    return replace(
+        kernel,
+        dst=dst,
+        operands=tuple(
+            _placed(each, step, behind if step.index > centre.index else places, step.index < centre.index)
+            for step in steps
+            for each in step.operands
+        ),
+        outputs=tuple(
+            _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
+        ),
+        over=tuple(sorted(places[axis] for axis in op.over(src))),
+        reduced_per="",
+    )
+
+
+def _spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:
+    """The same elements with so many axes: the tensor's own are at the places, others have extent 1."""
+    shape, strides = [1] * rank, [1] * rank
+    for place, extent, stride in zip(places, spec.shape, spec.element_strides, strict=True):
+        shape[place], strides[place] = extent, stride
+    return TensorSpec(shape, spec.dtype, strides=strides)
+
+
+def _lying(made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]) -> Output:
+    """A saved value with its places in a kernel whose statistics are over any axes."""
+    spec = _spread(step.dst, places if step.index < centre.index else behind, len(places))
+    return replace(made, shape=spec.shape, strides=spec.element_strides)
+
+
+def _placed(made: Operand, step: Step, places: Sequence[int], is_before: bool) -> KernelOperand:
+    """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src."""
+    axes = [places[axis] for axis in made.axes]
+    order = tuple(sorted(range(len(axes)), key=lambda place: axes[place]))
+    strides = [step.dst.element_strides[axis] for axis in made.axes] if made.per == "element" else []
+    return KernelOperand(
+        made.key,
+        _along(made).per,
+        tuple(made.shape[place] for place in order) or made.shape,
+        made.dtype,
+        "prologue" if is_before else "epilogue",
+        () if order == tuple(range(len(order))) else order,
+        tuple(axes[place] for place in order),
+        tuple(strides[place] for place in order) if strides else (),
+        (made.block,) if made.per == "block" else (),
+    )
+
+
+def _operand_of_rows(made: Operand, src: TensorSpec) -> KernelOperand:
+    """What is per row of the plan is per channel; blocks have axes 1 and 2. Rows are in storage order."""
+    order = tuple(sorted(range(src.rank - 1), key=lambda axis: -src.element_strides[axis]))
+    per, order = ("channel", order) if made.per == "row" else ("blocks", (*order, src.rank - 1))
+    is_plain = order == tuple(range(len(order)))
+    lowered = KernelOperand(
+        made.key,
+        per,
+        tuple(made.shape[axis] for axis in order) if made.axes else made.shape,
+        made.dtype,
+        "epilogue",
+        () if is_plain else order,
+    )
+    return lowered if per == "channel" else replace(lowered, axes=(1, 2), blocks=(1, made.block))
+
+
+def _row_operand(made: Operand, src: TensorSpec) -> KernelOperand:
+    """What is per channel of the plan is per position of a row, and shared in rows of one element."""
+    if made.per in ("element", "shared"):
+        return KernelOperand(made.key, made.per, made.shape, made.dtype, "epilogue")
+    if made.per in ("row", "block"):
+        return _operand_of_rows(made, src)
+    per = "position" if made.shape != (1,) else "shared"
+    return KernelOperand(made.key, per, made.shape, made.dtype, "epilogue")
+
+
+def rows_of(spec: TensorSpec) -> TensorSpec:
+    """The same elements as one image: (1, rows, elements of a row).
+
+    Raises:
+        ValueError: the rows are not evenly spaced; the rule checks that they are.
+    """
+    stride = row_stride(spec)
+    if stride is None:
+        raise ValueError(f"the rows of {spec} are not evenly spaced")
+    rows, inner = spec.size // spec.channels, spec.element_strides[spec.channel_axis]
+    return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
+
+
+def _result(made: Result, formula: Scalar) -> Output:
+    return Output(made.key, made.per, made.shape, made.dtype, formula, made.updated)
+
+
+def _saved(step: Step) -> Output:
+    (made,) = step.results
+    return Output(made.key, "element", step.dst.canonical.shape, step.dst.dtype, leaf("x"), after=step.index)
+
+
+def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
+    for step in steps:
+        for each in step.operands:
+            yield _operand(each, step.src, role)
+
+
+def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
+    """The operand with its axes in the order n, c, spatial."""
+    if made.per == "axes":
+        axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
+        return KernelOperand(made.key, made.per, made.shape, made.dtype, role, axes=axes)
+    order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
+    lowered = KernelOperand(made.key, made.per, made.shape, made.dtype, role)
+    if order != tuple(range(len(order))):
+        lowered = replace(lowered, shape=tuple(made.shape[axis] for axis in order), order=order)
+    if made.per not in ("row", "block"):
+        return lowered
+    axes = tuple(place for place, axis in enumerate(src.canonical_order) if axis in made.axes)
+    blocks = tuple(made.block if place == 1 else 1 for place in axes)
+    return replace(lowered, per="blocks", axes=axes, blocks=blocks)
+
+
+def _stage(step: Step) -> Stage:
+    saves = step.op.key if isinstance(step.op, Save) else ""
+    formula, *others = step.formulas
+    return Stage(step.index, operator_text(step.op, parameters=False), formula, saves, tuple(others))
+
+
+def _convolution(step: Step) -> Convolution:
+    op = step.op
+    if isinstance(op, Product):
+        return _product(op, step.src)
+    assert isinstance(op, Conv)  # by the rules
+    window = op.window(step.src)
+    return Convolution(
+        batch=step.src.batch,
+        channels=step.src.channels,
+        features=op.features,
+        groups=op.groups,
+        src_spatial=step.src.spatial,
+        dst_spatial=window.dst,
+        kernel=window.kernel,
+        stride=window.stride,
+        dilation=window.dilation,
+        padding=window.padding,
+        precision=op.precision,
+    )
+
+
+def _product(op: Product, src: TensorSpec) -> Convolution:
+    """A matrix product as a convolution of one tap."""
+    once = (1,) * len(src.spatial)
+    return Convolution(
+        batch=src.batch,
+        channels=src.channels,
+        features=op.features,
+        groups=1,
+        src_spatial=src.spatial,
+        dst_spatial=src.spatial,
+        kernel=once,
+        stride=once,
+        dilation=once,
+        padding=((0, 0),) * len(once),
+        weight_per_batch=op.batched,
+        weight_transposed=not op.transposed,
+        precision=op.precision,
+    )

@@ -1,0 +1,155 @@
+"""The first stage: the rules, and the one that makes one kernel of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fuseplan.errors import Unsupported
+from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
+from fuseplan.op import Op
+from fuseplan.plans.plan import FusionPlan, as_plan
+from fuseplan.plans.step import Step
+
+# The rules in order of preference, each with its description. A rule has the name of its centre's kind.
+RULES = {
+    "contraction": """One contraction and every elementwise operator on either side of it are one kernel.
+
+    before: elementwise* -> contraction -> elementwise*, each reading and writing memory
+    after:  prologue -> contraction -> epilogue; the prologue is applied as src is read, the epilogue in
+    registers
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+    "pointwise": """Elementwise operators, one after another, are one kernel.
+
+    before: elementwise+, each reading and writing memory
+    after:  one pass: an element is read, taken through all of them in a register, and written
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+    "normalization": """One normalization and every elementwise operator on either side of it are one kernel.
+
+    before: elementwise* -> normalization -> elementwise*, each reading and writing memory, the normalization
+    once more for each of its reductions
+    after:  prologue -> reductions, as often as there are; then prologue -> element formula -> epilogue
+    saves:  writing and reading again, once each, the result of every operator but the last
+    """,
+}
+_NONE = {"contraction": Reason.NO_CONTRACTION, "normalization": Reason.NO_NORMALIZATION}
+_SEVERAL = {
+    frozenset({"contraction"}): Reason.SEVERAL_CONTRACTIONS,
+    frozenset({"normalization"}): Reason.SEVERAL_NORMALIZATIONS,
+    frozenset({"contraction", "normalization"}): Reason.CONTRACTION_AND_NORMALIZATION,
+}
+_IN_POINTWISE = {
+    "contraction": Reason.CONTRACTION_IN_POINTWISE,
+    "normalization": Reason.NORMALIZATION_IN_POINTWISE,
+}
+
+
+def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
+    """The claims under which a rule applies: one centre of its kind at most, all else elementwise.
+
+    Of two centres the second is to blame: the operators in front of it are one kernel.
+    """
+    centres = [step for step in plan if step.op.kind != "elementwise"]
+    yield claim(len(plan) > 0, Reason.EMPTY_PLAN)
+    for kind, reason in _IN_POINTWISE.items() if rule == "pointwise" else ():
+        first = next((step for step in centres if step.op.kind == kind), None)
+        at, told = (first.index, f"{first.title} is a {kind}") if first else (None, None)
+        yield claim(first is None, reason, got=told, operator=at)
+    parted = [step for step in plan if step.op.has_parts]
+    yield claim(len(parted) < 2, Reason.SEVERAL_PARTS, operator=parted[1].index if parted[1:] else None)
+    blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
+    first = next(blocked, None)
+    yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
+    if rule == "pointwise":
+        return
+    yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
+    kinds = frozenset(step.op.kind for step in centres[:2])
+    met = " comes after ".join(step.title for step in reversed(centres[:2]))
+    second = centres[1].index if len(centres) > 1 else None
+    for several, reason in _SEVERAL.items():
+        yield claim(second is None or kinds != several, reason, got=met, operator=second)
+    centre = centres[0].index if centres else len(plan)
+    # A template may read the result of a contraction in parts.
+    beside = [step for step in parted if rule == "normalization" or step.index < centre]
+    told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
+    yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A plan's steps and the rule that fuses them.
+
+    Attributes:
+        rule: its name.
+        steps: all of the plan's; of an open plan, those of its representative.
+        refusals: one of each rule that was tried before it.
+        is_open: each launch says the outermost extent.
+    """
+
+    rule: str
+    steps: tuple[Step, ...]
+    refusals: tuple[Refusal, ...] = ()
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {' -> '.join(step.op.name for step in self.steps)}"
+
+    def to_json(self) -> dict[str, object]:
+        """The match as JSON values."""
+        return {
+            "rule": self.rule,
+            "steps": [step.op.name for step in self.steps],
+            "passed_over": [refusal.to_json() for refusal in self.refusals],
+        }
+
+    def to_dot(self) -> str:
+        """The plan in Graphviz's language, with a frame around the operators of the kernel."""
+        from fuseplan.plans.dot import dot_text
+
+        return dot_text(self.steps[0].src, self.steps, f"one kernel: {self.rule}")
+
+
+def match(plan: FusionPlan) -> Match:
+    """The first rule of RULES whose conditions hold for the plan.
+
+    Raises:
+        Unsupported: no rule applies; the error carries the refusal of each.
+    """
+    known, refusals = _numbered(plan), list[Refusal]()
+    for rule in RULES:
+        refusal = first_refusal(conditions(rule, known), rule)
+        if refusal is None:
+            return Match(rule, known.steps, tuple(refusals), plan.is_open)
+        refusals.append(refusal)
+    refusals.sort(key=lambda refusal: -refusal.held)  # the rule that got furthest comes first
+    raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
+
+
+def _numbered(plan: FusionPlan) -> FusionPlan:
+    """The plan with numbers for its open axes."""
+    if not plan.is_open:
+        return plan
+    from fuseplan.kernels.representative import representative
+
+    return representative(plan)
+
+
+def unfuse(plan: FusionPlan | str) -> tuple[FusionPlan, ...]:
+    """The same operators one at a time: a plan of each, on the result of the operator before.
+
+    Args:
+        plan: the plan, or its text.
+
+    Raises:
+        PlanError: the text is no plan.
+        ArgumentError: `plan` is neither a plan nor a text.
+    """
+    return tuple(FusionPlan(step.src, alone(step.op)) for step in as_plan(plan))
+
+
+def alone(op: Op) -> Op:
+    """The operator with tensors as operands, where it reads earlier values of its plan."""
+    return replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op

@@ -1,0 +1,80 @@
+"""The open axis of a kernel: how it prints, and the kernel on one extent of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fuseplan.language.tensor import TensorSpec
+
+
+class Opened:
+    """What `Kernel` has for its open axis.
+
+    Attributes:
+        open_axis: the axis of src and dst whose extent every launch says; None where all are known. The
+            numbers there are a representative's: estimates and choices are made for it, and no code has it.
+    """
+
+    src: TensorSpec
+    dst: TensorSpec
+    convolution: Any
+    operands: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    parts: Any
+    over: tuple[int, ...]
+    open_axis: int | None
+
+    def _told(self, spec: TensorSpec) -> str:
+        """A tensor's text, a star for the extent that no code depends on."""
+        if self.open_axis is None:
+            return str(spec)
+        axis, steps = self.open_axis, spec.element_strides
+        shape = (*spec.shape[:axis], "*", *spec.shape[axis + 1 :])
+        order = spec.layout or "strides=" + ":".join(map(str, steps[axis:]))
+        return f"{spec.dtype}[{'x'.join(map(str, shape))}, {order}]"
+
+    def with_extent(self, extent: Any) -> Any:
+        """The kernel on an extent of its open axis.
+
+        Args:
+            extent: a number; or, in a kernel that is being written, the value that its argument has.
+        """
+
+        def sized(tensor: Any) -> Any:
+            return replace(tensor, shape=(extent, *tensor.shape[1:])) if self.has_open(tensor) else tensor
+
+        kernel: Any = self
+        return replace(
+            kernel,
+            src=_with_extent(self.src, self.open_axis, extent),
+            dst=_with_extent(self.dst, self.open_axis, extent),
+            convolution=self.convolution and replace(self.convolution, batch=extent),
+            operands=tuple(map(sized, self.operands)),
+            outputs=tuple(map(sized, self.outputs)),
+        )
+
+    @property
+    def has_known_extents(self) -> bool:
+        """Whether it has a part that no template writes for an open axis.
+
+        These are weights of each image, parts, sums over chosen axes, operands with axes of their own, and
+        scales of blocks.
+        """
+        is_own = self.convolution is not None and self.convolution.weight_per_batch
+        return bool(
+            is_own or self.parts or self.over or any(each.per in ("axes", "blocks") for each in self.operands)
+        )
+
+    def has_open(self, tensor: Any) -> bool:
+        """Whether the first axis of an operand or output is the open one."""
+        return self.open_axis is not None and tensor.per == "element"
+
+
+def _with_extent(spec: TensorSpec, axis: int | None, extent: Any) -> TensorSpec:
+    """The tensor with another outermost extent, on which no stride depends; nothing is checked again."""
+    made = object.__new__(TensorSpec)
+    shape = tuple(extent if place == axis else known for place, known in enumerate(spec.shape))
+    fields = {name: getattr(spec, name) for name in ("dtype", "layout", "strides", "is_layout_said", "names")}
+    vars(made).update(fields, shape=shape, element_strides=spec.element_strides)
+    return made

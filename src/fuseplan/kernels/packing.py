@@ -1,0 +1,240 @@
+"""How a kernel reads an operand: a chain of steps from the operand's logical shape, as data.
+
+A template states a `Packing`; NumPy packs by it here, and torch on a GPU. Both give the same bytes. A file
+holds a packing as names and numbers, so a saved kernel packs operands without its template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.language.tensor import TensorSpec
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
+
+
+class Step:
+    """One step of a packing; its fields are numbers, or tuples of them."""
+
+    def after(self, shape: Shape) -> Shape:
+        """The shape that an array of `shape` has after the step."""
+        raise NotImplementedError
+
+    def of(self, array: Array) -> Array:
+        """The array after the step, in the same dtype; a view where no element moves."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Reshape(Step):
+    """The same elements in row-major order, with another shape."""
+
+    shape: Shape
+
+    def after(self, shape: Shape) -> Shape:
+        return self.shape
+
+    def of(self, array: Array) -> Array:
+        return array.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Transpose(Step):
+    """`axes` names the axis that stands at each place, outermost first."""
+
+    axes: tuple[int, ...]
+
+    def after(self, shape: Shape) -> Shape:
+        return tuple(shape[axis] for axis in self.axes)
+
+    def of(self, array: Array) -> Array:
+        return array.transpose(self.axes)
+
+
+@dataclass(frozen=True)
+class Pad(Step):
+    """Zeros follow the last element of each axis, up to the extents of `shape`."""
+
+    shape: Shape
+
+    def after(self, shape: Shape) -> Shape:
+        return self.shape
+
+    def of(self, array: Array) -> Array:
+        if array.shape == self.shape:
+            return array
+        padded = np.zeros(self.shape, array.dtype)
+        padded[tuple(map(slice, array.shape))] = array
+        return padded
+
+
+@dataclass(frozen=True)
+class Tiles(Step):
+    """Splits an axis into tiles of `extent`, two axes; the last tile begins early where it would be short."""
+
+    axis: int
+    extent: int
+
+    def after(self, shape: Shape) -> Shape:
+        tiles = -(-shape[self.axis] // self.extent)
+        return (*shape[: self.axis], tiles, self.extent, *shape[self.axis + 1 :])
+
+    def of(self, array: Array) -> Array:
+        size = array.shape[self.axis]
+        begins = [min(begin, size - self.extent) for begin in range(0, size, self.extent)]
+        ahead = (slice(None),) * self.axis
+        return np.stack([array[(*ahead, slice(each, each + self.extent))] for each in begins], self.axis)
+
+
+@dataclass(frozen=True)
+class Product(Step):
+    """A matrix times the outermost axis, summed in float64 and rounded once.
+
+    A sum that exceeds the array's dtype becomes infinite, and so makes itself known in the results.
+    """
+
+    matrix: tuple[tuple[float, ...], ...]
+
+    def after(self, shape: Shape) -> Shape:
+        return (len(self.matrix), *shape[1:])
+
+    def of(self, array: Array) -> Array:
+        columns = array.astype(np.float64).reshape(array.shape[0], -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            made: Array = (np.array(self.matrix) @ columns).astype(array.dtype)
+        return made.reshape(self.after(array.shape))
+
+
+@dataclass(frozen=True)
+class Halves(Step):
+    """Of f32: elements rounded to the 11 bits that a tensor core multiplies, and behind them the remainders.
+
+    A half is rounded up. An infinity is all in the remainder: the other factor's whole stands against it,
+    which has its sign.
+    """
+
+    def after(self, shape: Shape) -> Shape:
+        return (2, *shape)
+
+    def of(self, array: Array) -> Array:
+        whole = array.astype(np.float32)
+        bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
+        rounded = np.where(
+            np.isnan(whole), whole, bits.view(np.float32)
+        )  # its bits might carry into the sign
+        rounded = np.where(np.isinf(rounded), np.float32(0), rounded)
+        return np.stack([rounded, whole - rounded])
+
+
+@dataclass(frozen=True)
+class Join(Step):
+    """Several chains of the same array, their results flat, one after another."""
+
+    chains: tuple[tuple[Step, ...], ...]
+
+    def after(self, shape: Shape) -> Shape:
+        return (sum(prod(shape_after(chain, shape)) for chain in self.chains),)
+
+    def of(self, array: Array) -> Array:
+        return np.concatenate([_applied(chain, array).reshape(-1) for chain in self.chains])
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a kernel reads an operand.
+
+    Attributes:
+        shape: the operand's logical shape.
+        dtype: of the elements that the kernel reads: the operand's own, or the compute dtype.
+        steps: from an array of `shape` to the kernel's, which lies dense.
+    """
+
+    shape: Shape
+    dtype: str
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def extents(self) -> Shape:
+        """The shape of the packed array."""
+        return shape_after(self.steps, self.shape)
+
+    def of(self, array: Array) -> Array:
+        """The array packed, in its own dtype: perhaps a view, with any strides.
+
+        Args:
+            array: of the operand's size, with any strides.
+        """
+        return _applied(self.steps, array.reshape(self.shape))
+
+    def after(self, order: tuple[int, ...]) -> Packing:
+        """The packing of an array with its axes in another order: `order` are those of this packing."""
+        shape = tuple(self.shape[place] for place in np.argsort(order))
+        return Packing(shape, self.dtype, (Transpose(order), *self.steps))
+
+    def to_json(self) -> list[Any]:
+        """The packing as JSON values."""
+        return [list(self.shape), self.dtype, _written(self.steps)]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> Packing:
+        """The packing that `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        shape, dtype, steps = told
+        return cls(_tuples(shape), str(dtype), _read(steps))
+
+
+STEPS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (Reshape, Transpose, Pad, Tiles, Product, Halves, Join)
+}
+
+
+def shape_after(steps: Sequence[Step], shape: Shape) -> Shape:
+    """The shape that an array of `shape` has after the steps."""
+    for step in steps:
+        shape = step.after(shape)
+    return shape
+
+
+def _applied(steps: Sequence[Step], array: Array) -> Array:
+    for step in steps:
+        array = step.of(array)
+    return array
+
+
+def _written(steps: Sequence[Any]) -> list[Any]:
+    """Each step as its name and its fields."""
+    return [
+        [type(step).__name__.lower(), *map(_written, step.chains)]
+        if isinstance(step, Join)
+        else [type(step).__name__.lower(), *(getattr(step, field.name) for field in fields(step))]
+        for step in steps
+    ]
+
+
+def _read(told: Sequence[Any]) -> tuple[Step, ...]:
+    return tuple(
+        Join(tuple(map(_read, values))) if name == "join" else STEPS[name](*map(_tuples, values))
+        for name, *values in told
+    )
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, at any depth, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def storage_axes(spec: TensorSpec) -> tuple[int, ...]:
+    """Axes of one image (c and spatial) of a tensor, outermost first as it is stored."""
+    strides = spec.element_strides[1:]
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))

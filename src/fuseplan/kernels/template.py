@@ -1,0 +1,209 @@
+"""What a kernel template declares; selection, explanation and documentation read this one declaration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import FACTORS, dtype_of
+from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import leaves_of
+
+if TYPE_CHECKING:
+    from fuseplan.kernels.packing import Packing
+
+Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
+
+_SMALL = ("channel", "shared")  # operands that are read again for each part
+_TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes a kernel moves through memory: read and written, and workspace (written and read again)."""
+
+    read: int
+    written: int
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes moved."""
+        return self.read + self.written + 2 * self.workspace
+
+
+def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
+    """A template's error bound against the one the caller set, where it is a number."""
+    allowed = float("inf") if isinstance(accuracy, str) else accuracy
+    # Rounded up: what the message says would do has to.
+    got = float(_TWO_DIGITS_UP.create_decimal_from_float(bound))
+    return claim(bound <= allowed, Reason.ACCURACY, got=f"{got:.1e}", want=f"at most {allowed:g}")
+
+
+def unit_roundoff(kernel: Kernel) -> float:
+    """Half the distance from 1 to the next number of the compute type."""
+    return 2.0**-53 if kernel.compute_dtype == "f64" else 2.0**-24
+
+
+def summation_bound(kernel: Kernel) -> float:
+    """The error bound of a sum of products, in any order: one rounding a product, depth * u.
+
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
+    """
+    return kernel.contraction.depth * unit_roundoff(kernel)
+
+
+def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
+    """Parts behind a contraction are gate and value of ungrouped features, in a template that takes these."""
+    split, conv = kernel.parts, kernel.contraction
+    is_gate = gated and split is not None and (split.axis, split.reads, split.makes) == (1, 2, 1)
+    is_gate = is_gate and conv.groups == 1 and not conv.weight_per_batch
+    parted = kernel.epilogue[0] if split else None
+    at, text = (parted.step, parted.op_text) if parted else (None, None)
+    yield claim(split is None or is_gate, Reason.PARTS_OF_FEATURES, got=text, operator=at)
+    large = {each.key for each in kernel.operands if each.role == "between" and each.per not in _SMALL}
+    met = [each for each in kernel.between if each.saves or large & leaves_of(each.expression)]
+    at, text = (met[0].step, met[0].op_text) if met else (None, None)
+    yield claim(not met, Reason.OPERANDS_BETWEEN, got=text, operator=at)
+
+
+def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
+    """Nothing in front of a contraction is saved; operands there that lie as src does need a dense src.
+
+    So it is in front of parts. `gated`: the template computes gated products behind a contraction.
+    """
+    if kernel.convolution:
+        yield from _parts_claims(kernel, gated=gated)
+    early = next((stage for stage in kernel.prologue if stage.saves), None)
+    at, told = (None, None) if early is None else (early.step, early.op_text)
+    yield claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)
+    inner = {
+        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
+    }
+    readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
+    yield claim(
+        not inner or kernel.src.layout is not None,
+        Reason.STRIDED_PROLOGUE,
+        got=str(kernel.src),
+        operator=next(readers, None),
+    )
+
+
+def block_claim(kernel: Kernel) -> Claim:
+    """No operand has one element for a block of neighbours."""
+    keys = {operand.key for operand in kernel.operands if operand.blocks}
+    stages = (*kernel.prologue, *kernel.epilogue)
+    readers = (stage.step for stage in stages if keys & leaves_of(stage.expression))
+    return claim(not keys, Reason.BLOCKS, got=", ".join(sorted(keys)) or None, operator=next(readers, None))
+
+
+def dst_claim(kernel: Kernel) -> Claim:
+    """The output's axes lie as a layout of n, c and spatial axes has them: rows of a product may not."""
+    return claim(
+        kernel.dst.layout is not None,
+        Reason.UNNAMED_DST,
+        got=str(kernel.dst),
+        operator=kernel.contraction_step,
+    )
+
+
+def factor_claim(kernel: Kernel) -> Claim:
+    """A GPU's products are of elements as they are stored: no operator in front of them changes the dtype."""
+    src, weight = kernel.src.dtype, kernel.weight.dtype
+    return claim(
+        src == weight and src in FACTORS,
+        Reason.CONVERTED_SRC,
+        got=f"{src}, multiplied by {weight}",
+        want=f"one of {', '.join(FACTORS)} for both",
+        operator=kernel.contraction_step,
+    )
+
+
+def result_claim(kernel: Kernel) -> Claim:
+    """Results besides the output have the compute dtype, whichever dtypes an operator casts to."""
+    others = [each for each in kernel.results if each.dtype != kernel.compute_dtype]
+    got = f"{others[0].dtype}, computed in {kernel.compute_dtype}" if others else None
+    behind = (kernel.reduction_step or 0) + (
+        kernel.src.dtype != "f64"
+    )  # the first operator not to be with it
+    return claim(not others, Reason.RESULT_DTYPE, got=got, operator=behind)
+
+
+@dataclass(frozen=True)
+class Template(ABC):
+    """A way to run a kernel. A class is a search space; an instance is a choice, and its fields are knobs.
+
+    `limits` may be called with any kernel; every other method only with a kernel that `limits` lets pass.
+    `error_scale` says in words what the error bound is a share of. With `opens`, a kernel may have an open
+    axis.
+    """
+
+    name: ClassVar[str]
+    error_scale: ClassVar[str] = "the sum of |src||weight| of an output element"
+    opens: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        """What must hold for this template to compute the kernel; the first that fails is the refusal."""
+
+    @classmethod
+    def claims(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        """`limits`, and what holds for every template."""
+        yield from cls.limits(kernel, target, accuracy)
+        is_taken = kernel.open_axis is None or (cls.opens and not kernel.has_known_extents)
+        yield claim(is_taken, Reason.KNOWN_EXTENTS)
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        """Knobs worth considering, the best guess first; at least one."""
+
+    @abstractmethod
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        """Bytes read, written and kept in the workspace by one launch."""
+
+    def flops(self, kernel: Kernel) -> int:
+        """Operations that this template does; fewer than the kernel's where an algorithm saves some."""
+        return kernel.flops
+
+    @abstractmethod
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        """The cost model's estimate for one launch."""
+
+    @abstractmethod
+    def error_bound(self, kernel: Kernel) -> float:
+        """A number b such that |error| <= b * `error_scale`, before the result is rounded to dst's dtype."""
+
+    @abstractmethod
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        """The kernel's source; the same text for the same arguments, in every process."""
+
+    @abstractmethod
+    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+        """How the kernel reads an operand that is not per element: those, it reads where the caller has them.
+
+        The base class of each backend's templates says it for all operands but weights.
+        """
+
+    @property
+    def text(self) -> str:
+        """The choice as a person writes it: `winograd(tile=4, block=24)`."""
+        knobs = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return f"{self.name}({knobs})"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def lanes(kernel: Kernel, target: Target) -> int:
+    """Elements of the compute dtype in one vector of the target."""
+    return target.vector_bytes // dtype_of(kernel.compute_dtype).array.itemsize

@@ -1,0 +1,1 @@
+"""Descriptions of tensors, arithmetic of elements, declarations of operators."""

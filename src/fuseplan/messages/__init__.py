@@ -1,0 +1,1 @@
+"""Texts for readers: reasons of refusals, marked excerpts, other libraries' names."""

@@ -1,0 +1,57 @@
+"""An operator at its place in a plan, with the plan's names for its operands, parameters and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.language.declarations import Operand, Parameter, Result
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.op import Elementwise, Op
+from fuseplan.ops.normalization import Normalization
+from fuseplan.scalar import Scalar
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator at its place in a plan: the handle that arguments are set by.
+
+    `statistics` are the numbers that it makes of many elements: the operator's own names and the plan's keys.
+    """
+
+    index: int
+    op: Op
+    src: TensorSpec
+    dst: TensorSpec
+    operands: tuple[Operand, ...]
+    parameters: tuple[Parameter, ...]
+    results: tuple[Result, ...] = ()
+    statistics: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The step as messages speak of it: `operator 2 (relu)`."""
+        return f"operator {self.index} ({self.op.name})"
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What the plan calls each operand, parameter and result, by the operator's own name of it."""
+        given: tuple[Operand | Parameter | Result, ...] = (*self.operands, *self.parameters, *self.results)
+        return {each.name: each.key for each in given}
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """`keys`, and the plan's names of statistics and of earlier values."""
+        return self.keys | dict(self.statistics) | self.op.again
+
+    @property
+    def formulas(self) -> tuple[Scalar, ...]:
+        """The formula of one element over `x` and the plan's keys; of each part where dst is made in parts.
+
+        Raises:
+            TypeError: the operator is a contraction.
+        """
+        if isinstance(self.op, Normalization):
+            return (self.op.formula(self.leaves, self.src),)
+        if not isinstance(self.op, Elementwise):
+            raise TypeError(f"{self.op.name} has no formula of one element")
+        return self.op.formulas(self.src, self.leaves)

@@ -1,0 +1,1 @@
+"""Results that outlast a process: compiled kernels and measured choices."""

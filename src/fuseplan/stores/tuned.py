@@ -1,0 +1,219 @@
+"""Measured choices: which template and knobs were fastest for a kernel, in files that can be merged.
+
+A file holds one JSON object a line. Two kinds of files are read: those that ship with the package, and the
+user's own, in the cache folder, which win. A choice counts where kernel, accuracy, target and processor are
+those that it was measured with; nothing is guessed from another machine's. Where none was measured with the
+installed versions of the toolchain, the last one of other versions is a preference, until the plan is tuned:
+the cost model knows no more of the versions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.stores import cache, journal
+from fuseplan.system import limits
+from fuseplan.system.reading import bytes_of, json_lines, record
+
+SHIPPED = Path(__file__).parents[1] / "data" / "tuned"
+OWN_FILE = "tuned.jsonl"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a choice is stored by.
+
+    Attributes:
+        kernel: SHA-256 of the kernel's text, in hexadecimal.
+        accuracy: as compile was given it.
+        target: the kind of machine, `triton:sm_90`.
+        processor: its name, `NVIDIA H100 80GB HBM3`; of a CPU with the number of threads.
+        toolchain: the backend's versions.
+    """
+
+    kernel: str
+    accuracy: str
+    target: str
+    processor: str
+    toolchain: str
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One measured choice.
+
+    Attributes:
+        key: the kernel, the machine and the versions that the choice is for.
+        plan: the text of the plan it was measured with.
+        template: the choice, as `explain` prints it.
+        seconds: time of the fused kernel, median.
+        untuned: the cost model's choice, and `untuned_seconds` its time in the same run.
+        tried: how many candidates were timed.
+        rejected: the candidates that were not timed, each with its reason (a wrong result, spills, ...).
+        date: when, in UTC.
+        disturbance: which other use of the machine makes the times unreliable; None where there was none.
+    """
+
+    key: Key
+    plan: str
+    template: str
+    seconds: float
+    untuned: str
+    untuned_seconds: float | None
+    tried: int
+    rejected: tuple[tuple[str, str], ...]
+    date: str
+    disturbance: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, the key's among them."""
+        told = asdict(self)
+        return {**told.pop("key"), **told}
+
+    @classmethod
+    def from_json(cls, told: Any) -> Tuned:
+        """The choice that `to_json` told.
+
+        Raises:
+            ValueError: it did not.
+        """
+        if not isinstance(told, dict):
+            raise ValueError("it is not an object")
+        names = [field.name for field in fields(Key)]
+        key = record(Key, {name: told[name] for name in names if name in told})
+        return record(cls, {"key": key, **{name: told[name] for name in told if name not in names}})
+
+
+def key_of(kernel: Kernel, target: Target, accuracy: object, toolchain: str) -> Key:
+    """The key of a kernel's choice on a target."""
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()
+    return Key(digest, str(accuracy), str(target), processor_of(target), toolchain)
+
+
+def processor_of(target: Target) -> str:
+    """What measurements are kept by: the GPU's name, or the CPU's with the number of threads."""
+    if target.processors:
+        return target.cpu
+    return f"{target.cpu or target.backend}, {counted(target.threads, 'thread')}"
+
+
+def lookup(
+    kernel: Kernel, target: Target, accuracy: object, toolchain: Callable[[], str | None]
+) -> Tuned | None:
+    """The stored choice of these versions, the user's own before a shipped one; else the last of others.
+
+    None where there is none. `toolchain` is asked for its versions only if something is stored for the
+    target: it may take an import.
+    """
+    stored = [choices for choices in (_own(), _shipped()) if choices]
+    if not any(key.target == str(target) for choices in stored for key in choices):
+        return None
+    versions = toolchain()
+    if versions is None:
+        return None
+    key = key_of(kernel, target, accuracy, versions)
+    found = next((choices[key] for choices in stored if key in choices), None)
+    return found or max(_of_other_versions(key, stored), key=lambda choice: choice.date, default=None)
+
+
+def _of_other_versions(key: Key, stored: Iterable[Mapping[Key, Tuned]]) -> Iterator[Tuned]:
+    for choices in stored:
+        for other, choice in choices.items():
+            if other.kernel == key.kernel and replace(other, toolchain=key.toolchain) == key:
+                yield choice
+
+
+def own_file() -> Path | None:
+    """Where this user's choices are kept; None where the cache is turned off."""
+    folder = cache.folder()
+    return None if folder is None else folder / OWN_FILE
+
+
+def keep(choice: Tuned) -> None:
+    """Appends a choice to the user's file; where there is none it lasts as long as the process."""
+    _unsaved[choice.key] = choice
+    journal.append(OWN_FILE, choice.to_json())
+
+
+def merged(files: Iterable[Path]) -> list[Tuned]:
+    """The choices of several files: of those with one key, the one measured last.
+
+    Raises:
+        ArgumentError: a file cannot be read, or holds something else.
+    """
+    found = _latest(choice for place in files for choice in read(place))
+    return sorted(found.values(), key=lambda choice: (choice.key.target, choice.plan, choice.key.accuracy))
+
+
+def _latest(choices: Iterable[Tuned]) -> dict[Key, Tuned]:
+    found: dict[Key, Tuned] = {}
+    for choice in choices:
+        known = found.get(choice.key)
+        if known is None or known.date <= choice.date:
+            found[choice.key] = choice
+    return found
+
+
+def read(place: Path) -> Iterator[Tuned]:
+    """The choices in a file.
+
+    Raises:
+        ArgumentError: it cannot be read, or a line is no choice.
+    """
+    try:
+        data = bytes_of(place, limits.LINES_BYTES)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{place} cannot be read: {error}") from error
+    for number, told in json_lines(data):
+        try:
+            yield Tuned.from_json(told())
+        except ValueError as error:
+            raise ArgumentError(f"{place}, line {number}: not a tuned choice: {error}") from error
+
+
+def write(place: Path, choices: Iterable[Tuned]) -> None:
+    """Writes a file of choices beside its place, then renames it.
+
+    Raises:
+        ArgumentError: it cannot be written.
+    """
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        beside.write_text("".join(json.dumps(choice.to_json()) + "\n" for choice in choices))
+        beside.replace(place)
+    except OSError as error:
+        raise ArgumentError(f"{place} cannot be written: {error}") from error
+
+
+_unsaved: dict[Key, Tuned] = {}  # this process's own, in case that they cannot be kept
+_known: dict[Path, tuple[tuple[int, int], dict[Key, Tuned]]] = {}
+
+
+def _own() -> dict[Key, Tuned]:
+    """The user's choices; read again when the file has changed."""
+    place = own_file()
+    try:
+        found = None if place is None else place.stat()
+    except OSError:
+        found = None
+    if place is None or found is None:
+        return _unsaved
+    stamp = (found.st_mtime_ns, found.st_size)
+    if place not in _known or _known[place][0] != stamp:
+        _known[place] = stamp, _latest(journal.read(OWN_FILE, Tuned.from_json))
+    return _unsaved | _known[place][1]
+
+
+@functools.cache
+def _shipped() -> dict[Key, Tuned]:
+    return _latest(choice for place in sorted(SHIPPED.glob("*.jsonl")) for choice in read(place))
