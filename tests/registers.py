@@ -1,12 +1,13 @@
 """Counts the kernels for sm_90 whose code overwrites registers that a product has not read yet.
 
-    python tests/registers.py --details FILE --ptxas PTXAS ...
-    python tests/registers.py --details FILE --record benchmarks/results/registers.jsonl
+    PYTHONPATH=src:tests:. python tests/registers.py --details FILE --ptxas PTXAS ... [--share 3/16]
+    PYTHONPATH=src:tests:. python tests/registers.py --details FILE --record benchmarks/results/registers.jsonl
 
 The first form adds a line a kernel, and goes on where it was ended; it runs under each Triton of interest.
-The second form adds them up. The kernels are those of suites, shipped choices and device tests, by the
-template `product`: others take no factor from registers. Each is assembled as Triton wrote
-it and, where that shows the error, again with `repairs.settled`.
+Several processes share the kernels, each with a file of its own. The second form adds up a file of all
+lines. The kernels are those of suites, shipped choices and device tests, by the template `product`: others
+take no factor from registers. Each is assembled as Triton wrote it and, where that shows the error, again
+with `repairs.settled`.
 """
 
 import argparse
@@ -78,14 +79,17 @@ def _selected(plan: str, template: str | None) -> Iterator[Found]:
         return
 
 
-def looked_at(known: set[str], assemblers: Iterable[Assembler]) -> Iterator[dict[str, Any]]:
-    """A line for each kernel whose key is not known yet."""
+def looked_at(
+    known: set[str], assemblers: Iterable[Assembler], share: tuple[int, int]
+) -> Iterator[dict[str, Any]]:
+    """A line for each kernel of this process's share whose key is not known yet."""
+    mine, processes = share
     for plan, kernel, template in listed():
         if template.name != READER or not isinstance(template, GpuTemplate):
             continue
         source = template.emit(kernel, SM_90)
         key = hashlib.sha256(source.text.encode() + repr(source.options).encode()).hexdigest()[:16]
-        if key in known:
+        if key in known or int(key, 16) % processes != mine:
             continue
         known.add(key)
         artifact = compiler.compile_source(
@@ -134,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--details", type=Path, required=True, help="file of a JSON line a kernel")
     parser.add_argument("--ptxas", type=Path, nargs="+", default=[], help="Triton's own unless given")
+    parser.add_argument("--share", default="0/1", help="this process's number from 0, and how many there are")
     parser.add_argument("--record", type=Path, help="file of results that a line is appended to")
     given = parser.parse_args()
     text = given.details.read_text(encoding="utf-8") if given.details.exists() else ""
@@ -158,7 +163,8 @@ def main() -> int:
     setattr(compiler, "assembler", own_assembler)  # noqa: B010 - the module exports no such name
     repairs.overwrites_factors = lambda *_: False  # Triton's own code is looked at
     with given.details.open("a", encoding="utf-8") as file:
-        for line in looked_at(known, [each for each in asked if each]):
+        mine, processes = (int(number) for number in given.share.split("/"))
+        for line in looked_at(known, [each for each in asked if each], (mine, processes)):
             print(json.dumps(line), file=file, flush=True)
     return 0
 
