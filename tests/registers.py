@@ -1,7 +1,7 @@
 """Counts the kernels for sm_90 whose code overwrites registers that a product has not read yet.
 
     PYTHONPATH=src:tests:. python tests/registers.py --details FILE --ptxas PTXAS ... [--share 3/16]
-    PYTHONPATH=src:tests:. python tests/registers.py --details FILE --record benchmarks/results/registers.jsonl
+    PYTHONPATH=src:tests:. python tests/registers.py --details FILE --record RESULTS
 
 The first form adds a line a kernel, and goes on where it was ended; it runs under each Triton of interest.
 Several processes share the kernels, each with a file of its own. The second form adds up a file of all

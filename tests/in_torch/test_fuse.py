@@ -8,11 +8,14 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuseplan.torch as fused
 from fuseplan.errors import ArgumentError
+from fuseplan.graph.layer import Layer
 from fuseplan.torch.dynamo import compile_graph
 from fuseplan.torch.operator import launched
+from fuseplan.torch.reader import read
 
 F = nn.functional
 leaves = torch.utils._pytree.tree_leaves
@@ -191,3 +194,42 @@ def test_the_backend_has_no_options() -> None:
 def test_torch_finds_the_backend_by_its_name() -> None:
     found = {each.name: each for each in entry_points(group="torch_dynamo_backends")}
     assert found["fuseplan"].load() is compile_graph
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """Parameters that have axes of extent 1 beside that of the channels, as broadcasting wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bias = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(4, 1, 1))
+        self.scale = nn.Parameter(torch.randn(1, 4, 1, 1))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(src) * self.scale + self.bias)
+
+
+def test_parameters_that_broadcast_over_positions() -> None:
+    module, src = Scaled(), torch.randn(2, 3, 9, 9)
+    made = fused.fuse(module, src)
+    assert [str(site.plan).count("->") for site in made.fusion.sites] == [5]
+    torch.testing.assert_close(made(src), module(src), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("device", "conv", "linear"), [("cuda", "tf32", "full"), ("cpu", "full", "full")])
+def test_factors_are_rounded_where_torch_rounds_them(device: str, conv: str, linear: str) -> None:
+    """By torch's settings as they stand unless changed; the tensors are torch's fake ones."""
+    with torch._subclasses.FakeTensorMode():
+        src, weight = torch.empty(1, 3, 8, 8, device=device), torch.empty(4, 3, 3, 3, device=device)
+        square = torch.empty(6, 6, device=device)
+
+        def model(src: torch.Tensor, weight: torch.Tensor, square: torch.Tensor) -> list[torch.Tensor]:
+            made = torch.ops.aten.conv2d.default(src, weight)
+            return [
+                made,
+                torch.ops.aten.linear.default(made, square),
+                torch.ops.aten.mm.default(square, square),
+            ]
+
+        graph = read(make_fx(model)(src, weight, square)).graph
+    found = [vars(node.op.op)["precision"] for node in graph.nodes if isinstance(node.op, Layer)]
+    assert found == [conv, linear, linear]

@@ -119,6 +119,7 @@ def _convolution(given: Given) -> str:
         padding=padding,
         dilation=_each(given.integers("dilation"), spatial),
         groups=given.argument("groups"),
+        precision=given.precision("conv"),
     )
     made = given.layer(op, src, weight)
     return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
@@ -132,19 +133,21 @@ def _linear(given: Given) -> str:
     weight = given.tensor("weight")
     if len(given.shape(weight)) != 2:
         raise LeftError(Why.SHAPE, given.type_of(weight))
-    made = given.layer(Linear(given.shape(weight)[0]), given.tensor("input"), weight)
+    op = Linear(given.shape(weight)[0], precision=given.precision("matmul"))
+    made = given.layer(op, given.tensor("input"), weight)
     return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
 
 
 def _product(given: Given, first: str, second: str) -> str:
     """A matrix times a matrix; one that was only transposed before is read as it lies."""
-    maker, src = given.maker(second), given.tensor(first)
+    maker, src, precision = given.maker(second), given.tensor(first), given.precision("matmul")
     given.tensor(second)
     if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:
         weight = given.value(maker.args[0])
         if len(given.shape(weight)) == 2 and given.shape(weight)[::-1] == given.shape(given.tensor(second)):
-            return given.layer(Linear(given.shape(weight)[0]), src, weight)
-    return given.layer(Matmul(given.shape(given.tensor(second))[1]), src, given.tensor(second))
+            return given.layer(Linear(given.shape(weight)[0], precision=precision), src, weight)
+    op = Matmul(given.shape(given.tensor(second))[1], precision=precision)
+    return given.layer(op, src, given.tensor(second))
 
 
 def _addmm(given: Given) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx
 
 from fuseplan.graph.find import Cut, Site, find
@@ -110,9 +112,16 @@ class _Writer:
 
     def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
         value = site.operands[operand.key]
-        if isinstance(value, str):
-            node = self._makers[value]
-            return self._lain(node, site.plan[operand.step].dst) if operand.per == "element" else node
+        if not isinstance(value, str):
+            return self._constant(value)
+        node, shape = self._makers[value], operand.shape
+        if operand.per == "element":
+            return self._lain(node, site.plan[operand.step].dst)
+        if tuple(node.meta["val"].shape) == shape:
+            return node
+        return self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
+
+    def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"
         self._constants.append(name)
         tensor = torch.from_numpy(np.ascontiguousarray(value)).to(self._device)

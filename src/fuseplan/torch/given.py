@@ -129,6 +129,12 @@ class Given:
         """The name of a node's value."""
         return self._values[node]
 
+    def precision(self, factors: str) -> str:
+        """`tf32` where torch's settings let a GPU round the factors of f32, which is `conv` or `matmul`."""
+        made = self.node.meta.get("val")
+        on_gpu = isinstance(made, torch.Tensor) and made.device.type == "cuda"
+        return "tf32" if on_gpu and self.result.dtype == "f32" and _rounds(factors) else "full"
+
     def add(self, op: GraphOp, *inputs: str) -> str:
         """Adds an operator on values, and gives its result's name.
 
@@ -163,3 +169,12 @@ class Given:
             return self.layer(op, name)
         meanings = {"x": leaf("a")} | {each.name: const(each.value) for each in op.parameters()}
         return self.add(Map.of(fold(op.formula(), meanings, REBUILD)), name)  # type: ignore[attr-defined]
+
+
+def _rounds(factors: str) -> bool:
+    """Whether torch rounds the factors of f32 to TF32; torch has the settings by operator from 2.9 on."""
+    library = torch.backends.cudnn if factors == "conv" else torch.backends.cuda
+    precision = getattr(getattr(library, factors, None), "fp32_precision", None)
+    if precision is not None:
+        return bool(precision == "tf32")
+    return bool(getattr(library, "matmul", library).allow_tf32)

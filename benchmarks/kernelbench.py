@@ -1,0 +1,182 @@
+"""KernelBench's programs on this GPU: eager PyTorch, torch.compile and fuseplan take turns.
+
+    python -m benchmarks.kernelbench --compile --share 0/8       fills the caches of both compilers
+    python -m benchmarks.kernelbench --results benchmarks/results
+
+Each program runs as KernelBench runs it: f32 in torch's default precision, in training mode, without
+gradients, on inputs that are uniform in [0, 1). A program counts as right where its result is within twice
+eager PyTorch's distance from float64, or within KernelBench's tolerance. Dropout draws other numbers in each
+run: such a program is checked with its dropout off. A program whose result is the same for other inputs is
+constant, and no part of the average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fuseplan.bench.results import append_json
+from fuseplan.measure.clock import GpuClock, HostClock
+from fuseplan.measure.machine import gpu_machine, machine
+from fuseplan.measure.stats import geomean
+from fuseplan.measure.versions import commit, gpu_versions, versions
+
+PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
+TOLERANCE = 1e-4  # KernelBench's, absolute and relative
+NAMED = ("from", "parameter", "shape", "step", "value")  # arguments that are no keywords of torch's
+
+
+class Program(nn.Module):  # type: ignore[misc]
+    """Layers and functions in a row; a function may read a parameter, a number or an earlier result."""
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.number, self.title = described["number"], described["name"]
+        self.shape, self.steps = described["input"], described["steps"]
+        self.layers = nn.ModuleDict()
+        self.values = nn.ParameterDict()
+        for place, (name, arguments) in enumerate(self.steps):
+            if name[0].isupper():
+                self.layers[str(place)] = getattr(nn, name)(**arguments)
+            elif "parameter" in arguments and arguments["parameter"] not in self.values:
+                self.values[arguments["parameter"]] = nn.Parameter(torch.randn(arguments["shape"]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last step's result."""
+        results = [x]
+        for place, (name, arguments) in enumerate(self.steps):
+            if str(place) in self.layers:
+                results.append(self.layers[str(place)](results[-1]))
+            else:
+                results.append(self._called(name, arguments, results))
+        return results[-1]
+
+    def _called(self, name: str, arguments: Mapping[str, Any], results: list[torch.Tensor]) -> torch.Tensor:
+        further: list[Any] = [results[arguments["step"]]] if "step" in arguments else []
+        further += [self.values[arguments["parameter"]]] if "parameter" in arguments else []
+        number = arguments.get("value")
+        further += [] if number is None else [number if name != "minimum" else results[-1].new_tensor(number)]
+        first = results[arguments["from"]] if "from" in arguments else results[-1]
+        further += [results[-1]] if "from" in arguments else []
+        keywords = {key: value for key, value in arguments.items() if key not in NAMED}
+        made: torch.Tensor = getattr(torch, name)(first, *further, **keywords)
+        return made
+
+
+def programs(only: str = "") -> Iterator[Program]:
+    """The programs whose number or name contains a text."""
+    for each in json.loads(PROGRAMS.read_text(encoding="utf-8"))["programs"]:
+        if only in f"{each['number']} {each['name']}":
+            yield Program(each)
+
+
+def variants(program: Program, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """What takes turns: calls without arguments."""
+    made: dict[str, Callable[[], Any]] = {"torch": partial(program.forward, x)}
+    for peer, backend in (("torch.compile", "inductor"), ("fuseplan", "fuseplan")):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend=backend, dynamic=False)
+        compiled(x)
+        made[peer] = partial(compiled, x)
+    return made
+
+
+def errors(program: Program, x: torch.Tensor, made: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Each variant's largest difference from float64, over one plus the magnitude."""
+    dropouts = [each for each in program.modules() if isinstance(each, nn.Dropout)]
+    for each in dropouts:
+        each.p = 0.0
+    exact = program.double()(x.double())
+    program.float()
+    return {name: difference(call().double(), exact) for name, call in made.items()}
+
+
+def difference(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference over one plus the magnitude; infinite for another shape or a NaN."""
+    if got.shape != exact.shape:
+        return math.inf
+    found = float(((got - exact).abs() / (1 + exact.abs())).max())
+    return math.inf if math.isnan(found) else found
+
+
+def is_constant(program: Program, x: torch.Tensor) -> bool:
+    """Whether another input gives the same result."""
+    return difference(program(1 - x), program(x)) <= TOLERANCE
+
+
+def measured(program: Program, device: torch.device) -> dict[str, Any]:
+    """One program's row: errors and seconds a call of each variant."""
+    torch.manual_seed(program.number)
+    program.to(device)
+    x = torch.rand(program.shape, device=device)
+    clock = GpuClock(device.index or 0) if device.type == "cuda" else HostClock()
+    with torch.no_grad():
+        made = variants(program, x)
+        constant = is_constant(program, x)
+        found = errors(program, x, made)
+        right = found["fuseplan"] <= max(2 * found["torch"], TOLERANCE)
+        times = {name: timing.median for name, timing in clock.interleave(made).items()}
+    row = {"number": program.number, "name": program.title, "right": right, "constant": constant}
+    return row | {"errors": found, "seconds": times}
+
+
+def gain(row: Mapping[str, Any]) -> float:
+    """The faster of eager PyTorch and torch.compile over fuseplan."""
+    seconds = row["seconds"]
+    return float(min(seconds["torch"], seconds["torch.compile"]) / seconds["fuseplan"])
+
+
+def main() -> int:
+    """Measures the programs, or compiles a share of them; 1 where a result is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="", help="programs whose number or name contains this text")
+    parser.add_argument("--share", default="0/1", help="this process's number from 0, and how many there are")
+    parser.add_argument("--compile", action="store_true", help="call each program once, and measure nothing")
+    parser.add_argument("--results", type=Path, help="the folder to append the rows to")
+    given = parser.parse_args()
+    mine, processes = (int(number) for number in given.share.split("/"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for place, program in enumerate(programs(given.only)):
+        if place % processes != mine:
+            continue
+        if given.compile:
+            with torch.no_grad():
+                program.to(device)
+                variants(program, torch.rand(program.shape, device=device))
+            continue
+        rows.append(measured(program, device))
+        print(json.dumps(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
+    if not rows:
+        return 0
+    on_gpu = device.type == "cuda"
+    stamped = {
+        "benchmark": "kernelbench",
+        "geomean": geomean([gain(row) for row in rows if not row["constant"]]),
+        "rows": rows,
+        "run": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": (gpu_machine() if on_gpu else machine()).to_json(),
+        "versions": gpu_versions() if on_gpu else versions("torch"),
+        "commit": commit(),
+    }
+    print(
+        f"{len(rows)} programs, {sum(row['right'] for row in rows)} right, geomean {stamped['geomean']:.2f}"
+    )
+    if given.results:
+        append_json([stamped], "kernelbench", given.results)
+    return 0 if all(row["right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
