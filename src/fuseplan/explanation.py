@@ -15,6 +15,7 @@ from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy, Traffic
 from fuseplan.messages.excerpt import operator_span, underlined
 from fuseplan.messages.folding import WIDTH, fold
+from fuseplan.messages.quantities import bytes_text, count_text, seconds_text
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.notebook import preformatted
 from fuseplan.plans.plan import FusionPlan, as_plan
@@ -235,12 +236,13 @@ def _fused_lines(told: Mapping[str, Any], shown: int) -> Iterator[str]:
     if told["passes"]:
         yield from _passes_lines(told["passes"])
     yield f"output      {told['output']}"
-    yield f"workspace   {_bytes(told['workspace_bytes'])}"
+    yield f"workspace   {bytes_text(told['workspace_bytes'])}"
     yield (
-        f"traffic     {_bytes(traffic['fused'])}; one at a time {_bytes(traffic['one_at_a_time'])}: "
-        f"{_bytes(traffic['saved'])} saved; the least possible is {_bytes(traffic['least'])}"
+        f"traffic     {bytes_text(traffic['fused'])}; one at a time {bytes_text(traffic['one_at_a_time'])}: "
+        f"{bytes_text(traffic['saved'])} saved; the least possible is {bytes_text(traffic['least'])}"
     )
-    yield f"arithmetic  {_count(flops['algorithm'])} operations; by the formula {_count(flops['plan'])}"
+    done, wanted = count_text(flops["algorithm"]), count_text(flops["plan"])
+    yield f"arithmetic  {done} operations; by the formula {wanted}"
     bound = f"at most {told['error_bound']:.1e} of {told['error_scale']}"
     yield f"error       {bound}, before it is rounded to the output's dtype"
     yield f"estimate    {_estimate_text(told)}"
@@ -274,7 +276,7 @@ def _resources_text(used: Mapping[str, int]) -> str:
     """What a GPU's kernel uses, in words."""
     spills = f"{used['spill_bytes']} bytes of them spilled" if used["spill_bytes"] else "none spilled"
     return (
-        f"{used['registers']} registers per thread, {spills}; {_bytes(used['shared_bytes'])} of shared "
+        f"{used['registers']} registers per thread, {spills}; {bytes_text(used['shared_bytes'])} of shared "
         f"memory for {used['threads']} threads; {used['programs']} at a time on a multiprocessor"
     )
 
@@ -283,13 +285,14 @@ def _tuned_lines(tuned: Mapping[str, Any] | None) -> Iterator[str]:
     """The measurement that a choice rests on, if it does."""
     if tuned is None:
         return
-    yield f"            measured: {_seconds(tuned['seconds'])}, the best of {tuned['tried']}, {tuned['date']}"
+    taken = seconds_text(tuned["seconds"])
+    yield f"            measured: {taken}, the best of {tuned['tried']}, {tuned['date']}"
     if not tuned["is_current"]:
         yield f"            with {tuned['toolchain']}; not yet with the versions here: tune again"
     if tuned["disturbance"]:
         yield f"            the times are unreliable: {tuned['disturbance']}; tune again when they rest"
     elif tuned["untuned"] != tuned["template"] and tuned["untuned_seconds"] is not None:
-        yield f"            the model's own choice took {_seconds(tuned['untuned_seconds'])}"
+        yield f"            the model's own choice took {seconds_text(tuned['untuned_seconds'])}"
 
 
 def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
@@ -303,7 +306,7 @@ def _considered_lines(choice: Mapping[str, Any], shown: int) -> Iterator[str]:
         name = each["template"].partition("(")[0]
         met[name] += 1
         if met[name] <= shown:
-            yield f"            not {each['template']}: {slower}{_seconds(each['seconds'])} by the model"
+            yield f"            not {each['template']}: {slower}{seconds_text(each['seconds'])} by the model"
     more = [f"{count - shown} more of {name}" for name, count in met.items() if count > shown]
     if more:
         yield f"            ... and {', '.join(more)}: `fuseplan explain -v` lists them"
@@ -313,19 +316,19 @@ def _estimate_text(told: Mapping[str, Any]) -> str:
     """The estimate, and whose it is: the model's, or the floor above it."""
     estimate, model = told["estimated_seconds"], told["choice"]["considered"][0]["seconds"] or 0.0
     if estimate == model:
-        return f"{_seconds(model)}, by the model that ranks templates"
-    return f"{_seconds(estimate)}, the floor; the model that ranks templates estimates less"
+        return f"{seconds_text(model)}, by the model that ranks templates"
+    return f"{seconds_text(estimate)}, the floor; the model that ranks templates estimates less"
 
 
 def _floor_text(told: Mapping[str, Any]) -> str:
     floor = told["floor"]
     if floor is not None:
         limit = "arithmetic" if floor["bound"] == "compute" else f"{floor['bound']} bandwidth"
-        text = f"{_seconds(floor['seconds'])}, set by {limit} as measured on this machine"
+        text = f"{seconds_text(floor['seconds'])}, set by {limit} as measured on this machine"
         met = _least_measured(told)
         if met is None or met >= floor["seconds"]:
             return text
-        return f"{text}; too high, since a launch took {_seconds(met)}: measure again with --measure"
+        return f"{text}; too high, since a launch took {seconds_text(met)}: measure again with --measure"
     return MEASURE if told["target"]["is_host"] else "known for this machine only: target cpu or cuda"
 
 
@@ -354,22 +357,3 @@ def _reason(refusal: Mapping[str, Any]) -> str:
     got = f"{refusal['got']}; " if refusal["got"] is not None else ""
     want = f"; want {refusal['want']}" if refusal["want"] is not None else ""
     return f"{got}{refusal['sentence']}{want}  [{refusal['code']}]"
-
-
-def _bytes(count: float) -> str:
-    return _scaled(count, ("B", "kB", "MB", "GB", "TB"))
-
-
-def _count(count: float) -> str:
-    return _scaled(count, ("", "thousand", "million", "billion", "trillion"))
-
-
-def _scaled(count: float, units: tuple[str, ...]) -> str:
-    scale = 0
-    while abs(count) >= 1000 and scale < len(units) - 1:
-        count, scale = count / 1000, scale + 1
-    return (f"{count:.3g} {units[scale]}" if scale else f"{count:.0f} {units[0]}").rstrip()
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"

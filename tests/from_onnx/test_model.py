@@ -254,23 +254,25 @@ def test_the_report_closes_the_books() -> None:
     types = {"x": Type((1, 3, 32, 32), "f32")}
     ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
     told = ours.report(types)
-    assert sorted(row.origin.name for row in told.rows) == sorted(node.name for node in cnn().graph.node)
-    states = {row.origin.name: row.state for row in told.rows}
+    assert sorted(row.name for row in told.operators) == sorted(node.name for node in cnn().graph.node)
+    states = {row.name: row.state for row in told.operators}
     assert states["stem"] == states["stem.norm"] == states["gate"] == states["classifier"] == "fused"
     assert states["flatten"] == "view"
-    assert {code: [row.origin.name for row in rows] for code, rows in told.left().items()} == {
-        "no-plan": ["pool"],
-        "not-in-table": ["sums"],
+    assert {row.code: row.cases for row in told.left} == {
+        "no-plan": {"MaxPool": ("pool",)},
+        "not-in-table": {"CumSum": ("sums",)},
     }
-    assert (told.before, told.kernels, told.by_numpy) == (17, 9, 1)
-    assert told.by_library == {"onnx": 1}
+    launches = told.launches
+    assert (launches.before, launches.kernels, launches.numpy) == (17, 9, 1)
+    assert launches.libraries == {"onnx": 1}
     session = ours.prepare(types).session
-    assert len(session.placement.steps) == told.after == told.kernels + told.by_numpy + told.copies + 1
+    steps = session.placement.steps
+    assert len(steps) == launches.after == launches.kernels + launches.numpy + launches.copies + 1
+    assert len(told.copies) == launches.copies
     after = ours.report(types)
-    assert after.by_library == {"onnxruntime": 1}
-    assert after.to_json()["schema"] == "fuseplan.report/1"
-    assert "1 x not-in-table: the operator has no row in the table" in str(after)
-    assert after.rows[0].sites == (1,)
+    assert after.launches.libraries == {"onnxruntime": 1}
+    assert "1 x not-in-table, 40 B: the operator has no row in the table" in str(after)
+    assert after.operators[0].sites == (1,)
 
 
 def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +281,7 @@ def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.M
     ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
     (made,), (exact,) = ours.run(None, given), ours.exact(given)
     np.testing.assert_allclose(made, exact, rtol=1e-5)
-    assert ours.report({"x": type_of(given["x"])}).by_library == {"onnx's reference evaluator": 1}
+    assert ours.report({"x": type_of(given["x"])}).launches.libraries == {"onnx's reference evaluator": 1}
     with pytest.raises(BuildError, match="onnxruntime is not installed"):
         ours.peer(given)
 

@@ -94,8 +94,8 @@ def test_a_module_computes_what_it_did(
         whole = fused.fuse(module, src)
         _same(whole(src), want)
         _same(torch.compile(module, backend=compile_graph)(src), want)
-    assert _calls(whole) == len(whole.fusion.sites)
-    assert len(whole.fusion.sites) >= sites
+    assert _calls(whole) == len(whole.fusion.cut.sites)
+    assert len(whole.fusion.cut.sites) >= sites
     assert whole.state_dict().keys() == module.state_dict().keys()
     assert isinstance(whole, made)  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ class Scaled(nn.Module):  # type: ignore[misc]
 def test_parameters_that_broadcast_over_positions() -> None:
     module, src = Scaled(), torch.randn(2, 3, 9, 9)
     made = fused.fuse(module, src)
-    assert [str(site.plan).count("->") for site in made.fusion.sites] == [5]
+    assert [str(site.plan).count("->") for site in made.fusion.cut.sites] == [5]
     torch.testing.assert_close(made(src), module(src), rtol=1e-5, atol=1e-5)
 
 

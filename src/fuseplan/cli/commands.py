@@ -15,7 +15,7 @@ from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, verdict_command
-from fuseplan.cli.models import SHAPES, ModelTrial, explain_model, is_model, run_model
+from fuseplan.cli.models import SHAPES, ModelTrial, diff_command, explain_model, is_model, run_model
 from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.show import show
@@ -25,11 +25,12 @@ from fuseplan.cli.trial import Trial, run_trial
 from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
 from fuseplan.explanation import explain
-from fuseplan.graph.report import Report
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
+from fuseplan.reports.report import Report
+from fuseplan.reports.tried import Tried
 from fuseplan.stores.cache import cache_info
 from fuseplan.stores.cache import clear as clear_cache
 from fuseplan.stores.cache import entries as cache_entries
@@ -50,7 +51,15 @@ def fuseplan() -> None:
     """
 
 
-for _command in (bench_command, driver_command, export_command, show, tune_command, verdict_command):
+for _command in (
+    bench_command,
+    diff_command,
+    driver_command,
+    export_command,
+    show,
+    tune_command,
+    verdict_command,
+):
     fuseplan.add_command(_command)
 for _command in tool_commands():
     fuseplan.add_command(_command)
@@ -100,7 +109,7 @@ def run(
     ctx.exit(RIGHT if trial.check.is_right else WRONG)
 
 
-def _print_told(asked: Asked, told: Report | ModelTrial) -> None:
+def _print_told(asked: Asked, told: Report | ModelTrial | Tried) -> None:
     if asked.as_json:
         _print_json(told.to_json())
     else:
@@ -141,9 +150,15 @@ def _spread(timing: Timing) -> str:
 @click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
 @PATIENCE
 @SHAPES
+@click.option("--node", help="Of a model: tell all plans that were tried for the operator of this name.")
 @click.pass_context
 def explain_command(
-    ctx: click.Context, asked: Asked, measure: bool, patience: float, shapes: Sequence[str]
+    ctx: click.Context,
+    asked: Asked,
+    measure: bool,
+    patience: float,
+    shapes: Sequence[str],
+    node: str | None,
 ) -> None:
     """Explain how PLAN is computed and why, or why it is refused.
 
@@ -151,7 +166,7 @@ def explain_command(
     model: its plans, and why its other operators are in none.
     """
     if is_model(asked.plan):
-        _print_told(asked, explain_model(asked, shapes))
+        _print_told(asked, explain_model(asked, shapes, node))
         return
     if measure:
         _measure_peaks(parse_target(asked.target), asked.threads, patience)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from fuseplan.cli.options import Asked
+from fuseplan.cli.options import AS_JSON, DURATION, Asked, loud_command
+from fuseplan.cli.screen import Screen
+from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.errors import ArgumentError, installing
-from fuseplan.graph.report import Report
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
+from fuseplan.reports.difference import TOLERANCE, difference
+from fuseplan.reports.report import Report, read_report
+from fuseplan.reports.tried import Tried
 
 if TYPE_CHECKING:
     from fuseplan.onnx.model import OnnxModel
@@ -80,14 +86,45 @@ class ModelTrial:
         return "\n".join(lines)
 
 
-def explain_model(asked: Asked, shapes: Iterable[str]) -> Report:
-    """The report on a model; nothing is compiled.
+def explain_model(asked: Asked, shapes: Iterable[str], node: str | None) -> Report | Tried:
+    """The report on a model, or the plans that were tried for a node; nothing is compiled.
 
     Raises:
-        ArgumentError: the file is no model, or cannot be read; or a shape is none.
+        ArgumentError: the file is no model, or cannot be read; a shape is none; or there is no such node.
     """
     model = _loaded(asked)
-    return model.report(_types(model, shapes))
+    types = _types(model, shapes)
+    return model.report(types) if node is None else model.tried(node, types)
+
+
+@click.command("diff")
+@click.argument("first", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("second", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--tolerance",
+    type=DURATION,
+    default=TOLERANCE,
+    show_default=True,
+    help="The share of a site's time by which it may take longer.",
+)
+@AS_JSON
+@loud_command
+@click.pass_context
+def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float, as_json: bool) -> None:
+    """Compare two reports on a model, as `fuseplan explain model.onnx --json` prints them.
+
+    Lists fusions of FIRST that SECOND lacks, new ones, and sites that are slower. Ends with status 1 where
+    fusions are lost or sites slower.
+    """
+    try:
+        found = difference(read_report(first), read_report(second), tolerance)
+    except OSError as error:
+        raise ArgumentError(f"the report cannot be read: {error}") from None
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        Screen().tell(str(found))
+    ctx.exit(WRONG if found.is_worse else RIGHT)
 
 
 def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:

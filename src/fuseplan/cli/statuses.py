@@ -14,7 +14,7 @@ CLOSED = SIGNALLED + 13  # SIGPIPE, which not every system has
 
 MEANINGS = {
     RIGHT: "the plan is fused and its result is right",
-    WRONG: "a result is wrong, the toolchain failed, or the output cannot be written",
+    WRONG: "a result is wrong, fusions are lost, the toolchain failed, or the output cannot be written",
     BAD: "the plan, an option or an argument is not valid",
     REFUSED: "no kernel computes the plan on the target",
     DISTURBED: "other programs used the machine, so that there is no verdict",

@@ -7,5 +7,4 @@
 - find: the graph cut into plans; region: formulas that become one plan; formulas: an element's formula
 - write: a formula as operators of plans; why: the catalogue of reasons
 - session: a graph that runs; schedule: the order; place: where values lie, and copies; memory: the arena
-- report: a row for each operator of the framework, and the launches
 """

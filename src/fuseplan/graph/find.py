@@ -53,6 +53,23 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """A plan for some nodes that was tried.
+
+    Attributes:
+        nodes: that the plan computes, in an order of execution.
+        plan: its text; empty where no run of operators says what the nodes compute.
+        reason: why there is no such site; of a site, why it goes no further.
+        is_site: whether the plan is one of the cut.
+    """
+
+    nodes: tuple[Node, ...]
+    plan: str
+    reason: Reason
+    is_site: bool = False
+
+
+@dataclass(frozen=True)
 class Cut:
     """A graph cut into plans.
 
@@ -60,11 +77,13 @@ class Cut:
         graph: the graph.
         sites: the plans, in the order of the nodes that they end with.
         left: why each other node is in none, by the node's identity; views are not among them.
+        tried: all plans that were tried, in order.
     """
 
     graph: Graph
     sites: tuple[Site, ...]
     left: Mapping[int, Reason]
+    tried: tuple[Attempt, ...] = ()
 
 
 def find(
@@ -91,7 +110,7 @@ def find(
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
-    return Cut(graph, tuple(sites), finder.left)
+    return Cut(graph, tuple(sites), finder.left, tuple(finder.tried))
 
 
 def layout_of(made: Type) -> str | None:
@@ -110,6 +129,7 @@ class _Finder:
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
+    tried: list[Attempt] = field(default_factory=list)
     known: dict[str, Records | Unsupported] = field(default_factory=dict)
 
     def find(self) -> None:
@@ -164,7 +184,7 @@ class _Finder:
         try:
             stages = written(self.graph, region, layer.op.output(src).channel_axis)
         except Unwritten as error:
-            return error.reason
+            return self._no((*pieces, *region.nodes), error.reason)
         centre = self._centre(node, layer)
         if layer.op.kind == "contraction" and not isinstance(centre.operands["weight"], str):
             centre, stages = _folded(centre, stages)
@@ -256,7 +276,7 @@ class _Finder:
             try:
                 stages = written(self.graph, region, spec.channel_axis)
             except Unwritten as error:
-                reason = error.reason
+                reason = self._no(region.nodes, error.reason)
                 continue
             found = self._site(spec, stages, region.nodes, region.start, region.head, region.ended)
             if isinstance(found, Site):
@@ -277,11 +297,10 @@ class _Finder:
         try:
             plan = FusionPlan(src, *(stage.op for stage in stages))
         except PlanError as error:
-            return Reason(Why.REFUSED, error.what)
+            return self._no(nodes, Reason(Why.REFUSED, error.what))
         records = self._decided(plan)
         if isinstance(records, Unsupported):
-            code = records.refusals[0].code if records.refusals else ""
-            return Reason(Why.REFUSED, f"{plan} [{code}]")
+            return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         dtype = numpy_dtype(src.compute_dtype)
         operands: dict[str, str | Tensor] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
@@ -300,8 +319,14 @@ class _Finder:
                 self.known[text] = error
         return self.known[text]
 
+    def _no(self, nodes: tuple[Node, ...], reason: Reason, plan: str = "") -> Reason:
+        """Keeps an attempt that makes no site, and gives its reason."""
+        self.tried.append(Attempt(nodes, plan, reason))
+        return reason
+
     def _keep(self, site: Site) -> None:
         self.sites.append(site)
+        self.tried.append(Attempt(site.nodes, str(site.plan), site.ended, is_site=True))
         self.claimed |= {id(node) for node in site.nodes}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,12 +10,27 @@ from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason
 
+_CALLED = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n +(\S[^\n]*))?')
+
 
 class Origin(NamedTuple):
-    """The operator of the framework that a node stands for: its name there, and its kind (`Conv`)."""
+    """The operator of the framework that a node stands for: name, kind (`Conv`), and line of source."""
 
     name: str
     kind: str
+    line: str = ""
+
+
+def line_of(trace: str | None) -> str:
+    """The last line of source in a trace of Python's that is not torch's own; empty for none.
+
+    Such as `model.py:12: x = self.conv(x)`.
+    """
+    calls = [(path.replace("\\", "/"), number, code) for path, number, code in _CALLED.findall(trace or "")]
+    own = [each for each in calls if "/torch/" not in each[0]] or calls
+    *_, (path, number, code) = [("", "", ""), *own]
+    where = f"{path.rpartition('/')[2]}:{number}"
+    return f"{where}: {code}" if code else where if path else ""
 
 
 @dataclass(frozen=True)

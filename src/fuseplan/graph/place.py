@@ -134,7 +134,7 @@ class _Placer:
                 self.made.at[name].buffer.last = end
         last: dict[str, int] = {}
         for index, step in enumerate(self.made.steps):
-            last |= {each: index for each in _inputs(step) if isinstance(each, str)}
+            last |= {each: index for each in inputs_of(step) if isinstance(each, str)}
         for name, index in last.items():
             if name not in self.made.graph.outputs and name not in self.made.graph.constants:
                 self.made.dropped.setdefault(index, []).append(name)
@@ -142,7 +142,7 @@ class _Placer:
 
     def _step(self, step: Step) -> None:
         index = len(self.made.steps)
-        for each in (*_inputs(step), getattr(step, "dst", None)):
+        for each in (*inputs_of(step), getattr(step, "dst", None)):
             if isinstance(each, Placed):
                 each.buffer.last = max(each.buffer.last, index)
         self.made.steps.append(step)
@@ -211,7 +211,8 @@ class _Placer:
         self._step(Compute(node, inputs, dst))
 
 
-def _inputs(step: Step) -> tuple[Held, ...]:
+def inputs_of(step: Step) -> tuple[Held, ...]:
+    """The values that a step reads."""
     if isinstance(step, Launch):
         return (step.src, *step.bound.values(), *step.given.values())
     return (step.src,) if isinstance(step, Copy) else step.inputs

@@ -239,6 +239,6 @@ def parse_json(text: str, constants: Mapping[str, Tensor]) -> Parts:
     return reader.parts
 
 
-def _json_node(op: str, inputs: list[str], outputs: list[tuple[str, str]], origin: tuple[str, str]) -> Node:
+def _json_node(op: str, inputs: list[str], outputs: list[tuple[str, str]], origin: list[str]) -> Node:
     made = parse_op(op, tuple(Type.parse(written) for _, written in outputs))
     return Node(made, tuple(inputs), tuple(name for name, _ in outputs), Origin(*origin))

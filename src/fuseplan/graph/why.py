@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from fuseplan.messages.reasons import Refusal
+
 
 class Why(Enum):
     """The catalogue: the code in reports, the sentence with the cause, and the remedy."""
@@ -70,6 +72,12 @@ class Why(Enum):
         "See `fuseplan explain` of the plan that the report shows",
     )
 
+    INNER = (
+        "inner-value",
+        "the plan would end inside an operator of the framework, whose last value is wanted",
+        "Nothing is to be done",
+    )
+
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         self.code, self.sentence, self.remedy = code, sentence, remedy
 
@@ -80,16 +88,33 @@ class Reason:
 
     Attributes:
         why: the entry.
-        got: the value, operator or refusal to blame.
+        got: the value, operator or plan to blame.
+        refusals: of the rules and templates that refused the plan, the nearest miss first; the first of them
+            tells code, sentence and remedy.
     """
 
     why: Why
     got: str = ""
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def code(self) -> str:
         """The code."""
-        return self.why.code
+        return self._entry.code
+
+    @property
+    def sentence(self) -> str:
+        """The cause."""
+        return self._entry.sentence
+
+    @property
+    def remedy(self) -> str:
+        """The advice."""
+        return self._entry.remedy
+
+    @property
+    def _entry(self) -> Why | Refusal:
+        return self.refusals[0] if self.refusals else self.why
 
     def __str__(self) -> str:
-        return f"{self.why.sentence}: {self.got}" if self.got else self.why.sentence
+        return f"{self.sentence}: {self.got}" if self.got else self.sentence

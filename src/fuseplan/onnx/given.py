@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import Type, numpy_dtype
@@ -139,7 +139,7 @@ class Given:
         """Adds an operator on values, and gives its result's name."""
         name = f"{self.node.output[0]}.{len(self.added)}"
         (self.made[name], *_) = op.infer([self.type_of(each) for each in inputs])
-        self.added.append(Node(op, inputs, (name,), Origin(self.node.name, self.node.op_type)))
+        self.added.append(Node(op, inputs, (name,)))
         return name
 
     def layer(self, op: Op, *inputs: str) -> str:

@@ -12,9 +12,8 @@ from onnx import inliner
 
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
-from fuseplan.graph.find import find
+from fuseplan.graph.find import Cut, find
 from fuseplan.graph.place import place
-from fuseplan.graph.report import Report, report
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
@@ -24,6 +23,9 @@ from fuseplan.onnx.files import model_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
 from fuseplan.onnx.runtime import Onnx, evaluator, runtime_of
+from fuseplan.reports.report import Report
+from fuseplan.reports.runs import report_of
+from fuseplan.reports.tried import Tried, tried
 from fuseplan.system import limits
 from fuseplan.system.locks import Lock
 
@@ -114,13 +116,32 @@ class OnnxModel:
         Raises:
             ArgumentError: as for `prepare`.
         """
+        prepared, cut = self._cut(types)
+        if prepared is not None:
+            return report_of(prepared.session.placement, self._target, prepared.library.names)
+        return report_of(place(cut, schedule(cut)), self._target)
+
+    def tried(self, name: str, types: Mapping[str, Type] | None = None) -> Tried:
+        """All plans that were tried for an operator of the model; nothing is compiled.
+
+        Args:
+            name: of the operator, as the report has it.
+            types: as for `prepare`.
+
+        Raises:
+            ArgumentError: the model has no operator of this name; or as for `prepare`.
+        """
+        _, cut = self._cut(types)
+        return tried(cut, name)
+
+    def _cut(self, types: Mapping[str, Type] | None) -> tuple[Prepared | None, Cut]:
+        """The model where it is compiled for these types, and its plans."""
         found = self._checked(self.inputs if types is None else types)
         prepared = self._prepared.get(tuple(found.values()))
         if prepared is not None:
-            return report(prepared.session.placement, prepared.library.names)
+            return prepared, prepared.session.cut
         graph = read(self._proto, found).graph
-        cut = find(graph, self._target, accuracy=self._accuracy)
-        return report(place(cut, schedule(cut)))
+        return None, find(graph, self._target, accuracy=self._accuracy)
 
     @property
     def example(self) -> dict[str, Type]:

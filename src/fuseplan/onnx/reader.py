@@ -12,7 +12,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
 from fuseplan.graph.graph import Graph
-from fuseplan.graph.node import Node, Origin, Parts
+from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import Reason, Why
@@ -32,6 +32,7 @@ RANDOM = (
     "Bernoulli",
 )
 OWN = ("", "ai.onnx")
+TRACE = "pkg.torch.onnx.stack_trace"  # PyTorch's exporter keeps the lines of source here
 SHAPES = ("Shape", "Size")
 _DONE = Reason(Why.CONSUMER)  # the row's operators are added
 
@@ -43,10 +44,12 @@ class ReadModel:
     Attributes:
         graph: the graph.
         outputs: the value of each of the model's outputs, by the output's name.
+        protos: ONNX's messages of the nodes, by the names of their origins.
     """
 
     graph: Graph
     outputs: Mapping[str, str]
+    protos: Mapping[str, Any]
 
 
 def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
@@ -118,6 +121,7 @@ class _Reader:
     parts: Parts = field(default_factory=Parts)
     types: dict[str, Type] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
+    protos: dict[str, Any] = field(default_factory=dict)
     opsets: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,11 +140,16 @@ class _Reader:
         needed = {*self.parts.outputs, *(name for node in self.parts.nodes for name in node.inputs)}
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
-        return ReadModel(Graph(**vars(self.parts)), found)
+        return ReadModel(Graph(**vars(self.parts)), found, self.protos)
 
     def take(self, node: Any) -> None:
         """Adds a node: what the table says, a constant, or the node as ONNX's."""
-        origin = Origin(node.name or next(filter(None, node.output), ""), node.op_type)
+        traced = [each.value for each in node.metadata_props if each.key == TRACE]
+        name, *others = filter(None, (node.name, *node.output, "?"))
+        if name in self.protos:
+            name = f"{name}:{others[0]}"  # a model may repeat names of nodes; values have one maker
+        origin = Origin(name, node.op_type, line_of("".join(traced)))
+        self.protos[name] = node
         repeated = [name for name in node.output if name in self.types or name in self.same]
         if repeated:
             raise PlanError(f"{origin.name} ({origin.kind}): there is a value {repeated[0]} already")

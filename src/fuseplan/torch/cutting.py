@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import fx
 from fuseplan.graph.find import Cut, Site, find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.torch.kernels import given_of, operators_text, target_of
@@ -22,6 +23,7 @@ from fuseplan.torch.reader import read
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+ORDER = "fuseplan.order"  # in a node's meta: a plan's result has its axes in memory in another order
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,13 @@ class Fusion:
 
     Attributes:
         module: torch's graph, in which each site is one call.
-        cut: the plans, and why each other operator is in none.
-        sites: the plans that are called.
+        given: the graph before.
+        cut: the plans, each of which is one call, and why each other operator is in none.
     """
 
     module: fx.GraphModule
+    given: fx.Graph
     cut: Cut
-    sites: tuple[Site, ...]
 
 
 def fused(given: fx.GraphModule, device: torch.device) -> Fusion:
@@ -49,17 +51,24 @@ def fused(given: fx.GraphModule, device: torch.device) -> Fusion:
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module)
-    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
-    sites = tuple(site for site in cut.sites if site.dst in found.makers)
+    cut = _called(find(found.graph, target, threads=threads, weights=_weights(found.graph)), found.makers)
     writer = _Writer(module, found.makers, device)
-    for site in sites:
+    for site in cut.sites:
         writer.write(site)
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     writer.restore()
     module.graph.eliminate_dead_code()
     module.recompile()
-    return Fusion(module, cut, sites)
+    return Fusion(module, given.graph, cut)
+
+
+def _called(cut: Cut, makers: Mapping[str, fx.Node]) -> Cut:
+    """The cut without plans whose last value is within one of torch's operators."""
+    sites = tuple(site for site in cut.sites if site.dst in makers)
+    inner = (site for site in cut.sites if site.dst not in makers)
+    reasons = {id(node): Reason(Why.INNER, site.dst) for site in inner for node in site.nodes}
+    return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 
 def _weights(graph: Graph) -> set[str]:
@@ -82,6 +91,7 @@ class _Writer:
     def __init__(self, module: fx.GraphModule, makers: dict[str, fx.Node], device: torch.device) -> None:
         self._module, self._graph, self._makers, self._device = module, module.graph, makers, device
         self._constants: list[str] = []
+        self._laid_out: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
         self._output = next(iter(reversed(self._graph.nodes)))
         self._strides = {
             node: _order_of(node.meta["val"])
@@ -97,8 +107,8 @@ class _Writer:
             src = self._lain(self._makers[site.src], site.plan.src)
             operands = [self._operand(site, each) for each in given_of(site.plan)]
             call = self._graph.call_function(launched, (operators_text(site.plan), src, operands))
-            made = self._graph.call_function(_first, (call,))
-        made.meta = dict(head.meta)
+            made = self._graph.call_function(first, (call,))
+        made.meta = {**head.meta, ORDER: tuple(_by_stride(site.plan.output.element_strides))}
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
         if head in self._strides:
@@ -107,8 +117,11 @@ class _Writer:
     def _lain(self, node: fx.Node, spec: TensorSpec) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in."""
         order = tuple(_by_stride(spec.element_strides))
-        is_default = order == tuple(range(spec.rank))
-        return node if is_default else self._graph.call_function(laid_out, (node, order))
+        if order == tuple(range(spec.rank)):
+            return node
+        if (node, order) not in self._laid_out:
+            self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))
+        return self._laid_out[node, order]
 
     def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
         value = site.operands[operand.key]
@@ -131,7 +144,7 @@ class _Writer:
     def restore(self) -> None:
         """The graph's outputs lie as torch's do."""
         for node, order in self._strides.items():
-            if node.target is not _first:
+            if node.target is not first:
                 continue
             with self._graph.inserting_before(self._output):
                 made = self._graph.call_function(laid_out, (node, tuple(order)))
@@ -147,12 +160,23 @@ def _order_of(tensor: torch.Tensor) -> list[int]:
     return _by_stride(tensor.stride())
 
 
+def is_copied(node: fx.Node) -> bool:
+    """Whether `laid_out` copies the tensor that it is given: it lies in another order."""
+    value, order = node.args
+    assert isinstance(value, fx.Node)  # by the writer
+    tensor = value.meta["val"]
+    lies = value.meta.get(ORDER) or _order_of(tensor)
+    return [each for each in lies if tensor.shape[each] > 1] != [
+        each for each in order if tensor.shape[each] > 1
+    ]
+
+
 def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """The tensor, dense with its axes in memory in an order, outermost first: itself where it lies so."""
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
 
 
-def _first(made: list[torch.Tensor]) -> torch.Tensor:
+def first(made: list[torch.Tensor]) -> torch.Tensor:
     """The output of a plan."""
     return made[0]

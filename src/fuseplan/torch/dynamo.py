@@ -11,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.reporting import report_of, trace
 
 
 def _compiled(given: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -18,7 +19,14 @@ def _compiled(given: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     device = devices.pop() if len(devices) == 1 else None
     is_known = device is not None and device.type in ("cpu", "cuda")
-    module = fused(given, device).module if is_known and device is not None else given
+    if not is_known or device is None:
+        return _boxed(given)
+    made = fused(given, device)
+    trace(lambda: report_of(made, device))
+    return _boxed(made.module)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[..., Any]:
     boxed: Callable[..., Any] = make_boxed_func(module.forward)
     return boxed
 

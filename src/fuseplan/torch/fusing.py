@@ -11,9 +11,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuseplan.errors import ArgumentError
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.find import Cut
+from fuseplan.reports.report import Report
+from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 
@@ -23,8 +26,8 @@ def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.M
 
     The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
     result are those of `module`, and no class is changed: `state_dict`, `.to()` and optimizers see the same
-    tensors, and a weight that is changed is seen by the next call. The result has the attribute `fusion`,
-    which tells the plans and why other operators are in none.
+    tensors, and a weight that is changed is seen by the next call. The result has the attribute `report`: the
+    plans, and why other operators are in none; and `fusion`, which has the graph and the plans as records.
 
     Args:
         module: the module, on the device that it is to run on.
@@ -50,6 +53,7 @@ def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.M
         raise ArgumentError(f"torch.export does not take {type(module).__name__}: {said}") from error
     made = copy.copy(module)
     made.fusion = Fused(made, program, devices.pop(), (example_inputs, example_kwargs))
+    made.report = made.fusion.report
     made.forward = made.fusion
     return made
 
@@ -58,8 +62,8 @@ class Fused:
     """The call of a fused module, and what is known of it.
 
     Attributes:
-        sites: the plans that are called, and the operators that each computes.
-        cut: the graph, its plans, and why each other operator is in none.
+        cut: the graph, its plans, each of which is a call, and why each other operator is in none.
+        report: what became of each operator of torch's.
     """
 
     def __init__(self, module: nn.Module, program: Any, device: torch.device, example: Any) -> None:
@@ -73,7 +77,8 @@ class Fused:
         lifted = signature.inputs_to_lifted_tensor_constants
         made: Fusion = fused(program.graph_module, device)
         self.cut: Cut = made.cut
-        self.sites: tuple[Site, ...] = made.sites
+        self.report: Report = report_of(made, device)
+        trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._held = [_place(module, path) for path in held.values()]
         self._constants = [program.constants[name] for name in lifted.values()]
@@ -88,6 +93,14 @@ class Fused:
             return self._unfused(inputs, kwargs)
         state = [getattr(owner, name) for owner, name in self._held]
         return pytree.tree_unflatten(self._graph(*state, *self._constants, *leaves), self._out)
+
+    def tried(self, name: str) -> Tried:
+        """All plans that were tried for one of torch's operators, by its name in the report.
+
+        Raises:
+            ArgumentError: the module has no operator of this name, or it folds.
+        """
+        return tried(self.cut, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         """The call of a copy of the module; the graph has no tensors of the module's."""

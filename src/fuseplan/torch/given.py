@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.node import Node, Origin
+from fuseplan.graph.node import Node, Origin, line_of
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Map
 from fuseplan.graph.type import WORDS, Type
@@ -146,7 +146,7 @@ class Given:
             raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
         name = f"{self.node.name}.{len(self.added)}"
         (self.made[name], *_) = op.infer(types)
-        self.added.append(Node(op, inputs, (name,), Origin(self.node.name, str(self.node.target))))
+        self.added.append(Node(op, inputs, (name,), origin_of(self.node)))
         return name
 
     def layer(self, op: Op, *inputs: str) -> str:
@@ -178,3 +178,8 @@ def _rounds(factors: str) -> bool:
     if precision is not None:
         return bool(precision == "tf32")
     return bool(getattr(library, "matmul", library).allow_tf32)
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """One of torch's nodes in reports."""
+    return Origin(node.name, str(node.target), line_of(node.meta.get("stack_trace")))

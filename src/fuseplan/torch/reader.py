@@ -15,7 +15,7 @@ from fuseplan.graph.ops import Foreign
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.torch.aten import TABLE
-from fuseplan.torch.given import Given, LeftError, type_of
+from fuseplan.torch.given import Given, LeftError, origin_of, type_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def read(given: fx.GraphModule) -> ReadGraph:
     reader = _Reader()
     for node in given.graph.nodes:
         reader.read(node)
-    graph = Graph(reader.inputs, reader.nodes, list(dict.fromkeys(reader.outputs)))
+    outputs = list(dict.fromkeys(reader.outputs))
+    graph = Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded)
     return ReadGraph(graph, reader.makers)
 
 
@@ -44,6 +45,7 @@ class _Reader:
     def __init__(self) -> None:
         self.inputs: dict[str, Type] = {}
         self.nodes: list[Node] = []
+        self.folded: list[Origin] = []
         self.outputs: list[str] = []
         self.makers: dict[str, fx.Node] = {}
         self._values: dict[fx.Node, str] = {}
@@ -77,6 +79,8 @@ class _Reader:
                 why = Reason(Why.REFUSED, error.what)
             else:
                 self.nodes += given.added
+                if not given.added:
+                    self.folded.append(origin_of(node))
                 self._types |= given.made
                 self._is(node, name, given.type_of(name))
                 return
@@ -95,6 +99,5 @@ class _Reader:
         made = type_of(node.meta.get("val"))
         inputs = tuple(dict.fromkeys(self._values[each] for each in node.all_input_nodes))
         op = Foreign(f"torch.{node.target}", (), (made,))
-        origin = Origin(node.name, str(node.target))
-        self.nodes.append(Node(op, inputs, (node.name,), origin, why))
+        self.nodes.append(Node(op, inputs, (node.name,), origin_of(node), why))
         self._is(node, node.name, made)

@@ -1,0 +1,7 @@
+"""Reports on models: what became of each operator, and why.
+
+- report: the record, its text, and its JSON; rows: the records in it
+- books: the report on a cut graph
+- runs: of a run's steps; tried: all plans that were tried for an operator
+- difference: two reports on one model
+"""

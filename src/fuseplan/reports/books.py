@@ -1,0 +1,148 @@
+"""The books of a cut graph: each operator of the framework in one row, each launch and each byte counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Node, Origin, told
+from fuseplan.graph.ops import VIEWS
+from fuseplan.graph.why import Reason
+from fuseplan.kernels.target import Target
+from fuseplan.reports.report import Report
+from fuseplan.reports.rows import CopyRow, Launches, OperatorRow, ReasonRow, SiteRow
+
+
+def books(
+    cut: Cut,
+    target: Target | str,
+    *,
+    libraries: Mapping[str, int],
+    numpy: int = 0,
+    copies: Sequence[CopyRow] = (),
+    views: Collection[str] = (),
+) -> Report:
+    """The report on a cut graph, each of whose sites is one launch.
+
+    Args:
+        cut: the graph and its plans.
+        target: the machine.
+        libraries: how many operators other libraries run, by what runs them.
+        numpy: how many operators NumPy runs.
+        copies: values that are copied between steps.
+        views: names of other libraries' operators that give the same elements, in no launch.
+    """
+    whole = origins(cut.graph)
+    numbers = {id(node): number for number, site in enumerate(cut.sites, 1) for node in site.nodes}
+    rows = [OperatorRow(*origin, "folded", (), 0, 0) for origin in cut.graph.folded]
+    rows += [_row(cut, numbers, origin, nodes) for origin, nodes in whole.items()]
+    rows = [_viewed(row) if row.state == "left" and row.name in views else row for row in rows]
+    if len({row.name for row in rows}) != len(rows):
+        raise AssertionError("an operator is in two rows of the report")
+    moved = {row.name: row.moved for row in rows}
+    sites = tuple(_site(cut, number, site, moved) for number, site in enumerate(cut.sites, 1))
+    left = [row for row in rows if row.state == "left"]
+    blamed = {origin.name: reason for origin, nodes in whole.items() if (reason := _reason(cut, nodes))}
+    running = [row for row in rows if row.state in ("fused", "left")]
+    launches = Launches(len(running), len(sites), numpy, len(copies), dict(libraries))
+    moved_after = sum(row.moved for row in left) + sum(each.moved for each in copies)
+    return Report(
+        str(target),
+        launches,
+        sum(row.moved for row in running),
+        moved_after + sum(site.after for site in sites),
+        tuple(rows),
+        sites,
+        _reasons((blamed[row.name], row.between, row.kind, row.name) for row in left),
+        _reasons(
+            (site.ended, row.between, row.got, row.operators[-1])
+            for site, row in zip(cut.sites, sites, strict=True)
+        ),
+        tuple(copies),
+    )
+
+
+def origins(graph: Graph) -> dict[Origin, list[Node]]:
+    """The nodes of each operator of the framework; a node without one stands for itself."""
+    found: dict[Origin, list[Node]] = {}
+    for node in graph.nodes:
+        found.setdefault(named(node), []).append(node)
+    return found
+
+
+def moved_by(graph: Graph, nodes: Sequence[Node]) -> tuple[int, int]:
+    """Bytes that nodes read and write together, and those of values that other nodes make or read."""
+    own = {id(node) for node in nodes}
+    made = dict.fromkeys(name for node in nodes for name in node.outputs if name)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in made)
+    written = [
+        name
+        for name in made
+        if name in graph.outputs or any(id(reader) not in own for reader in graph.readers[name])
+    ]
+    between = [name for name in read if name in graph.made_by]
+    between += [name for name in written if name not in graph.outputs]
+    return _bytes(graph, [*read, *written]), _bytes(graph, between)
+
+
+def _bytes(graph: Graph, names: Iterable[str]) -> int:
+    """Bytes of values; of unknown shapes, none."""
+    types = (graph.types[name] for name in names)
+    return sum(made.nbytes for made in types if made.shape is not None)
+
+
+def named(node: Node) -> Origin:
+    """The operator of the framework that a node stands for; itself where it stands for none."""
+    return node.origin if node.origin.kind else Origin(next(filter(None, node.outputs)), node.op.word)
+
+
+def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[Node]) -> OperatorRow:
+    """The row of an operator: left where any of its nodes is."""
+    sites = tuple(dict.fromkeys(numbers[id(node)] for node in nodes if id(node) in numbers))
+    row = OperatorRow(*origin, "fused", sites, *moved_by(cut.graph, nodes))
+    reason = _reason(cut, nodes)
+    if reason is not None:
+        return replace(row, state="left", code=reason.code, got=reason.got)
+    rest = [node for node in nodes if id(node) not in numbers]
+    if not all(isinstance(node.op, VIEWS) for node in rest):
+        raise AssertionError(f"{told(rest[0])} is in no row of the report")
+    return row if sites else _viewed(row)
+
+
+def _viewed(row: OperatorRow) -> OperatorRow:
+    return replace(row, state="view", moved=0, between=0, code="", got="")
+
+
+def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRow:
+    records, graph = site.records, cut.graph
+    whose = list(dict.fromkeys(named(node) for node in site.nodes))
+    waiting = 0 if site.dst in graph.outputs else 2 * _bytes(graph, [site.dst])
+    return SiteRow(
+        number,
+        str(site.plan),
+        str(records.choice),
+        tuple(each.name for each in whose),
+        tuple(dict.fromkeys(each.line for each in whose if each.line)),
+        sum(moved[each.name] for each in whose),
+        records.choice.template.traffic(records.kernel, records.target).total,
+        records.choice.seconds,
+        site.ended.code,
+        site.ended.got,
+        waiting,
+    )
+
+
+def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:
+    return next((cut.left[id(node)] for node in nodes if id(node) in cut.left), None)
+
+
+def _reasons(cases: Iterable[tuple[Reason, int, str, str]]) -> tuple[ReasonRow, ...]:
+    """Each distinct reason once, with its cases by what they blame; those of the most bytes first."""
+    found: dict[str, ReasonRow] = {}
+    for reason, between, blamed, name in cases:
+        row = found.get(reason.code) or ReasonRow(reason.code, reason.sentence, reason.remedy, 0, {})
+        cases_of = {**row.cases, blamed: (*row.cases.get(blamed, ()), name)}
+        found[reason.code] = replace(row, between=row.between + between, cases=cases_of)
+    return tuple(sorted(found.values(), key=lambda row: (-row.between, -row.count)))

@@ -1,0 +1,148 @@
+"""The report on a model: a record that prints, and that is read back from its JSON."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fuseplan.errors import ArgumentError, counted
+from fuseplan.messages.quantities import bytes_text, seconds_text
+from fuseplan.reports.rows import CopyRow, Launches, OperatorRow, ReasonRow, SiteRow
+from fuseplan.system import limits
+from fuseplan.system.reading import bytes_of, json_of, record
+
+SCHEMA = "fuseplan.report/2"
+SHOWN = 6  # names in a line; the others are counted
+
+
+@dataclass(frozen=True)
+class Report:
+    """The closed books of a model: each of its operators in one row, and each launch counted.
+
+    Attributes:
+        target: the kind of machine, `cpu:avx2`.
+        launches: how many things run, before and after.
+        moved_before: bytes that the framework's operators move one at a time.
+        moved_after: bytes that kernels, operators and copies move.
+        operators: a row for each operator of the framework.
+        sites: the plans.
+        left: the reasons of the operators that are in no plan, the most bytes first.
+        ends: the reasons why plans end, the most bytes first.
+        copies: values that are copied between steps.
+        schema: the version of these records.
+    """
+
+    target: str
+    launches: Launches
+    moved_before: int
+    moved_after: int
+    operators: tuple[OperatorRow, ...]
+    sites: tuple[SiteRow, ...]
+    left: tuple[ReasonRow, ...]
+    ends: tuple[ReasonRow, ...]
+    copies: tuple[CopyRow, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Report:
+        return self  # nothing of it changes
+
+
+def read_report(path: str | PathLike[str]) -> Report:
+    """The report in a file of JSON, as `fuseplan explain model.onnx --json` prints it.
+
+    Raises:
+        ArgumentError: the file is no report of this version.
+        OSError: the file cannot be read.
+    """
+    try:
+        told = json_of(bytes_of(Path(path), limits.REPORT_BYTES))
+        if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+        return record(Report, told)
+    except ValueError as error:
+        raise ArgumentError(f"{path} is no report on a model: {error}") from None
+
+
+def _lines(report: Report) -> Iterator[str]:
+    """The report: what runs, the plans, what is in no plan, and why plans end."""
+    states = collections.Counter(row.state for row in report.operators)
+    launches = report.launches
+    yield (
+        f"{counted(len(report.operators), 'operator')}: "
+        f"{', '.join(f'{count} {state}' for state, count in states.items())}"
+    )
+    libraries = "".join(f", {count} by {name}" for name, count in launches.libraries.items())
+    yield (
+        f"launches: {launches.before} before; {launches.after} after: {counted(launches.kernels, 'kernel')}, "
+        f"{launches.numpy} by NumPy{libraries}, {launches.copies} by copies"
+    )
+    copied = sum(each.moved for each in report.copies)
+    yield (
+        f"traffic: {bytes_text(report.moved_before)} before; {bytes_text(report.moved_after)} after, "
+        f"{bytes_text(copied)} of it by copies"
+    )
+    yield ""
+    yield "plans"
+    for alike in _alike(report.sites):
+        yield from _plan_lines(alike)
+    yield from _reason_lines("in no plan", report.left, is_remedied=True)
+    yield from _reason_lines("plans end", report.ends, is_remedied=False)
+    if report.copies:
+        yield ""
+        yield "copies"
+    for reader, copies in _by_reader(report):
+        yield f"  {len(copies)} x for {reader}: {listed(copies)}"
+
+
+def listed(names: Sequence[str], shown: int = SHOWN) -> str:
+    """Some names; the others are counted."""
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _alike(sites: Iterable[SiteRow]) -> Iterator[list[SiteRow]]:
+    """Sites of equal plans."""
+    found: dict[str, list[SiteRow]] = {}
+    for site in sites:
+        found.setdefault(site.plan, []).append(site)
+    yield from found.values()
+
+
+def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
+    first = sites[0]
+    yield f"  {len(sites)} x {first.plan}"
+    yield f"      {listed([site.operators[0] for site in sites])}"
+    yield (
+        f"      {first.template.partition('(')[0]}: {bytes_text(first.before)} before, "
+        f"{bytes_text(first.after)} after; {seconds_text(first.seconds)} by the model"
+    )
+
+
+def _reason_lines(head: str, reasons: Sequence[ReasonRow], *, is_remedied: bool) -> Iterator[str]:
+    if reasons:
+        yield ""
+        yield head
+    for reason in reasons:
+        yield f"  {reason.count} x {reason.code}, {bytes_text(reason.between)}: {reason.sentence}"
+        cases = [f"{kind} ({listed(names)})" for kind, names in reason.cases.items()]
+        yield f"      {listed(cases if is_remedied else list(reason.cases))}"
+        if is_remedied:
+            yield f"      {reason.remedy}"
+
+
+def _by_reader(report: Report) -> Iterator[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for each in report.copies:
+        found.setdefault(each.reader, []).append(f"{each.value} ({bytes_text(each.moved)})")
+    yield from found.items()

@@ -1,0 +1,127 @@
+"""The rows of a report on a model: plain records, whose fields are its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """What became of an operator of the framework.
+
+    Attributes:
+        name: its name in the model.
+        kind: its kind there: `Conv`, `aten.relu.default`.
+        line: the line of Python that wrote it; empty where the model does not tell.
+        state: `fused` (a plan's kernel computes it), `folded` (computed before the model runs, or taken
+            away), `view` (the same elements), or `left`.
+        sites: numbers of the sites that compute it; several where it is several operators of plans.
+        moved: bytes that it reads and writes by itself.
+        between: of these, bytes of values that another operator makes or reads.
+        code: why it is left; empty where it is not.
+        got: the value, operator or plan to blame.
+    """
+
+    name: str
+    kind: str
+    line: str
+    state: str
+    sites: tuple[int, ...]
+    moved: int
+    between: int
+    code: str = ""
+    got: str = ""
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """A plan of a model.
+
+    Attributes:
+        number: counted from 1, in the order of execution.
+        plan: its text.
+        template: the kernel's template with its knobs.
+        operators: names of the framework's operators that it computes.
+        lines: the lines of Python that wrote them.
+        before: bytes that these operators move one at a time.
+        after: bytes that the kernel moves.
+        seconds: time of a launch, by the model that ranks templates.
+        code: why the plan ends where it does.
+        got: the value or operator to blame.
+        between: bytes written and read again because the plan ends there.
+    """
+
+    number: int
+    plan: str
+    template: str
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+    before: int
+    after: int
+    seconds: float
+    code: str
+    got: str
+    between: int
+
+
+@dataclass(frozen=True)
+class ReasonRow:
+    """A reason with all its cases.
+
+    Attributes:
+        code: as in the catalogues of reasons.
+        sentence: the cause.
+        remedy: the advice.
+        between: bytes of the cases that are written and read again because of it.
+        cases: for each kind of operator, or value to blame, the names of its operators.
+    """
+
+    code: str
+    sentence: str
+    remedy: str
+    between: int
+    cases: dict[str, tuple[str, ...]]
+
+    @property
+    def count(self) -> int:
+        """The number of cases."""
+        return sum(map(len, self.cases.values()))
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """A value that is copied between steps.
+
+    Attributes:
+        value: its name.
+        moved: bytes read and written.
+        reader: the step that takes it in another layout, or from memory of ours.
+    """
+
+    value: str
+    moved: int
+    reader: str
+
+
+@dataclass(frozen=True)
+class Launches:
+    """How many things run.
+
+    Attributes:
+        before: operators that the framework runs: all that are no views and do not fold.
+        kernels: launches of our kernels.
+        numpy: operators that NumPy runs.
+        copies: values that are copied.
+        libraries: operators that other libraries run, by what runs them.
+    """
+
+    before: int
+    kernels: int
+    numpy: int
+    copies: int
+    libraries: dict[str, int]
+
+    @property
+    def after(self) -> int:
+        """Kernels, operators and copies."""
+        return self.kernels + self.numpy + self.copies + sum(self.libraries.values())

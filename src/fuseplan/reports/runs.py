@@ -1,0 +1,55 @@
+"""The report on the steps of a run."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator, Mapping
+
+from fuseplan.graph.memory import Buffer
+from fuseplan.graph.node import told
+from fuseplan.graph.place import Call, Compute, Copy, Launch, Placed, Placement, Step, inputs_of
+from fuseplan.kernels.target import Target
+from fuseplan.reports.books import books
+from fuseplan.reports.report import Report
+from fuseplan.reports.rows import CopyRow
+
+
+def report_of(placement: Placement, target: Target | str, ran: Mapping[int, str] | None = None) -> Report:
+    """The report on the steps of a run.
+
+    Args:
+        placement: the steps.
+        target: the machine.
+        ran: what runs the operators of another library, by the identity of the first of each run; without it,
+            the library's word stands for it.
+    """
+    libraries: collections.Counter[str] = collections.Counter()
+    for step in placement.steps:
+        if isinstance(step, Call):
+            nodes = step.unit.nodes
+            libraries[(ran or {}).get(id(nodes[0]), step.unit.library)] += len(nodes)
+    by_numpy = sum(isinstance(step, Compute) for step in placement.steps)
+    copies = tuple(_copies(placement))
+    return books(placement.cut, target, numpy=by_numpy, libraries=libraries, copies=copies)
+
+
+def _copies(placement: Placement) -> Iterator[CopyRow]:
+    for index, step in enumerate(placement.steps):
+        if isinstance(step, Copy):
+            buffer = step.dst.buffer
+            readers = (each for each in placement.steps[index + 1 :] if _reads(each, buffer))
+            nbytes = 2 * math.prod(buffer.shape) * buffer.dtype.itemsize
+            yield CopyRow(step.value, nbytes, next(map(_told, readers), "the outputs"))
+
+
+def _reads(step: Step, buffer: Buffer) -> bool:
+    return any(isinstance(each, Placed) and each.buffer is buffer for each in inputs_of(step))
+
+
+def _told(step: Step) -> str:
+    if isinstance(step, Launch):
+        return str(step.site.plan)
+    if isinstance(step, Copy):
+        return f"a copy of {step.value}"
+    return told(step.node if isinstance(step, Compute) else step.unit.nodes[0])

@@ -1,0 +1,52 @@
+"""The report on a graph of torch's with plans in it."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+
+from fuseplan.reports.books import books
+from fuseplan.reports.report import Report
+from fuseplan.reports.rows import CopyRow
+from fuseplan.torch.cutting import Fusion, is_copied, laid_out
+from fuseplan.torch.kernels import target_of
+from fuseplan.torch.operator import launched
+
+
+def report_of(fusion: Fusion, device: torch.device) -> Report:
+    """The report on a graph that runs on a device."""
+    called = [node for node in fusion.module.graph.nodes if node.op == "call_function"]
+    libraries = collections.Counter("torch" for node in called if not _is_view(node))
+    views = {node.name for node in fusion.given.nodes if _is_view(node)}
+    copies = tuple(_copies(fusion.module.graph))
+    target, _ = target_of(device)
+    return books(fusion.cut, target, libraries=libraries, copies=copies, views=views)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether torch's operator gives the same elements, in no launch."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True  # of Python, such as getitem, or of ours
+    return any(each.alias_info is not None for each in node.target._schema.returns)
+
+
+def _copies(graph: fx.Graph) -> Iterator[CopyRow]:
+    """Values that are laid out in another order before a plan reads them, or behind one."""
+    for node in graph.nodes:
+        if node.target is laid_out and is_copied(node):
+            value, reader = node.args[0], next(iter(node.users))
+            told = reader.args[0] if reader.target is launched else reader.name
+            yield CopyRow(value.name, 2 * value.meta["val"].nbytes, str(told))
+
+
+def trace(report: Callable[[], Report]) -> None:
+    """Gives a report to torch's structured trace, where that is turned on (`TORCH_TRACE`)."""
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "fuseplan_report", "encoding": "json"},
+        payload_fn=lambda: json.dumps(report().to_json()),
+    )
