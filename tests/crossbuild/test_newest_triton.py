@@ -111,6 +111,16 @@ def test_no_factor_is_overwritten_before_it_is_read(worker: Worker, plan: str) -
     assert [sass.overwritten(code) for code in codes] == [set(), set()]
 
 
+def test_threads_take_neighbouring_rows_where_positions_are_odd(worker: Worker) -> None:
+    """Without a hint threads take neighbouring channels from Triton 3.7 on, and registers spill."""
+    plan, target = "f16[64x64x55x55] -> conv2d(64, kernel=3, padding=1) -> bias", parse_target(KINDS[0])
+    kernel = lower(match(FusionPlan.parse(plan)))
+    form = Product(256, 64, 32, swapped=True, stages=2, ahead=True, joined=8)
+    source = form.emit(kernel, target)
+    used = artifact(worker, Job(source, types_of(source, kernel, form, target), target)).resources
+    assert used["spill_bytes"] == 0
+
+
 def test_the_set_is_bounded() -> None:
     assert len(BUILDS) + len(CELLS) <= MOST
 

@@ -166,7 +166,7 @@ class BlockedSum(Sum):
             self.lead = text.index("lead", self.arange(tiles.knobs.depth // joined) * joined)
         if not tiles.is_gathered and (not self.knobs.maps or self.kernel.prologue):
             tile = self.src_row.at(self.src_rows) + (self.lead * self.channel_step).at(self.src_depth)
-            self.src_tile = text.index("src_tile", tile)
+            self.src_tile = text.index("src_tile", self.lying(tile, tiles.src_run))
         self.own = ALL
         if not self.knobs.maps:
             self._begin_weight()
@@ -292,7 +292,7 @@ class BlockedSum(Sum):
         if self.tiles.is_gathered:
             start = self.text.index("start", total([*starts, channel * self.channel_step]))
             tile = start.at(self.src_rows) + (self.lead * self.channel_step).at(self.src_depth)
-            begin, tile = as_index(0), self.text.index("at", tile)
+            begin, tile = as_index(0), self.text.index("at", self.lying(tile, self.tiles.src_run))
         else:
             begin, tile = channel * self.channel_step, self.src_tile
         self.exists = exists

@@ -25,7 +25,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
-from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, image_axes, row_axes
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, image_axes, row_axes, rows_run
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source, TensorMap
 from fuseplan.kernels.kernel import Kernel
@@ -124,6 +124,12 @@ class ProductWriter(ABC):
         self.feature_tile = text.index("feature_tile", column % tiles.feature_blocks)
         if self.knobs.split > 1:
             text.line("part = tl.program_id(1)")
+
+    def lying(self, tile: Index, run: int) -> Index:
+        """Offsets of a tile, with the run that the compiler is told of where rows stand down the tile."""
+        if run == 1 or self.over_rows != DOWN:
+            return tile
+        return tile.named(f"tl.max_contiguous({tile}, [{run}, 1])")
 
     def arange(self, size: int) -> Index:
         """The numbers from 0 to `size`, in the width of offsets."""
@@ -254,12 +260,12 @@ class ProductWriter(ABC):
         over_rows, over_features = self.over_rows, self.over_features
         ends = has_feature.at(over_features)
         mask = text.mask("mask", has_row.at(over_rows) & ends)
-        rows = offset(row, row_axes(dst, tiles.batches)) + self.batch * dst.element_strides[0]
-        rows = text.index("dst_row", rows)
+        axes = row_axes(dst, tiles.batches)
+        rows = text.index("dst_row", offset(row, axes) + self.batch * dst.element_strides[0])
         element = rows.at(over_rows) + (feature * dst.element_strides[1]).at(over_features)
+        element = text.index("element", self.lying(element, rows_run(axes)))
         axes, step = image_axes(dst)
         position = row % tiles.image_rows if tiles.batches == 1 else row
         inside = offset(position, axes).at(over_rows) + (feature * step).at(over_features)
-        element = text.index("element", element)
         place = Place(str(element), str(feature.at(over_features)), f"({inside})", str(mask), str(ends))
         self.epilogue.store(summed, place)
