@@ -15,7 +15,15 @@ from fuseplan.cli.combinations import rows as combination_rows
 from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, verdict_command
-from fuseplan.cli.models import SHAPES, ModelTrial, diff_command, explain_model, is_model, run_model
+from fuseplan.cli.models import (
+    SHAPES,
+    ModelTrial,
+    diff_command,
+    explain_model,
+    fuse_command,
+    is_model,
+    run_model,
+)
 from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.show import show
@@ -56,6 +64,7 @@ for _command in (
     diff_command,
     driver_command,
     export_command,
+    fuse_command,
     show,
     tune_command,
     verdict_command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from fuseplan.cli.options import AS_JSON, DURATION, Asked, loud_command
+from fuseplan.cli.options import AS_JSON, DURATION, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG
-from fuseplan.errors import ArgumentError, installing
+from fuseplan.errors import ArgumentError, counted, installing
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
@@ -125,6 +125,35 @@ def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float
     else:
         Screen().tell(str(found))
     ctx.exit(WRONG if found.is_worse else RIGHT)
+
+
+@click.command("fuse")
+@plan_command
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file to write.",
+)
+@SHAPES
+def fuse_command(asked: Asked, output: Path, shapes: Sequence[str]) -> None:
+    """Write the model PLAN, an ONNX file, with a function for each plan that is found in it.
+
+    A function's body is the model's own nodes: any runtime of ONNX runs the file. Nothing is compiled.
+    """
+    model = _loaded(asked)
+    types = _types(model, shapes)
+    made, report = model.fused(types), model.report(types)
+    made.save(output)
+    fused = sum(row.state == "fused" for row in report.operators)
+    if asked.as_json:
+        click.echo(json.dumps({"file": str(output), "functions": made.functions, "skipped": made.skipped}))
+        return
+    lines = [f"{output}: {counted(len(made.functions), 'function')} for {counted(fused, 'operator')}"]
+    lines += [f"  {name}: {plan}" for name, plan in made.functions.items()]
+    lines += [f"  without a function: {plan}" for plan in made.skipped]
+    Screen().tell("\n".join(lines))
 
 
 def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:

@@ -4,7 +4,8 @@
 
 - model: `load`, and the model that runs; files: models on disk
 - reader: a model as a graph; table: the graph's operators of each of ONNX's; windows: rows with windows
-- runtime: what runs the operators that no plan computes; given, protos: ONNX's messages as values of ours
+- runtime: what runs the operators that no plan computes; writing: models with plans as functions
+- given, protos: ONNX's messages as values of ours
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from fuseplan.onnx.files import model_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
 from fuseplan.onnx.runtime import Onnx, evaluator, runtime_of
+from fuseplan.onnx.writing import Written, written
 from fuseplan.reports.report import Report
 from fuseplan.reports.runs import report_of
 from fuseplan.reports.tried import Tried, tried
@@ -116,7 +117,7 @@ class OnnxModel:
         Raises:
             ArgumentError: as for `prepare`.
         """
-        prepared, cut = self._cut(types)
+        prepared, _, cut = self._cut(types)
         if prepared is not None:
             return report_of(prepared.session.placement, self._target, prepared.library.names)
         return report_of(place(cut, schedule(cut)), self._target)
@@ -131,17 +132,32 @@ class OnnxModel:
         Raises:
             ArgumentError: the model has no operator of this name; or as for `prepare`.
         """
-        _, cut = self._cut(types)
+        _, _, cut = self._cut(types)
         return tried(cut, name)
 
-    def _cut(self, types: Mapping[str, Type] | None) -> tuple[Prepared | None, Cut]:
-        """The model where it is compiled for these types, and its plans."""
+    def fused(self, types: Mapping[str, Type] | None = None) -> Written:
+        """The model as ONNX's message with a function for each plan, which any runtime of ONNX runs.
+
+        A function has the model's own nodes as its body, and the plan's text as its `doc_string`. Nothing is
+        compiled.
+
+        Args:
+            types: as for `prepare`; the functions do not depend on extents that the model leaves open.
+
+        Raises:
+            ArgumentError: as for `prepare`.
+        """
+        _, found, cut = self._cut(types)
+        return written(self._proto, found, cut)
+
+    def _cut(self, types: Mapping[str, Type] | None) -> tuple[Prepared | None, ReadModel, Cut]:
+        """The model where it is compiled for these types, what was read of it, and its plans."""
         found = self._checked(self.inputs if types is None else types)
         prepared = self._prepared.get(tuple(found.values()))
         if prepared is not None:
-            return prepared, prepared.session.cut
-        graph = read(self._proto, found).graph
-        return None, find(graph, self._target, accuracy=self._accuracy)
+            return prepared, prepared.model, prepared.session.cut
+        model = read(self._proto, found)
+        return None, model, find(model.graph, self._target, accuracy=self._accuracy)
 
     @property
     def example(self) -> dict[str, Type]:

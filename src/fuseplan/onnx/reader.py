@@ -70,7 +70,7 @@ def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
     for tensor in model.graph.initializer:
         if tensor.name not in types:
             reader.keep(tensor.name, array_of(tensor))
-    for node in _sorted(model.graph):
+    for node in sorted_nodes(model.graph):
         reader.take(node)
     return reader.finish([each.name for each in model.graph.output])
 
@@ -87,7 +87,7 @@ def input_types(model: Any, extent: int | None = None) -> dict[str, Type]:
     return {each.name: type_of_proto(each.type, extent) for each in given}
 
 
-def _sorted(graph: Any) -> list[Any]:
+def sorted_nodes(graph: Any) -> list[Any]:
     """The nodes, each after the makers of its inputs: as they stand, if they stand so.
 
     Raises:
