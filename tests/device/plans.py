@@ -34,6 +34,9 @@ PRODUCTS = (
     "{d}[256x4096] -> matmul(128) -> bias -> relu",
     "{d}[1000x768] -> relu -> matmul(1536) -> bias -> add -> relu",
     "{d}[2048x1024] -> matmul(2048) -> bias -> gelu(approximate=tanh)",
+    "{d}[300x256] -> linear(522) -> bias -> glu(silu, gate=first) -> mul",
+    "{d}[2048x1024] -> linear(5632) -> glu(gelu, interleaved=True)",
+    "{d}[8x4096] -> linear(2048) -> bias -> glu",
 )
 CONVOLUTIONS = (
     "{d}[3x64x7x7{l}] -> conv2d(128, kernel=1) -> bias -> relu",
@@ -46,6 +49,7 @@ CONVOLUTIONS = (
     "{d}[1x16x12x9{l}] -> conv2d(32, kernel=(3, 5), stride=(1, 2), padding=((0, 1), (2, 1))) -> bias -> relu",
     "{d}[2x3x33x31{l}] -> conv2d(64, kernel=7, stride=2, padding=3) -> batch_norm -> relu",
     "{d}[2x32x14x14{l}] -> batch_norm -> relu -> conv2d(48, kernel=3, padding=1) -> add",
+    "{d}[2x24x13x15{l}] -> conv2d(44, kernel=3, padding=1) -> batch_norm -> glu(axis=c) -> add",
     "{d}[2x32x9x9{l}] -> conv2d(64, kernel=3, padding=1, groups=4) -> bias -> relu",
     "{d}[2x24x9x9{l}] -> conv2d(24, kernel=3, groups=8)",
     "{d}[3x32x17x17{l}] -> conv2d(32, kernel=3, padding=1, groups=32) -> bias -> relu",

@@ -10,6 +10,7 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.pointwise import Pointwise
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.backends.triton.templates.product import Product
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
@@ -82,6 +83,41 @@ def test_gated_products_on_the_cpu(text: str, dtype: str, width: int) -> None:
     for template in Direct.candidates(lower(match(plan)), narrowed(width, 2), "default"):
         compiled = forced(plan, Direct, narrowed(width, 2), template)
         assert_close(compiled, random_arrays(plan, 2), slack=80)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
+@pytest.mark.parametrize("text", GATED)
+def test_gated_products_on_gpus(text: str, dtype: str) -> None:
+    plan = text.format(d=dtype)
+    is_rounded = dtype == "bf16" and lower(match(FusionPlan.parse(plan))).prologue
+    assert_interpreted(plan, Product, slack=2**17 if is_rounded else 80)
+
+
+GATED_FORMS = (
+    Product(16, 32, 16, swapped=True),
+    Product(16, 16, 16, split=3),
+    Product(32, 32, 16, parts=2, split=2),
+    Product(32, 16, 16, parts=2, swapped=True),
+    Product(16, 32, 16, maps=True, swapped=True, parts=2),
+    Product(16, 32, 16, ahead=True, joined=4, swapped=True),
+)
+
+
+@pytest.mark.parametrize("form", GATED_FORMS, ids=lambda form: form.text)
+def test_forms_of_gated_products(form: Product) -> None:
+    assert_interpreted("f16[33x40] -> linear(70) -> bias -> glu(silu, gate=first) -> mul", form)
+
+
+@pytest.mark.parametrize("form", [form for form in GATED_FORMS if not form.maps], ids=lambda form: form.text)
+def test_forms_of_gated_convolutions(form: Product) -> None:
+    plan = "f16[2x20x5x7] -> conv2d(22, kernel=3, padding=1) -> batch_norm -> glu(axis=c, interleaved=True)"
+    assert_interpreted(plan, form)
+
+
+def test_gate_and_value_are_read_in_one_product() -> None:
+    kernel = lower(match(FusionPlan.parse("bf16[512x256] -> linear(512) -> bias -> glu(silu)")))
+    text = Product(64, 64, 64, parts=2).emit(kernel, parse_target("triton:sm_90")).text
+    assert text.count("tl.dot(") == text.count("tl.load(op_bias") == text.count("tl.store(") == 1
 
 
 def test_nothing_outside_dst_is_written_nor_outside_src_read(guarded: Any) -> None:

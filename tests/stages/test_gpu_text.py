@@ -41,6 +41,9 @@ ODD = (
     "bf16[8x4096] -> matmul(4096) -> bias",
     "f32[16x2048] -> matmul(1000) -> bias",
     "f32[8x512x768] -> matmul(768) -> bias",
+    "f32[7x13] -> linear(34) -> bias -> gelu -> glu -> scale -> add",
+    "bf16[90x72] -> linear(200) -> bias -> glu(silu, gate=first)",
+    "f16[2x20x5x7] -> conv2d(22, kernel=3, padding=1) -> batch_norm -> glu(axis=c)",
     "f16[3x20x17] -> matmul(19, batched=True) -> bias -> relu",
     "f16[2x20x7x7, nhwc] -> conv2d(19, kernel=1) -> batch_norm -> add -> relu",
     "f32[2x20x2x3x4] -> conv3d(5, kernel=1) -> batch_norm(per_activation)",
@@ -120,7 +123,7 @@ def test_no_arithmetic_and_no_mask_says_nothing() -> None:
 def test_each_operator_is_written_once() -> None:
     for plan, template, source in written():
         kernel = lowered(plan)
-        wanted = Counter(stage.op_text for stage in (*kernel.prologue, *kernel.epilogue))
+        wanted = Counter(stage.op_text for stage in (*kernel.prologue, *kernel.between, *kernel.epilogue))
         for stage in kernel.prologue if kernel.reductions else ():
             del wanted[stage.op_text]  # each pass over src has it
         lines = Counter(line.strip() for line in source.text.splitlines())

@@ -80,12 +80,12 @@ def gates_beside(
     """Steps of a packing that bring the two parts of its first axis together, `width` of each in turn.
 
     Args:
-        split: how the parts lie; None: there is nothing to do.
+        split: how the parts lie; None: there is nothing to do, nor where neighbours stay neighbours.
         extent: elements of a part afterwards, a multiple of `width`: zeros follow its own.
         width: elements that stay together.
         inner: the other axes.
     """
-    if split is None:
+    if split is None or (split.interleaved and (width, extent) == (1, split.extent)):
         return ()
     behind = tuple(range(2, 2 + len(inner)))
     by_parts: tuple[Step, ...] = (Reshape((2, split.extent, *inner)),)

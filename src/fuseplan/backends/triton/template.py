@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
 from fuseplan.kernels.target import Target
@@ -17,10 +18,15 @@ class GpuTemplate(Template):
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """How the kernel reads an operand per channel, per activation or shared: dense, in the compute dtype.
 
-        Per activation, one image in the order in which the tensor it is applied to is stored. Templates that
-        read a weight override this.
+        Per activation, one image in the order in which the tensor it is applied to is stored. Between a
+        contraction and a gated product, gate and value take turns. Templates that read a weight override
+        this.
         """
-        ordered = (Transpose(storage_axes(kernel.shape_of(operand))),) if operand.per == "activation" else ()
+        ordered: tuple[Step, ...] = ()
+        if operand.per == "activation":
+            ordered = (Transpose(storage_axes(kernel.shape_of(operand))),)
+        if operand.role == "between" and operand.per == "channel" and kernel.parts:
+            ordered = gates_beside(kernel.parts, kernel.parts.extent, 1)
         return Packing(operand.shape, kernel.compute_dtype, ordered)
 
 
@@ -29,6 +35,7 @@ def weight_packing(
     axes: tuple[int, ...],
     extents: tuple[int, ...] | None = None,
     *,
+    gates: tuple[Step, ...] = (),
     halves: bool = False,
 ) -> Packing:
     """How a weight is read on a GPU: in its own dtype, its axes in the order `axes`.
@@ -37,8 +44,9 @@ def weight_packing(
         operand: the weight.
         axes: the logical axis that stands at each place, outermost first.
         extents: in that order; zeros follow the operand's own.
+        gates: steps that bring gates and values together.
         halves: in two parts, each of 11 bits.
     """
     padded = () if extents is None else (Pad(extents),)
-    steps: tuple[Step, ...] = (Transpose(axes), *padded, *((Halves(),) if halves else ()))
+    steps: tuple[Step, ...] = (Transpose(axes), *gates, *padded, *((Halves(),) if halves else ()))
     return Packing(operand.shape, operand.dtype, steps)

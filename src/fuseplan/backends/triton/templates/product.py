@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fuseplan.backends.parts import gates_beside
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import product_cost, product_search
@@ -23,7 +24,7 @@ from fuseplan.messages.reasons import Claim, Reason, claim
 class Product(Knobs, GpuTemplate):
     """Tiles of output positions x features, one per program; src as rows of a matrix, or gathered tap by tap.
 
-    Any window, stride, groups, layout, strides of src and dtype, on any GPU.
+    Any window, stride, groups, layout, strides of src and dtype, on any GPU; gated products of one group.
 
     reads:  src once for each block of features and each tap, unless a cache still holds it; weight likewise
         for each block of rows
@@ -57,7 +58,7 @@ class Product(Knobs, GpuTemplate):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
-        yield from layout_claims(kernel)
+        yield from layout_claims(kernel, gated=True)
         yield factor_claim(kernel)
         exact = product_search.arithmetics(kernel, target, "strict")[0]
         yield accuracy_claim(product_cost.bound(kernel, exact), accuracy)
@@ -68,7 +69,10 @@ class Product(Knobs, GpuTemplate):
             yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
-        """The weight as [image][feature][tap][channel]: whole tiles of features, whole steps of channels."""
+        """The weight as [image][feature][tap][channel]: whole tiles of features, whole steps of channels.
+
+        In a gated product, features of gates and of values take turns.
+        """
         if operand.role != "weight":
             return super().packing(kernel, target, operand)
         tiles, per_batch = Tiles(kernel, self), int(kernel.contraction.weight_per_batch)
@@ -77,7 +81,9 @@ class Product(Knobs, GpuTemplate):
             kernel.contraction.kernel if taps else ()
         )  # a matrix product's weight has no axes for its one tap
         extents = (*(tiles.batches,) * per_batch, tiles.weight_rows, *sizes, tiles.weight_channels)
-        return weight_packing(operand, (*images, features, *taps, channels), extents, halves=self.is_halved)
+        axes, inner = (*images, features, *taps, channels), (*sizes, kernel.contraction.channels_per_group)
+        gates = gates_beside(kernel.parts, kernel.contraction.features // 2, 1, inner)
+        return weight_packing(operand, axes, extents, gates=gates, halves=self.is_halved)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return model.traffic(kernel, workspace=Tiles(kernel, self).workspace_bytes)

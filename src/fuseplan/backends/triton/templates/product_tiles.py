@@ -119,6 +119,11 @@ class Tiles:
         return self.merged * self.conv.features_per_group
 
     @property
+    def ways(self) -> int:
+        """Features that one of dst is made of: gate and value of a gated product, which are neighbours."""
+        return self.kernel.parts.reads if self.kernel.parts else 1
+
+    @property
     def feature_blocks(self) -> int:
         """Tiles along the features of one block of groups."""
         return ceil_div(self.features, self.knobs.features)

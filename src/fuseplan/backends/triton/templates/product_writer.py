@@ -50,6 +50,7 @@ class ProductWriter(ABC):
         self.conv, self.tiles = kernel.contraction, Tiles(kernel, knobs)
         self.text = Text()
         self.prologue = Elementwise(kernel, "prologue", self.text)
+        self.between = Elementwise(kernel, "between", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
         self.weight = argument(Slot("operand", kernel.weight.key))
         self.is_wide = self.tiles.is_wide
@@ -74,7 +75,8 @@ class ProductWriter(ABC):
             rows, depth = tiles.batches * tiles.weight_rows * knobs.weights, tiles.weight_row
             weight = Slot("operand", key, self._map(rows, depth, depth, knobs.features))
         extra = () if knobs.split == 1 else (Slot("workspace"),)
-        return (src, weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"), *extra)
+        slots = [slot for each in (self.prologue, self.between, self.epilogue) for slot in each.slots]
+        return (src, weight, *slots, Slot("dst"), *extra)
 
     def _map(self, rows: int, depth: int, stride: int, box: int) -> TensorMap:
         """Rows of so much depth, which the copy engine takes `box` at a time."""
@@ -166,12 +168,18 @@ class ProductWriter(ABC):
         self.local = text.index("local" if tiles.group_blocks > 1 else "feature", local)
         self.feature, self.has_feature = self._named_features(self.local)
 
-    def _named_features(self, local: Index) -> tuple[Index, Mask]:
-        """The numbers of features by those within the tile's groups, and which of them there are."""
+    def _named_features(self, local: Index, ways: int = 1) -> tuple[Index, Mask]:
+        """The numbers of features by those within the tile's groups, and which of them there are.
+
+        Args:
+            local: numbers within the groups.
+            ways: features of the product that each stands for.
+        """
         tiles = self.tiles
         feature = self.text.index("feature", self.group_block * tiles.features + local)
         ends = feature < self.conv.features if self.conv.groups % tiles.merged else ALL
-        return feature, self.text.mask("has_feature", (local < tiles.features) & ends)
+        name = "has_feature" if ways == 1 else "has_made"
+        return feature, self.text.mask(name, (local < tiles.features // ways) & ends)
 
     # ---- the sum
 
@@ -223,37 +231,66 @@ class ProductWriter(ABC):
 
     def _finish(self) -> None:
         """The epilogue and the stores, of the whole tile or of its halves along the last axis."""
-        text, summed = self.text, "total"
+        text, summed, (first, second) = self.text, "total", self._extents
         if self.is_turned:
-            summed = "turned"
+            summed, (first, second) = "turned", (second, first)
             text.line("turned = total.trans(1, 0)")  # a name keeps its shape in all of Triton's blocks
+        if self.kernel.between:
+            axes = self.over_features
+            place = Place("", str(self.feature.at(axes)), "", "", str(self.has_feature.at(axes)))
+            summed = self.between.apply(summed, place)
         if self.knobs.parts == 1:
-            self._store(summed, self.row, self.has_row, self.feature, self.has_feature)
+            made = self._gated(summed, first, second)
+            self._store(made, self.row, self.has_row, *self._made_features())
             return
-        first, second = self._extents[::-1] if self.is_turned else self._extents
         half = second // 2
         halved = [text.name("half"), text.name("half")]
         text.line(f"{', '.join(halved)} = tl.split({summed}.reshape({first}, 2, {half}).permute(0, 2, 1))")
-        is_row = self.over_rows == ACROSS
-        begin = self.row_tile * self.knobs.rows if is_row else self.feature_tile * self.knobs.features
         for place, name in enumerate(halved):
-            self._store_half(name, is_row, begin + place * half + self.arange(half))
+            self._store_half(name, place, first, half)
 
-    def _store_half(self, half: str, is_row: bool, vector: Index) -> None:
-        """Calls the function that finishes a half, whose rows or features are `vector`."""
-        whole = self.row if is_row else self.local
-        stem = "row" if is_row else whole.text
+    def _store_half(self, name: str, place: int, first: int, half: int) -> None:
+        """Calls the function that finishes half number `place`, which has other rows or features."""
+        is_row, ways = self.over_rows == ACROSS, self.tiles.ways
+        whole, each, size = self.local, self.knobs.features // ways, half // ways
+        stem = "made" if ways > 1 else whole.text
+        if is_row:
+            whole, each, size, stem = self.row, self.knobs.rows, half, "row"
+        tile = self.row_tile if is_row else self.feature_tile
+        vector = tile * each + place * size + self.arange(size)
 
         def write() -> tuple[str, ...]:
+            made = self._gated("half", first, half)
             own = replace(vector.named(stem), high=whole.high)
             if is_row:
                 has_row = self.text.mask("has_row", own < self.tiles.rows)
-                self._store("half", own, has_row, self.feature, self.has_feature)
+                self._store(made, own, has_row, *self._made_features())
             else:
-                self._store("half", self.row, self.has_row, *self._named_features(own))
+                self._store(made, self.row, self.has_row, *self._named_features(own, ways))
             return ()
 
-        self.text.call("finish", {"half": half, stem: str(vector)}, write)
+        self.text.call("finish", {"half": name, stem: str(vector)}, write)
+
+    def _made_features(self) -> tuple[Index, Mask]:
+        """The features of dst that the tile makes."""
+        ways = self.tiles.ways
+        if ways == 1:
+            return self.feature, self.has_feature
+        each = self.knobs.features // ways
+        made = self.text.index("made", self.feature_tile * each + self.arange(each))
+        return self._named_features(made, ways)
+
+    def _gated(self, summed: str, first: int, second: int) -> str:
+        """Gate and value of a gated product as parts of x: neighbours of one thread where rows stand down."""
+        if self.tiles.ways == 1:
+            return summed
+        parts = [self.text.name("part") for _ in range(self.tiles.ways)]
+        pairs = f"{first}, {second // 2}, 2)"
+        if self.over_features == DOWN:
+            pairs = f"{first // 2}, 2, {second}).permute(0, 2, 1)"
+        self.text.line(f"{', '.join(parts)} = tl.split({summed}.reshape({pairs})")
+        self.epilogue.given |= {f"x[{place}]": name for place, name in enumerate(parts)}
+        return parts[0]
 
     def _store(self, summed: str, row: Index, has_row: Mask, feature: Index, has_feature: Mask) -> None:
         text, tiles, dst = self.text, self.tiles, self.kernel.dst
