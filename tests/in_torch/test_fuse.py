@@ -1,6 +1,7 @@
 """Whole modules and torch.compile: beside torch, with the operators that are in no plan."""
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -186,9 +187,37 @@ def test_modules_that_cannot_be_exported_are_refused() -> None:
         fused.fuse(nn.Identity(), 3)
 
 
-def test_the_backend_has_no_options() -> None:
-    with pytest.raises(Exception, match="has no options; got mode"):
-        torch.compile(nn.ReLU(), backend=compile_graph, options={"mode": 1})(torch.randn(3))
+@pytest.mark.parametrize("options", [{"mode": 1}, {"rest": "eager"}])
+def test_other_options_of_the_backend_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(Exception, match="has the option rest='torch' or 'inductor'; got"):
+        torch.compile(nn.ReLU(), backend=compile_graph, options=options)(torch.randn(3))
+
+
+def _with_pass(module: nn.Module) -> Callable[..., torch.Tensor]:
+    return torch.compile(module, options={"post_grad_custom_pre_pass": fused.inductor_pass()})  # type: ignore[no-any-return]
+
+
+def _with_rest(module: nn.Module) -> Callable[..., torch.Tensor]:
+    return torch.compile(module, backend="fuseplan", options={"rest": "inductor"})  # type: ignore[no-any-return]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles kernels for the CPU with g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
+@pytest.mark.parametrize(("compiled", "plans"), [(_with_rest, 4), (_with_pass, 4)])
+def test_inductor_computes_the_rest(
+    compiled: Callable[[nn.Module], Callable[..., torch.Tensor]], plans: int
+) -> None:
+    """Three convolutions and a product are plans; pooling, the mean and log_softmax are Inductor's."""
+    module, src = Residual().eval(), torch.randn(2, 6, 12, 12)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        made = compiled(module)
+        torch.testing.assert_close(made(src), module(src), rtol=1e-5, atol=1e-5)
+        with torch.profiler.profile() as profiled:
+            made(src)
+    called = {each.key: each.count for each in profiled.key_averages()}
+    assert called["fuseplan::run"] == plans
+    assert not [name for name in called if "conv" in name or name.endswith("mm")]
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:

@@ -77,6 +77,11 @@ class Why(Enum):
         "the plan would end inside an operator of the framework, whose last value is wanted",
         "Nothing is to be done",
     )
+    ELEMENTWISE = (
+        "elementwise",
+        "chains of elementwise operators are Inductor's, which fuses them with their neighbours",
+        "Nothing is to be done; without the option rest='inductor' they are plans",
+    )
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         self.code, self.sentence, self.remedy = code, sentence, remedy

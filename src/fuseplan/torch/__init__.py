@@ -4,16 +4,34 @@
     plan_of(layers, src)              the plan of one layer, or of a run of layers
     Fused(*layers)                    a module: torch's layers, run as one kernel
     fuse(module, *example_inputs)     a whole module, with plans in the place of what they compute
+    inductor_pass()                   a pass that puts plans into Inductor's graphs
 
-`torch.compile(module, backend="fuseplan")` does the last in torch's graphs, for training too.
+`torch.compile(module, backend="fuseplan")` does the last in torch's graphs, for training too, and
+`options={"rest": "inductor"}` gives the operators that no plan computes to Inductor.
 
 `torch.ops.fuseplan.run` is the operator below all of them. torch.compile, torch.export, autograd and CUDA
 graphs treat it as they treat torch's own.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from fuseplan.torch.fusing import fuse
 from fuseplan.torch.layers import operands_of, operators_of, plan_of
 from fuseplan.torch.modules import Fused
 from fuseplan.torch.operator import run
 
-__all__ = ["Fused", "fuse", "operands_of", "operators_of", "plan_of", "run"]
+if TYPE_CHECKING:
+    from fuseplan.torch.inductor import inductor_pass
+
+__all__ = ["Fused", "fuse", "inductor_pass", "operands_of", "operators_of", "plan_of", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`inductor_pass`, whose module takes a second to import."""
+    if name != "inductor_pass":
+        raise AttributeError(f"module 'fuseplan.torch' has no attribute {name!r}")
+    from fuseplan.torch.inductor import inductor_pass
+
+    return inductor_pass

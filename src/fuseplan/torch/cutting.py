@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,17 +41,22 @@ class Fusion:
     cut: Cut
 
 
-def fused(given: fx.GraphModule, device: torch.device) -> Fusion:
+def fused(
+    given: fx.GraphModule, device: torch.device, is_taken: Callable[[Site], bool] = lambda _: True
+) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
     Args:
         given: the graph.
         device: what its tensors lie on.
+        is_taken: whether a site becomes a call; the operators of all others stay torch's.
     """
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module)
-    cut = _called(find(found.graph, target, threads=threads, weights=_weights(found.graph)), found.makers)
+    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
+    cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
+    cut = _without(cut, Why.ELEMENTWISE, lambda site: not is_taken(site))
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site)
@@ -63,11 +68,10 @@ def fused(given: fx.GraphModule, device: torch.device) -> Fusion:
     return Fusion(module, given.graph, cut)
 
 
-def _called(cut: Cut, makers: Mapping[str, fx.Node]) -> Cut:
-    """The cut without plans whose last value is within one of torch's operators."""
-    sites = tuple(site for site in cut.sites if site.dst in makers)
-    inner = (site for site in cut.sites if site.dst not in makers)
-    reasons = {id(node): Reason(Why.INNER, site.dst) for site in inner for node in site.nodes}
+def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
+    """The cut without the plans that are left to torch, for one reason."""
+    reasons = {id(node): Reason(why, site.dst) for site in cut.sites if is_left(site) for node in site.nodes}
+    sites = tuple(site for site in cut.sites if not is_left(site))
     return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 

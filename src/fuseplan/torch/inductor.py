@@ -1,0 +1,83 @@
+"""Plans beside TorchInductor: Inductor's kernels compute what no plan with a contraction or a reduction does.
+
+Chains of elementwise operators stay Inductor's, which fuses them with their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fuseplan.graph.find import Site
+from fuseplan.stores.cache import fingerprint
+from fuseplan.torch.cutting import fused
+from fuseplan.torch.reporting import report_of, trace
+
+
+def has_centre(site: Site) -> bool:
+    """Whether the site's plan has more than elementwise operators."""
+    return any(op.kind != "elementwise" for op in site.plan.ops)
+
+
+def compiled(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> Callable[..., Any]:
+    """A graph of ATen operators with plans, and Inductor's kernels for the rest.
+
+    Args:
+        given: the graph, as autograd leaves it.
+        inputs: tensors like those of its calls.
+        device: what they lie on.
+    """
+    made: Callable[..., Any] = compile_fx_inner(_traced(given, inputs, device), list(inputs))
+    return made
+
+
+def _traced(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> fx.GraphModule:
+    """The graph with plans, in the operators that Inductor takes."""
+    fusion = fused(given, device, has_centre)
+    trace(lambda: report_of(fusion, device))
+    mode = detect_fake_mode(inputs)
+    with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements
+        traced: fx.GraphModule = make_fx(fusion.module, decomposition_table=select_decomp_table())(*inputs)
+    return traced
+
+
+class InductorPass(CustomGraphPass):  # type: ignore[misc]
+    """Puts plans into Inductor's graph, in place. Graphs on several devices stay as they are."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites the graph."""
+        inputs = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+        devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
+        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+            return
+        owner = graph.owning_module
+        made = _traced(owner, inputs, devices.pop())
+        for name, value in made.named_buffers():
+            owner.register_buffer(name, value, persistent=False)
+        for node in reversed(list(graph.nodes)):
+            graph.erase_node(node)
+        graph.output(graph.graph_copy(made.graph, {}))
+
+    def uuid(self) -> Any:
+        """The package's fingerprint: Inductor keeps no graph that another version wrote."""
+        return fingerprint()
+
+
+def inductor_pass() -> InductorPass:
+    """A pass for Inductor's own pipeline.
+
+        torch.compile(model, options={"post_grad_custom_pre_pass": fuseplan.torch.inductor_pass()})
+
+    Inductor has taken normalizations and softmax apart by then, so plans of contractions are what it finds.
+    `torch.compile(model, backend="fuseplan", options={"rest": "inductor"})` finds those as well.
+    """
+    return InductorPass()
