@@ -33,6 +33,7 @@ from fuseplan.measure.versions import commit, gpu_versions, versions
 
 PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
 TOLERANCE = 1e-4  # KernelBench's, absolute and relative
+BACKENDS = (("torch.compile", "inductor", {}), ("fuseplan", "fuseplan", {"rest": "inductor"}))
 NAMED = ("from", "parameter", "shape", "step", "value")  # arguments that are no keywords of torch's
 
 
@@ -83,9 +84,9 @@ def programs(only: str = "") -> Iterator[Program]:
 def variants(program: Program, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
     """What takes turns: calls without arguments."""
     made: dict[str, Callable[[], Any]] = {"torch": partial(program.forward, x)}
-    for peer, backend in (("torch.compile", "inductor"), ("fuseplan", "fuseplan")):
+    for peer, backend, options in BACKENDS:
         torch._dynamo.reset()
-        compiled = torch.compile(program, backend=backend, dynamic=False)
+        compiled = torch.compile(program, backend=backend, options=options, dynamic=False)
         compiled(x)
         made[peer] = partial(compiled, x)
     return made
