@@ -33,7 +33,10 @@ from fuseplan.measure.versions import commit, gpu_versions, versions
 
 PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
 TOLERANCE = 1e-4  # KernelBench's, absolute and relative
-BACKENDS = (("torch.compile", "inductor", {}), ("fuseplan", "fuseplan", {"rest": "inductor"}))
+BACKENDS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("torch.compile", "inductor", {}),
+    ("fuseplan", "fuseplan", {"rest": "inductor"}),
+)
 NAMED = ("from", "parameter", "shape", "step", "value")  # arguments that are no keywords of torch's
 
 

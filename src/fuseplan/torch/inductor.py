@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.find import Site
@@ -36,7 +37,9 @@ def compiled(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device)
         inputs: tensors like those of its calls.
         device: what they lie on.
     """
-    made: Callable[..., Any] = compile_fx_inner(_traced(given, inputs, device), list(inputs))
+    traced = _traced(given, inputs, device)
+    joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
+    made: Callable[..., Any] = compile_fx_inner(traced, list(inputs))
     return made
 
 
