@@ -16,6 +16,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.find import Site
@@ -38,7 +39,8 @@ def compiled(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device)
         device: what they lie on.
     """
     traced = _traced(given, inputs, device)
-    joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
     made: Callable[..., Any] = compile_fx_inner(traced, list(inputs))
     return made
 
