@@ -22,6 +22,7 @@ from fuseplan.cli.models import (
     explain_model,
     fuse_command,
     is_model,
+    profile_model,
     run_model,
 )
 from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
@@ -37,6 +38,7 @@ from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
+from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried
 from fuseplan.stores.cache import cache_info
@@ -200,6 +202,34 @@ def _measure_peaks(target: Target, threads: int | None, patience: float) -> None
             "that with --patience 60",
             err=True,
         )
+
+
+@fuseplan.command("profile")
+@plan_command
+@SEED
+@SHAPES
+@click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
+@PATIENCE
+@click.pass_context
+def profile_command(
+    ctx: click.Context, asked: Asked, seed: int, shapes: Sequence[str], measure: bool, patience: float
+) -> None:
+    """Time each operator of the model PLAN, an ONNX file, by ONNX Runtime with its fusions turned off.
+
+    Tells what bounds each, by the machine's measured peaks, and the plans that would pay. Compiles nothing.
+    """
+    if measure:
+        _measure_peaks(parse_target(asked.target), asked.threads, patience)
+    told = profile_model(asked, shapes, seed)
+    if asked.as_json:
+        _print_json(told.to_json())
+        return
+    for title, head, rows in told.tables:
+        shown = rows if ctx.meta.get("verbose") else rows[:SHOWN]
+        more = f"; {len(rows) - len(shown)} more with -v" if len(rows) > len(shown) else ""
+        _print_table(title + more, head, shown)
+    if not told.is_measured:
+        Screen().tell("what bounds an operator is not known: --measure measures this machine's peaks")
 
 
 @fuseplan.command("supported")

@@ -20,6 +20,7 @@ from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
 from fuseplan.reports.difference import TOLERANCE, difference
+from fuseplan.reports.profile import Profile
 from fuseplan.reports.report import Report, read_report
 from fuseplan.reports.tried import Tried
 
@@ -127,6 +128,17 @@ def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float
     ctx.exit(WRONG if found.is_worse else RIGHT)
 
 
+def profile_model(asked: Asked, shapes: Iterable[str], seed: int) -> Profile:
+    """The times of a model's operators on random data.
+
+    Raises:
+        ArgumentError: as for `explain_model`.
+        BuildError: ONNX Runtime is not installed.
+    """
+    model = _loaded(asked)
+    return model.profile(_given(_types(model, shapes), seed))
+
+
 @click.command("fuse")
 @plan_command
 @click.option(
@@ -165,8 +177,7 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:
     """
     model = _loaded(asked)
     types = _types(model, shapes)
-    rng = np.random.default_rng(seed)
-    given = {name: _random(rng, made) for name, made in types.items()}
+    given = _given(types, seed)
     made = model.run(None, given)
     calls = {"fuseplan": lambda: model.run(None, given)}
     if importlib.util.find_spec("onnxruntime") is None:
@@ -201,6 +212,11 @@ def _types(model: OnnxModel, shapes: Iterable[str]) -> dict[str, Type]:
             raise ArgumentError(f"no input is named {name!r}; want of {', '.join(types)}")
         types[name] = replace(types[name], shape=Type.parse(f"f32[{written}]").shape)
     return types
+
+
+def _given(types: Mapping[str, Type], seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: _random(rng, made) for name, made in types.items()}
 
 
 def _random(rng: np.random.Generator, made: Type) -> Any:

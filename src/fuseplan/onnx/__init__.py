@@ -5,6 +5,7 @@
 - model: `load`, and the model that runs; files: models on disk
 - reader: a model as a graph; table: the graph's operators of each of ONNX's; windows: rows with windows
 - runtime: what runs the operators that no plan computes; writing: models with plans as functions
+- profiling: the time of each operator
 - given, protos: ONNX's messages as values of ours
 """
 

@@ -20,10 +20,12 @@ from fuseplan.graph.type import Type, type_of
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.onnx.files import model_of
+from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
-from fuseplan.onnx.runtime import Onnx, evaluator, runtime_of
+from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, runtime_of
 from fuseplan.onnx.writing import Written, written
+from fuseplan.reports.profile import Profile, profiled
 from fuseplan.reports.report import Report
 from fuseplan.reports.runs import report_of
 from fuseplan.reports.tried import Tried, tried
@@ -134,6 +136,25 @@ class OnnxModel:
         """
         _, _, cut = self._cut(types)
         return tried(cut, name)
+
+    def profile(self, input_feed: Mapping[str, Any]) -> Profile:
+        """The time of each operator, by ONNX Runtime with its fusions off, and the plans that would pay.
+
+        Nothing of ours is compiled. The model runs ten times.
+
+        Args:
+            input_feed: as for `run`.
+
+        Raises:
+            ArgumentError: as for `run`.
+            BuildError: ONNX Runtime is not installed.
+        """
+        given = {name: _array(each) for name, each in input_feed.items()}
+        types = {name: _given_type(each) for name, each in given.items()}
+        _, found, cut = self._cut(types)
+        seconds = seconds_of(self._proto, found.protos, given, self._target.threads)
+        told = report_of(place(cut, schedule(cut)), self._target)
+        return profiled(told, found.graph, self._target, RUNTIME, seconds)
 
     def fused(self, types: Mapping[str, Type] | None = None) -> Written:
         """The model as ONNX's message with a function for each plan, which any runtime of ONNX runs.

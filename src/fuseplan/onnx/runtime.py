@@ -79,6 +79,21 @@ def runtime_of(model: Any, threads: int) -> Callable[[Sequence[str], Mapping[str
     Raises:
         BuildError: it is not installed.
     """
+    session = session_of(model, threads)
+    return lambda wanted, given: session.run(list(wanted), dict(given))
+
+
+def session_of(model: Any, threads: int, *, profiled: str = "") -> Any:
+    """ONNX Runtime's session of a model on the CPU.
+
+    Args:
+        model: ONNX's message.
+        threads: the most that run an operator.
+        profiled: where to write the times of single operators, which then are those of the model, unfused.
+
+    Raises:
+        BuildError: it is not installed.
+    """
     if importlib.util.find_spec("onnxruntime") is None:
         raise BuildError(f"onnxruntime is not installed: {installing('onnx', 'onnxruntime')}")
     import onnxruntime
@@ -86,9 +101,11 @@ def runtime_of(model: Any, threads: int) -> Callable[[Sequence[str], Mapping[str
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
+    if profiled:
+        options.enable_profiling, options.profile_file_prefix = True, profiled
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
-    return lambda wanted, given: session.run(list(wanted), dict(given))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
 def evaluator(model: Any) -> Callable[[Node, Sequence[Any]], Sequence[Any]]:

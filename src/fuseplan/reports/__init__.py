@@ -3,5 +3,5 @@
 - report: the record, its text, and its JSON; rows: the records in it
 - books: the report on a cut graph
 - runs: of a run's steps; tried: all plans that were tried for an operator
-- difference: two reports on one model
+- difference: two reports on one model; profile: the time of each operator before a model is fused
 """

@@ -75,6 +75,7 @@ MODEL_BYTES = Limit(2048 * MIB, "bytes", "a file of an ONNX model, its external 
 FOLDED_BYTES = Limit(
     64 * MIB, "bytes", "a value of a model that depends on constants alone", "it is computed at each run"
 )
+PROFILE_BYTES = Limit(1024 * MIB, "bytes", "ONNX Runtime's file of times", "refused")
 REPORT_BYTES = Limit(64 * MIB, "bytes", "a report on a model", "refused")
 SHAPE_ELEMENTS = Limit(
     1024, "elements", "a constant from which the shape of a result is inferred", "the shape is unknown"

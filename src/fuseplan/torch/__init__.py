@@ -4,6 +4,7 @@
     plan_of(layers, src)              the plan of one layer, or of a run of layers
     Fused(*layers)                    a module: torch's layers, run as one kernel
     fuse(module, *example_inputs)     a whole module, with plans in the place of what they compute
+    profile(module, *example_inputs)  the time of each operator before that, and the plans that would pay
     inductor_pass()                   a pass that puts plans into Inductor's graphs
 
 `torch.compile(module, backend="fuseplan")` does the last in torch's graphs, for training too, and
@@ -21,11 +22,12 @@ from fuseplan.torch.fusing import fuse
 from fuseplan.torch.layers import operands_of, operators_of, plan_of
 from fuseplan.torch.modules import Fused
 from fuseplan.torch.operator import run
+from fuseplan.torch.profiling import profile
 
 if TYPE_CHECKING:
     from fuseplan.torch.inductor import inductor_pass
 
-__all__ = ["Fused", "fuse", "inductor_pass", "operands_of", "operators_of", "plan_of", "run"]
+__all__ = ["Fused", "fuse", "inductor_pass", "operands_of", "operators_of", "plan_of", "profile", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fuseplan.errors import ArgumentError
 from fuseplan.graph.find import Cut
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
+from fuseplan.torch.exporting import Exported, exported
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
@@ -38,21 +38,10 @@ def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.M
     Raises:
         ArgumentError: torch.export does not take the module; the error tells why.
     """
-    parameters = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(example_inputs)]
-    devices = {each.device for each in parameters if isinstance(each, torch.Tensor)}
-    if len(devices) != 1:
-        told = ", ".join(sorted(map(str, devices))) or "none"
-        raise ArgumentError(f"a module and its inputs are fused on one device; got {told}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, of its parts
-            program = torch.export.export(module, example_inputs, example_kwargs, strict=False)
-            program = program.run_decompositions({})
-    except Exception as error:  # torch.export raises errors of many kinds
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ArgumentError(f"torch.export does not take {type(module).__name__}: {said}") from error
     made = copy.copy(module)
-    made.fusion = Fused(made, program, devices.pop(), (example_inputs, example_kwargs))
+    made.fusion = Fused(
+        made, exported(module, example_inputs, example_kwargs), (example_inputs, example_kwargs)
+    )
     made.report = made.fusion.report
     made.forward = made.fusion
     return made
@@ -66,24 +55,14 @@ class Fused:
         report: what became of each operator of torch's.
     """
 
-    def __init__(self, module: nn.Module, program: Any, device: torch.device, example: Any) -> None:
-        signature = program.graph_signature
-        if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-            changed = ", ".join(
-                [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-            )
-            raise ArgumentError(f"{type(module).__name__} writes into {changed}: call .eval() before fusing")
-        held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        lifted = signature.inputs_to_lifted_tensor_constants
-        made: Fusion = fused(program.graph_module, device)
+    def __init__(self, module: nn.Module, given: Exported, example: Any) -> None:
+        made: Fusion = fused(given.graph, given.device)
         self.cut: Cut = made.cut
-        self.report: Report = report_of(made, device)
+        self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
-        self._held = [_place(module, path) for path in held.values()]
-        self._constants = [program.constants[name] for name in lifted.values()]
-        self._out = program.call_spec.out_spec
-        self._in = program.call_spec.in_spec
+        self._held, self._constants = given.held(module), given.constants
+        self._in, self._out = given.program.call_spec.in_spec, given.program.call_spec.out_spec
         self._form, self._mode, self._is_told = _form(example), module.training, False
 
     @untraced
@@ -117,12 +96,6 @@ class Fused:
                 stacklevel=4,
             )
         return type(self._module).forward(self._module, *inputs, **kwargs)
-
-
-def _place(module: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """The submodule that has a parameter or buffer, and its name there."""
-    owner, _, name = path.rpartition(".")
-    return module.get_submodule(owner), name
 
 
 def _form(given: Any) -> Form:
