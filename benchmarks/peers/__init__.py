@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.gpu_fused import CublasLt, Cudnn, CudnnChannelsLast, CudnnFolded
+from benchmarks.peers.gpu_fused import (
+    CublasLt,
+    Cudnn,
+    CudnnAttention,
+    CudnnChannelsLast,
+    CudnnFolded,
+    FlashAttention,
+)
 from benchmarks.peers.ncnn_peer import Ncnn
 from benchmarks.peers.onnx_peers import OpenVino, UnfusedOnnxRuntime
 from benchmarks.peers.ours import FuseplanPlain, FuseplanStrict
@@ -15,12 +22,14 @@ ON_CPU = (
     UnfusedOnnxRuntime,
 )  # fmt: skip
 ON_GPU = (
-    *FORMS, FuseplanPlain, Cudnn, CudnnChannelsLast, CudnnFolded, CublasLt, *TORCH[:2], TorchSteps,
-    UnfusedFirst, UnfusedLast, TORCH[2], TorchCompileDefault, TORCH[3],
+    *FORMS, FuseplanPlain, Cudnn, CudnnChannelsLast, CudnnFolded, CudnnAttention, FlashAttention, CublasLt,
+    *TORCH[:2], TorchSteps, UnfusedFirst, UnfusedLast, TORCH[2], TorchCompileDefault, TORCH[3],
 )  # fmt: skip
 KNOWN = {
     False: Known(
         by_name(*ON_CPU), ("onnxruntime", "torch", "torch.compile", "ncnn", "openvino"), always=(OURS,)
     ),
-    True: Known(by_name(*ON_GPU), (OURS, f"{OURS}:plain", "cudnn", "cublaslt", "torch", "torch.compile")),
+    True: Known(
+        by_name(*ON_GPU), (OURS, f"{OURS}:plain", "cudnn", "flash", "cublaslt", "torch", "torch.compile")
+    ),
 }

@@ -11,6 +11,7 @@ from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_eager import as_taken, of_gpu
+from fuseplan.measure.torch_stages import sdpa_of
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -107,6 +108,40 @@ def _convolution(held: Tensors, steps: Sequence[Layer], weight: Tensor, bias: Te
     else:
         call = partial(torch.cudnn_convolution_relu, held["src"], weight, bias, *how)
     return Prepared(call, call)
+
+
+class CudnnAttention(Library):
+    """cuDNN's attention, through torch."""
+
+    name = "cudnn:attention"
+    function = "_scaled_dot_product_cudnn_attention"
+    fixed: Sequence[Any] = (None, False, 0.0)  # no bias, no logarithms of sums, no dropout
+
+    def takes(self, plan: FusionPlan) -> bool:
+        """Attention alone."""
+        return _words(plan) == ("attention",)
+
+    def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
+        """Binds the function."""
+        import torch
+
+        held = self.held(plan, copies)
+        key, value, options = sdpa_of(plain_layers(plan)[0])
+        function, scale = getattr(torch.ops.aten, self.function), options["scale"]
+        how = (*self.fixed, options["is_causal"])
+
+        def call() -> Tensor:
+            return function(held["src"], held[key], held[value], *how, scale=scale)[0]
+
+        return Prepared(call, call)
+
+
+class FlashAttention(CudnnAttention):
+    """FlashAttention 2, through torch."""
+
+    name = "flash"
+    function = "_scaled_dot_product_flash_attention"
+    fixed = (0.0,)
 
 
 class CublasLt(Library):

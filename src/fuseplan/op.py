@@ -27,6 +27,7 @@ from fuseplan.language.declarations import (
     SAMPLE_TENSORS,
     Along,
     Array,
+    Beside,
     Operand,
     OperandField,
     Parameter,
@@ -55,7 +56,7 @@ class Op(ABC):
 
     Attributes:
         name: its word in a plan's text, PyTorch's where PyTorch has one; made from the class's name.
-        kind: `contraction`, `normalization` or `elementwise`.
+        kind: `contraction`, `normalization`, `attention` or `elementwise`.
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
@@ -153,10 +154,13 @@ class Op(ABC):
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
         per = declared.per(self, src) if callable(declared.per) else declared.per
         block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
+        spec: TensorSpec | Dense | None = self.output(src) if per == "element" else None
         if isinstance(per, str):
             axes, word, shape = PER[per](src), per, extents(src, per, block)
         elif isinstance(per, Along):
             axes, word, shape = per.axes, "axes", per.shape
+        elif isinstance(per, Beside):
+            axes, word, shape, spec = (), "beside", per.spec.shape, per.spec
         else:
             axes, word, shape = (), "weight", per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
@@ -167,7 +171,7 @@ class Op(ABC):
                 got=f"{'x'.join(map(str, shape))} elements of {dtype}",
                 want="at most 2^63 - 1 bytes",
             )
-        return Operand(name, shape, dtype, word, axes, block)
+        return Operand(name, shape, dtype, word, axes, block, spec=spec)
 
     def results(self, src: TensorSpec) -> tuple[Result, ...]:
         """The tensors it gives besides its output, in the order of their declaration."""

@@ -48,6 +48,7 @@ PLANS = (
     "f16[2048x768] -> scale -> softmax",
     "f32[8x65536] -> log_softmax",
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
+    "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")

@@ -104,7 +104,9 @@ def test_operators_are_values() -> None:
 
 def test_operands_say_their_shape_and_dtype() -> None:
     assert Bias().operands(IMAGE) == (Operand("bias", (3,), "f32", "channel", (1,)),)
-    assert Add().operands(IMAGE) == (Operand("other", (2, 3, 4, 5), "f16", "element", (0, 1, 2, 3)),)
+    assert Add().operands(IMAGE) == (
+        Operand("other", (2, 3, 4, 5), "f16", "element", (0, 1, 2, 3), spec=IMAGE),
+    )
     assert Prelu(shared=True).operands(IMAGE) == (Operand("slope", (1,), "f32", "shared"),)
     per_activation = BatchNorm("per_activation").operands(TensorSpec((2, 3, 4, 5), "f64"))
     assert per_activation[0] == Operand("mean", (3, 4, 5), "f64", "activation", (1, 2, 3))
@@ -123,7 +125,7 @@ def test_operators_have_words_of_their_own() -> None:
 def test_every_operator_is_complete(kind: Any) -> None:
     samples = list(kind.samples())
     assert samples, "samples are what tests and documents are made of"
-    assert kind.kind in ("contraction", "normalization", "elementwise")
+    assert kind.kind in ("contraction", "normalization", "attention", "elementwise")
     assert all(isinstance(op, kind) for _, op in samples)
     for tensor, op in samples:
         src = TensorSpec.parse(tensor)

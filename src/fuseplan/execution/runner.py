@@ -17,6 +17,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
+from fuseplan.language.declarations import IN_PLACE
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arguments import Tensor
@@ -134,7 +135,7 @@ def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Pro
 def packings_of(kernel: Kernel, template: Template, target: Target) -> Packings:
     """How a template's kernel reads each operand."""
     return {
-        operand.key: None if operand.per == "element" else _packing(kernel, template, target, operand)
+        operand.key: None if operand.per in IN_PLACE else _packing(kernel, template, target, operand)
         for operand in kernel.operands
     }
 

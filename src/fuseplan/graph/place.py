@@ -14,7 +14,7 @@ from fuseplan.graph.ops import Reshape
 from fuseplan.graph.schedule import Unit
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.language.layouts import dense, order_of, same_strides
-from fuseplan.language.tensor import TensorSpec
+from fuseplan.language.tensor import Dense, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -162,15 +162,16 @@ class _Placer:
         declared = {each.key: each for each in site.plan.operands}
         bound, given = dict[str, Placed](), dict[str, Held]()
         for key, name in named.items():
-            if declared[key].per == "element":
-                bound[key] = self._as(name, site.plan[declared[key].step].dst)
+            spec = declared[key].spec
+            if spec is not None:
+                bound[key] = self._as(name, spec)
             else:
                 given[key] = self._held(name)
         dst = self._new(self.made.graph.types[site.dst], site.plan.output.element_strides)
         self.made.at[site.dst] = dst
         self._step(Launch(site, src, dst, bound, given))
 
-    def _as(self, name: str, spec: TensorSpec) -> Placed:
+    def _as(self, name: str, spec: TensorSpec | Dense) -> Placed:
         """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere.
 
         The value may lack axes of extent 1 that the operator's tensor has.

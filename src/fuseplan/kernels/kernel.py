@@ -1,8 +1,8 @@
 """The kernel record: what one launch computes, with nothing about how.
 
-A kernel is `prologue -> convolution or reductions -> epilogue`: expressions of one element before and after
-at most one of them. A pointwise plan has neither, and all its stages are the epilogue. Parameter values are
-not in the record: they are given at run time, and two plans that differ only there are one kernel.
+A kernel is `prologue -> centre -> epilogue`: expressions of one element before and after a convolution,
+reductions or attention. A pointwise plan has no centre, and all its stages are the epilogue. Parameter values
+are not in the record: they are given at run time, and two plans that differ only there are one kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fuseplan.kernels.opened import Opened
+from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.parts import Split
@@ -146,7 +147,8 @@ class KernelOperand:
 
     `per` is `channel`, `activation`, `position`, `element`, `blocks` or `shared` of the stage that reads it,
     `weight`, or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where:
-    `prologue` (indexed as src is), `weight`, `between` (per channel), `epilogue` (indexed as dst is).
+    `prologue` (indexed as src is), `weight`, `between` (per channel), `epilogue` (indexed as dst is). Those
+    of attention are per `beside`: they lie as `strides` say, and their role is the operator's name for them.
 
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
     with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
@@ -178,8 +180,7 @@ class KernelOperand:
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
         per = f"{self.per} {self.axes} {self.blocks}".rstrip(" ()") if self.axes else self.per
-        lies = f" strides={_listed(self.strides)}" if self.strides else ""
-        return f"{self.key}: {self.role} per {per} {_dense(self, is_open)}{lies}"
+        return f"{self.key}: {self.role} per {per} {_lies(self, is_open)}"
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,8 @@ class Output:
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
         sign = "updated to" if self.updated else "="
-        lies = _dense(self, is_open)
         after = "" if self.after is None else f" after operator {self.after}"
-        lies = f"{lies} strides={_listed(self.strides)}" if self.strides else lies
-        return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {lies}"
+        return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {_lies(self, is_open)}"
 
 
 @dataclass(frozen=True)
@@ -240,6 +239,7 @@ class Kernel(Opened):
     over: tuple[int, ...] = ()
     between: tuple[Stage, ...] = ()
     open_axis: int | None = None
+    attention: Attend | None = None
 
     @cached_property
     def text(self) -> str:
@@ -249,8 +249,7 @@ class Kernel(Opened):
     def _lines(self) -> Iterator[str]:
         yield f"src: {self._told(self.src)}"
         yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
-        if self.convolution:
-            yield self.convolution.text
+        yield from (centre.text for centre in (self.convolution, self.attention) if centre)
         which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
         yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
         yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
@@ -284,12 +283,12 @@ class Kernel(Opened):
     @cached_property
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
-        contraction = self.convolution.flops if self.convolution else 0
+        centre = sum(each.flops for each in (self.convolution, self.attention) if each)
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
         after = sum(functions(stage.expression) for stage in behind) * self.dst.size
         reduced = sum(functions(each) + 1 for part in self.reductions for each in part.expressions)
-        return contraction + before + after + reduced * self.src.size
+        return centre + before + after + reduced * self.src.size
 
     @property
     def reduced_count(self) -> int:
@@ -396,5 +395,6 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ":".join(map(str, numbers))
 
 
-def _dense(tensor: KernelOperand | Output, is_open: bool) -> str:
-    return str(Dense((OPEN, *tensor.shape[1:]) if is_open else tensor.shape, tensor.dtype))
+def _lies(tensor: KernelOperand | Output, is_open: bool) -> str:
+    lies = f" strides={_listed(tensor.strides)}" if tensor.strides else ""
+    return str(Dense((OPEN, *tensor.shape[1:]) if is_open else tensor.shape, tensor.dtype)) + lies

@@ -10,6 +10,7 @@ from fuseplan.kernels.match import Match
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.parts import Split
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
@@ -33,6 +34,8 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
     if centre is None:
         return _pointwise(steps)
     before, after = steps[: centre.index], steps[centre.index + 1 :]
+    if isinstance(centre.op, Attention):
+        return _attention(steps, centre, after)
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
     if any(step.op.has_parts for step in after):
@@ -45,6 +48,27 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
             *_operands((centre,), "weight"),
             *_operands(after, "epilogue"),
         ),
+    )
+
+
+def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Kernel:
+    """Key, value, and what hides scores or is added to them, are read where they lie."""
+    op = centre.op
+    assert isinstance(op, Attention)  # by its kind
+    kernel = _kernel(steps, (), after)
+    beside = [
+        KernelOperand(
+            each.key, each.per, each.shape, each.dtype, each.name, strides=each.spec.element_strides
+        )
+        for each in centre.operands
+        if each.spec is not None
+    ]
+    made = (_result(each, leaf(each.key)) for each in centre.results)
+    return replace(
+        kernel,
+        attention=op.attend(centre.src),
+        operands=(*beside, *_operands(after, "epilogue")),
+        outputs=(*made, *kernel.outputs),
     )
 
 

@@ -34,8 +34,18 @@ RULES = {
     after:  prologue -> reductions, as often as there are; then prologue -> element formula -> epilogue
     saves:  writing and reading again, once each, the result of every operator but the last
     """,
+    "attention": """Attention and every elementwise operator behind it are one kernel.
+
+    before: scores -> mask -> softmax -> product -> elementwise*, each reading and writing memory
+    after:  a block of scores at a time, in registers; the epilogue is applied to the sums
+    saves:  writing and reading again the scores of every query and key, at least twice each
+    """,
 }
-_NONE = {"contraction": Reason.NO_CONTRACTION, "normalization": Reason.NO_NORMALIZATION}
+_NONE = {
+    "contraction": Reason.NO_CONTRACTION,
+    "normalization": Reason.NO_NORMALIZATION,
+    "attention": Reason.NO_ATTENTION,
+}
 _SEVERAL = {
     frozenset({"contraction"}): Reason.SEVERAL_CONTRACTIONS,
     frozenset({"normalization"}): Reason.SEVERAL_NORMALIZATIONS,
@@ -44,6 +54,7 @@ _SEVERAL = {
 _IN_POINTWISE = {
     "contraction": Reason.CONTRACTION_IN_POINTWISE,
     "normalization": Reason.NORMALIZATION_IN_POINTWISE,
+    "attention": Reason.ATTENTION_IN_POINTWISE,
 }
 
 
@@ -71,9 +82,13 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     second = centres[1].index if len(centres) > 1 else None
     for several, reason in _SEVERAL.items():
         yield claim(second is None or kinds != several, reason, got=met, operator=second)
+    is_alone = second is None or "attention" not in kinds
+    yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
     centre = centres[0].index if centres else len(plan)
+    is_first = rule != "attention" or centre == 0
+    yield claim(is_first, Reason.BEFORE_ATTENTION, got=None if is_first else plan[0].title, operator=centre)
     # A template may read the result of a contraction in parts.
-    beside = [step for step in parted if rule == "normalization" or step.index < centre]
+    beside = [step for step in parted if rule != "contraction" or step.index < centre]
     told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
 

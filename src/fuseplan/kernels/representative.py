@@ -86,7 +86,7 @@ def _summed(step: Step) -> set[int]:
     """The axes of src over which an operator sums."""
     if isinstance(step.op, Normalization):
         return set(step.op.over(step.src))
-    return {step.src.channel_axis} if step.op.kind == "contraction" else set()
+    return {step.src.channel_axis} if step.op.kind in ("contraction", "attention") else set()
 
 
 def _shapes(step: Step) -> list[tuple[int, ...]]:

@@ -23,8 +23,16 @@ class Along:
     shape: Shape
 
 
-# A word of PER, or a function of (op, src): such a word, some axes with other extents, or a weight's shape.
-Per = str | Callable[[Any, TensorSpec], str | Along | Shape]
+@dataclass(frozen=True)
+class Beside:
+    """An operand with axes of its own that a kernel reads where the caller has it; `spec`: how it lies."""
+
+    spec: TensorSpec | Dense
+
+
+# A word of PER, or a function of (op, src): such a word, some axes with other extents, a tensor beside src,
+# or a weight's shape.
+Per = str | Callable[[Any, TensorSpec], str | Along | Beside | Shape]
 
 # The axes that an operand has, of those of src.
 PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
@@ -37,7 +45,8 @@ PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
     "shared": lambda src: (),
 }
 SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
-IN_SRC_DTYPE = ("weight", "element")  # the other operands are few, and kept in the compute dtype
+IN_PLACE = ("element", "beside")  # read where the caller has them; the others are packed
+IN_SRC_DTYPE = ("weight", *IN_PLACE)  # the other operands are few, and kept in the compute dtype
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,14 @@ class Operand:
         dtype: src's for weights and elements, else the compute dtype; there, an array of src's dtype is taken
             too, and widened.
         per: `channel`, `activation`, `element`, `row` (all axes but the channels'), `block` (all axes),
-            `shared`, `axes` for any other axes of src, or `weight` for any other shape.
+            `shared`, `axes` for any other axes of src, `weight` for any other shape, or `beside` for one that
+            is read where the caller has it.
         axes: the axes of src that it has, in its own order; none of a weight.
         block: neighbours along the channels' axis that have one element together.
         key: its name in a plan: its own where it is the first of that name, else `name_2`, `name_3`; "" of an
             operator by itself. Nothing else in the plan has the same.
         step: the index of its operator in the plan.
+        spec: how its tensor lies, where the kernel reads it where the caller has it; None where it is packed.
     """
 
     name: str
@@ -66,6 +77,7 @@ class Operand:
     block: int = 1
     key: str = ""
     step: int = 0
+    spec: TensorSpec | Dense | None = None
 
     def __str__(self) -> str:
         return f"operand `{self.key}`"
@@ -152,7 +164,7 @@ def operand(
         per: `channel` (c elements), `activation` (one image: c and spatial), `element` (the shape of src),
             `shared` (one element), `row` (one for each row), `block` (one for `block` neighbours in a row, a
             field of the operator), or a function of (op, src) that gives one of these words, extents `Along`
-            some axes, or a shape.
+            some axes, a tensor `Beside` src, or a shape.
         when: whether the operator has it.
         dtype: the dtype, from the operator, where that is neither src's nor the compute dtype.
         default: of the field; type checkers read it.

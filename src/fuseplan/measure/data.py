@@ -14,10 +14,11 @@ import numpy as np
 from fuseplan.errors import ArgumentError, did_you_mean
 from fuseplan.language.declarations import Operand
 from fuseplan.language.dtypes import dtype_of
-from fuseplan.language.tensor import MAX_BYTES, TensorSpec
+from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conversion import Scaled
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.plan import FusionPlan
@@ -74,8 +75,9 @@ def random_arrays(
     for step in plan.steps:
         for held in step.operands:
             values = _values(draws, step, held, gain)
-            if held.per == "element":
-                tensors[held.key] = space.fill(space.empty(step.dst), step.dst, values)
+            if held.spec is not None:
+                spec = held.spec
+                tensors[held.key] = space.fill(space.empty(spec), spec, values)
             else:
                 tensors[held.key] = space.rounded(values, held.dtype, plan.src.dtype)
         for old in (each for each in step.results if each.updated):
@@ -102,6 +104,9 @@ def _check_size(plan: FusionPlan) -> None:
 
 def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     values = draws.normal(operand.shape)
+    if isinstance(step.op, Attention) and not dtype_of(operand.dtype).is_float:
+        keys = step.op.attend(step.src).keys
+        return values.clip(0) if operand.dtype == "bool" else (abs(values) * keys).clip(0, keys)
     if operand.per == "weight":
         scaled = values * (gain / math.sqrt(terms(step, operand)))
         return scaled if dtype_of(operand.dtype).is_float else ranged(values, operand.dtype)
@@ -128,9 +133,8 @@ def stored(spec: TensorSpec, values: Tensor) -> Tensor:
 
 def laid_out(plan: FusionPlan, arrays: Tensors) -> dict[str, Tensor]:
     """Copies of what `random_arrays` gave, read from a file, that lie in memory as the plan says."""
-    specs = {"src": plan.src}
-    for step in plan.steps:
-        specs |= {held.key: step.dst for held in step.operands if held.per == "element"}
+    specs: dict[str, TensorSpec | Dense] = {"src": plan.src}
+    specs |= {held.key: held.spec for held in plan.operands if held.spec is not None}
     made = {key: np.array(array) for key, array in arrays.items() if key not in specs}
     for key, spec in specs.items():
         made[key] = empty(spec)

@@ -15,6 +15,7 @@ from fuseplan.language.reduction import Statistic, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
@@ -36,10 +37,23 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     for step in plan.steps:
         if isinstance(step.op, Conv | Product):
             x = applied(step, x, tensors)
+        elif isinstance(step.op, Attention):
+            x, made = attended(step, step.op, x, tensors)
+            results |= made
         else:
             x, made = formed(step, x, {**tensors, **results}, slip=slip)
             results |= made
     return x, results
+
+
+def attended(step: Step, op: Attention, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of attention and its result by key, in float64."""
+    made, space = op.attend(step.src), space_of(x)
+    given = {each.name: tensors[each.key].double() for each in step.operands}
+    dst, sums = x.new_empty(step.dst.shape), x.new_empty(x.shape[:3])
+    largest = space.joins["maximum"]
+    made.evaluate({**given, "query": x}, dst, sums, space.meanings, largest, x.new_tensor)
+    return dst, {each.key: sums for each in step.results}
 
 
 def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:

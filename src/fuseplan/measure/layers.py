@@ -82,8 +82,8 @@ def convolution_of(layer: Layer) -> tuple[Conv, Window]:
 
 
 def running(plan: FusionPlan) -> list[str]:
-    """Keys of the tensors that come anew with every call: `src` and what is given per element."""
-    return ["src", *(operand.key for operand in plan.operands if operand.per == "element")]
+    """Keys of the tensors that come anew with every call: `src` and what is read where it lies."""
+    return ["src", *(operand.key for operand in plan.operands if operand.spec is not None)]
 
 
 def refuse(name: str, layer: Layer) -> CannotRunError:

@@ -60,6 +60,7 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         "layer_norm": _row_norm,
         "rms_norm": _row_norm,
         "gelu": _gelu,
+        "attention": _attention,
         "activation_backward": _activation_backward,
     }
     if layer.name not in makers:
@@ -196,6 +197,27 @@ def _row_norm(functional: Any, layer: Layer) -> Stage:
     function, shape = getattr(functional, layer.name), (layer.step.src.channels,)
     keys, epsilon = [*layer.keys.values()], layer.parameters["epsilon"]
     return lambda x, stored, given: function(x, shape, *(stored[key] for key in keys), eps=epsilon)
+
+
+def _attention(functional: Any, layer: Layer) -> Stage:
+    key, value, options = sdpa_of(layer)
+    function = functional.scaled_dot_product_attention
+    is_grouped = layer.attributes["key_heads"] != 0
+    return lambda x, stored, given: function(x, given[key], given[value], enable_gqa=is_grouped, **options)
+
+
+def sdpa_of(layer: Layer) -> tuple[str, str, dict[str, Any]]:
+    """The keys of key and value, and the arguments of torch's scaled_dot_product_attention.
+
+    Raises:
+        CannotRunError: torch has no such argument.
+    """
+    usual = ("is_causal", "keys", "key_heads", "features", "scale")
+    lacking = [name for name, value in layer.attributes.items() if value and name not in usual]
+    if layer.name != "attention" or lacking:
+        raise CannotRunError(f"torch's attention is not measured with {' and '.join(lacking) or layer.name}")
+    options = {"is_causal": layer.attributes["is_causal"], "scale": layer.attributes["scale"] or None}
+    return layer.keys["key"], layer.keys["value"], options
 
 
 def _gelu(functional: Any, layer: Layer) -> Stage:

@@ -78,6 +78,36 @@ class Reason(Enum):
         "one kernel holds a contraction or an operator with statistics, not both",
         "Split the plan in front of the second of the two",
     )
+    NO_ATTENTION = (
+        "no-attention",
+        "the plan has no attention",
+        f"`attention` takes one; `normalization` and `reduction` take statistics; {OTHERS}",
+    )
+    ATTENTION_IN_POINTWISE = (
+        "attention-in-pointwise",
+        "a pointwise kernel holds elementwise operators alone",
+        "The rule `attention`, and the templates `attention`, take one attention",
+    )
+    ATTENTION_DTYPE = (
+        "attention-dtype",
+        "the template multiplies elements of 16 or 32 bits and computes in f32",
+        "Compile for the CPU, whose `attention` computes f64 too",
+    )
+    HEAD_SIZE = (
+        "head-size",
+        "the queries, keys and values of a tile do not fit the registers of a GPU's program",
+        "Compile for the CPU, whose `attention` takes heads of any size",
+    )
+    BEFORE_ATTENTION = (
+        "before-attention",
+        "the kernel reads src as the factor of the scores, without an operator in front of attention",
+        "Run the operators in front as a plan of their own",
+    )
+    BESIDE_ATTENTION = (
+        "beside-attention",
+        "one kernel holds one attention, and no contraction or statistics beside it",
+        "Split the plan in front of the second of the two",
+    )
     SEVERAL_PARTS = (
         "several-parts",
         "one kernel reads one axis in parts, once",

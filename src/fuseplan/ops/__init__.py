@@ -12,6 +12,7 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
@@ -26,6 +27,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,
     Matmul,
     Linear,
+    Attention,
     *AFFINE,
     Save,
     *ACTIVATIONS,

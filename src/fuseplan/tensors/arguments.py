@@ -168,14 +168,14 @@ def operand_buffer(
     Raises:
         ArgumentError: it has another shape, dtype or, where the kernel reads it in place, another layout.
     """
-    buffer = view(value, operand, in_place=operand.per == "element").read_as(operand.dtype)
-    src, place = plan[operand.step].src, plan[operand.step].dst
+    buffer = view(value, operand, in_place=operand.spec is not None).read_as(operand.dtype)
+    src, place = plan[operand.step].src, operand.spec
     if buffer.shape != operand.shape:
         remedy = _reshaped(plan[operand.step].op, buffer.shape, operand.shape)
         raise _refused(plan, operand, "has the wrong shape", buffer, want_text(operand), remedy)
     if buffer.dtype not in dtypes_taken(operand, src.dtype):
         raise _refused(plan, operand, "has the wrong dtype", buffer, want_text(operand, src.dtype))
-    if operand.per == "element" and not place.same_layout(buffer.strides):
+    if place is not None and not place.same_layout(buffer.strides):
         remedy = "The kernel reads it in place: copy it into that layout, or give the plan's src this layout"
         raise _refused(plan, operand, "has the wrong layout", buffer, str(place), remedy)
     return buffer

@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
-from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.find import Cut, Site, find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.language.tensor import TensorSpec
-from fuseplan.torch.eager import Eager
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import read
@@ -44,11 +42,7 @@ class Fusion:
 
 
 def fused(
-    given: fx.GraphModule,
-    device: torch.device,
-    is_taken: Callable[[Site], bool] = lambda _: True,
-    choose: Mode = "predicted",
-    is_built: bool = True,
+    given: fx.GraphModule, device: torch.device, is_taken: Callable[[Site], bool] = lambda _: True
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -56,8 +50,6 @@ def fused(
         given: the graph.
         device: what its tensors lie on.
         is_taken: whether a site becomes a call; the operators of all others stay torch's.
-        choose: as for `fuse`.
-        is_built: build the kernels, and leave sites to torch whose kernel fails.
     """
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
@@ -65,7 +57,6 @@ def fused(
     cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.ELEMENTWISE, lambda site: not is_taken(site))
-    cut = chosen(cut, Eager(module, found, device), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site)
@@ -127,10 +118,10 @@ class _Writer:
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
-    def _lain(self, node: fx.Node, spec: TensorSpec) -> fx.Node:
+    def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in."""
         order = tuple(_by_stride(spec.element_strides))
-        if order == tuple(range(spec.rank)):
+        if order == tuple(range(len(spec.shape))):
             return node
         if (node, order) not in self._laid_out:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))
@@ -141,8 +132,8 @@ class _Writer:
         if not isinstance(value, str):
             return self._constant(value)
         node, shape = self._makers[value], operand.shape
-        if operand.per == "element":
-            return self._lain(node, site.plan[operand.step].dst)
+        if operand.spec is not None:
+            return self._lain(node, operand.spec)
         if tuple(node.meta["val"].shape) == shape:
             return node
         return self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)

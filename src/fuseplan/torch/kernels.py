@@ -78,8 +78,8 @@ class Kernel:
         self.plan = plan
         self._compiled: CompiledPlan = compile_plan(plan, target, threads=threads)
         self._packed: dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]] = {}
-        read = {each.key: plan[each.step].dst for each in plan.operands if each.per == "element"}
-        specs: dict[str, TensorSpec | Dense] = {**read, **{each.key: each.spec for each in plan.results}}
+        given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
+        specs = {each.key: each.spec for each in given if each.spec is not None}
         self._keys = tuple(each.key for each in given_of(plan))
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}

@@ -37,6 +37,13 @@ def exp(b: Builder, x: Value, form: Format | None = None) -> Value:
     return (q + 1) * b.convert("bitcast", lower, form.element) * b.convert("bitcast", upper, form.element)
 
 
+def exp_below(b: Builder, x: Value) -> Value:
+    """e^x of x that are at most 0: below the normal numbers, 0."""
+    form = format_of(x)
+    q, scale = _scaled_expm1(b, form, at_least(b, x, -form.bias * math.log(2)), 0)
+    return b.fma(scale, q, scale)
+
+
 def expm1(b: Builder, x: Value) -> Value:
     """e^x - 1."""
     form = format_of(x)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import batches, pieces
 
 UNROLL = 4  # steps of a sum that are written out
 
@@ -39,7 +39,7 @@ class Sums:
                 each.set(end)
 
 
-def add_products(sums: Sums, depth: int, operands: Callable[[Index], Operands]) -> None:
+def add_products(sums: Sums, depth: Index, operands: Callable[[Index], Operands]) -> None:
     """sums[row][j] += spread[step, row] * vectors[step][j] over `depth` steps, each product rounded once."""
     b = sums.b
 
@@ -52,4 +52,7 @@ def add_products(sums: Sums, depth: int, operands: Callable[[Index], Operands]) 
                     x = spread(step, row)
                     values[row] = [b.fma(x, each, value) for each, value in zip(line, before, strict=True)]
 
-    pieces(b, depth, UNROLL, steps, name="k")
+    if isinstance(depth, int):
+        pieces(b, depth, UNROLL, steps, name="k")
+    else:
+        batches(b, 0, depth, UNROLL, steps)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.language.attend import Attend
 from fuseplan.language.declarations import PER, broadcast
 from fuseplan.language.dtypes import narrow
-from fuseplan.language.reduction import reduce
+from fuseplan.language.reduction import NUMPY_JOINS, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
@@ -44,6 +45,8 @@ class Interpreter:
         x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
         if kernel.convolution is not None:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+        if kernel.attention is not None:
+            x = self._attend(kernel.attention, x, leaves)
         for reduction in kernel.reductions:
             with np.errstate(all="ignore"):
                 axes = kernel.over or reduced_axes(kernel.reduced_per, x.ndim)
@@ -59,6 +62,17 @@ class Interpreter:
             stages = stages[1:]
         x = self._applied(stages, x, leaves, places, kernel.dst)
         _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
+
+    def _attend(self, attention: Attend, x: Array, leaves: dict[str, Any]) -> Array:
+        """The centre's result with the axes of src; the logarithms of its sums become a leaf."""
+        given = {each.role: leaves[each.key] for each in self.kernel.operands if each.per == "beside"}
+        given["query"] = x.transpose(0, 2, 3, 1)  # b, h, s, d
+        dst = np.empty((*given["query"].shape[:3], attention.features))
+        sums = np.empty(dst.shape[:3])
+        with np.errstate(all="ignore"):
+            attention.evaluate(given, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+        leaves |= {each.key: sums for each in self.kernel.results}
+        return dst.transpose(0, 3, 1, 2)
 
     def _applied(
         self,
@@ -96,7 +110,7 @@ class Interpreter:
 
     def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
         """An array with as many axes as src; a weight as it is."""
-        if of.per == "weight":
+        if of.per in ("weight", "beside"):
             return values
         spec = self.kernel.shape_of(of) if isinstance(of, KernelOperand) else self.kernel.src
         if isinstance(of, KernelOperand) and of.per == "blocks":

@@ -62,10 +62,10 @@ class Shell:
 
 def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
-    middle = [contraction(kernel)] if kernel.convolution else []
+    middle = [contraction(kernel)] if kernel.convolution else ["attention"] if kernel.attention else []
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
-    src = as_rows(kernel.src) if middle and _is_matmul(kernel) else kernel.src
+    src = as_rows(kernel.src) if kernel.convolution and _is_matmul(kernel) else kernel.src
     yield " -> ".join([str(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()

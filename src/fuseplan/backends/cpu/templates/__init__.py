@@ -5,6 +5,7 @@ To add one: a module with a `Template`, and its line in TEMPLATES.
 
 from __future__ import annotations
 
+from fuseplan.backends.cpu.templates.attention import Attention
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.backends.cpu.templates.direct import Direct
@@ -23,6 +24,7 @@ TEMPLATES: tuple[type[Template], ...] = (
     Winograd,
     Planes,
     Direct,
+    Attention,
     Normalization,
     Reduction,
     Pointwise,

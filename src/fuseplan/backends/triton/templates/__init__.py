@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
@@ -14,6 +15,7 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
     GpuNormalization,
     GpuReduction,
+    GpuAttention,
     GpuDepthwise,
     Hopper,
     Product,

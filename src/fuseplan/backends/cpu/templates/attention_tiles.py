@@ -1,0 +1,217 @@
+"""Where attention's tasks, rows and blocks lie: the workspace, the queries turned, keys and values in f32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from fuseplan.backends.attending import Heads, attend_of
+from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.ir_text import I64
+from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.model import itemsize
+from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.transpose import transposed
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+
+MOST = 12  # rows of accumulators in a tile
+LINE = 16  # elements: parts of the workspace begin on a cache line
+
+
+@dataclass(frozen=True)
+class AttentionKnobs(CpuTemplate):
+    """The fields of `Attention`, which says what they mean."""
+
+    vectors: int
+    tiles: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a task's queries and keys are.
+
+    Attributes:
+        batch, head, key_head: its image, the first of its heads, and the head of its keys.
+        row: the first of its rows.
+        low, high: the first key that it sees, and the one past the last.
+        first, last: the places of its first and last query among the keys.
+    """
+
+    batch: Index
+    head: Index
+    key_head: Index
+    row: Index
+    low: Index
+    high: Index
+    first: Index
+    last: Index
+
+
+class AttentionTiles:
+    """The tasks of one kernel, and a thread's own memory.
+
+    Attributes:
+        width: queries of a tile.
+        block: queries of a task, of which there are `blocks` for each group of heads.
+        sums: rows of accumulators.
+        beside: the operands by their names in the operator.
+        padded: elements of a row of results in the workspace.
+        rooms: the parts of the workspace by their names; `size` elements in all.
+    """
+
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
+        self.knobs, self.kernel, self.made = knobs, kernel, attend_of(kernel)
+        self.frame = Frame(knobs, kernel, target, workspace=True)
+        self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.heads = Heads(self.made, self.lanes)
+        self.width = knobs.vectors * self.lanes  # queries of a tile
+        self.block = knobs.tiles * self.width
+        self.blocks = -(-self.heads.rows // self.block)
+        self.sums = min(MOST, (target.vector_registers - 1) // knobs.vectors - 1)
+        self.beside = {each.role: each for each in kernel.operands if each.per == "beside"}
+        self.padded = -(-self.made.features // self.lanes) * self.lanes
+        self.rooms, self.size = self._rooms()
+
+    # ---- the workspace
+
+    def _rooms(self) -> tuple[dict[str, Value], int]:
+        """A thread's own memory: parts by their names, and elements in all."""
+        knobs, made, per_element = self.knobs, self.made, 8 // itemsize(self.kernel)
+        sizes = {
+            "queries": self.block * made.size,
+            "results": self.block * made.features,
+            "scores": (knobs.keys + self.sums) * self.width,
+            "rows": self.lanes * self.padded,
+            **dict.fromkeys(("top", "total", "place", "lse"), self.block),
+        }
+        sizes |= {
+            f"{role}_rows": self.block * per_element for role in ("bias", "mask") if role in self.beside
+        }
+        for role in ("key", "value"):
+            if self._is_copied(role):
+                sizes[role] = (knobs.keys + self.sums) * self.beside[role].shape[-1]
+        padded = {name: -(-size // LINE) * LINE for name, size in sizes.items()}
+        total, rooms = sum(padded.values()), dict[str, Value]()
+        own = self.b.at(self.frame.pointer("workspace"), self.frame.thread * total)
+        start = 0
+        for name, size in padded.items():
+            rooms[name] = self.b.at(own, start)
+            start += size
+        return rooms, total
+
+    def _is_copied(self, role: str) -> bool:
+        """Whether a block of the tensor is widened, or its rows made dense, before it is multiplied."""
+        operand = self.beside[role]
+        return operand.dtype != self.kernel.compute_dtype or operand.strides[-1] != 1
+
+    def room(self, name: str, index: Index = 0) -> Value:
+        """The address of an element of a part of the workspace."""
+        return self.b.at(self.rooms[name], index)
+
+    def task(self, number: Value) -> Task:
+        """The task of a number: blocks of queries one after another, each for all groups of heads."""
+        b, made, heads = self.b, self.made, self.heads
+        per_image = made.heads // heads.members
+        block, group = number // heads.groups, number % heads.groups
+        block = self.blocks - 1 - block if made.is_causal else block
+        head = group % per_image * heads.members
+        batch, row = group // per_image, block * self.block
+        low, high = b.const(0, I64), b.const(made.keys, I64)
+        first: Index = row + made.offset
+        last: Index = b.smaller(row + self.block, heads.rows) + (made.offset - 1)
+        if heads.members > 1:
+            first, last = made.offset, made.queries - 1 + made.offset
+        if made.is_padded:
+            length = b.load(b.at(self.pointer("lengths"), batch, "i32"), "i32")
+            high = self._smaller(high, b.convert("sext", length, I64))
+        if made.is_causal or made.window:
+            high = self._smaller(high, last + (1 if made.is_causal else made.window))
+        if made.window:
+            low = self._larger(low, first - (made.window - 1))
+        return Task(batch, head, head // made.group, row, low, high, first, last)
+
+    def _smaller(self, a: Index, other: Index) -> Value:
+        return self.b.const(self.b.smaller(a, other), I64)
+
+    def _larger(self, a: Index, other: Index) -> Value:
+        left, right = self.b.const(a, I64), self.b.const(other, I64)
+        return self.b.select(self.b.compare("sgt", left, right), left, right)
+
+    def pointer(self, role: str) -> Value:
+        """The address that an operand lies at."""
+        return self.frame.pointer("operand", self.beside[role].key)
+
+    def begin(self, task: Task) -> None:
+        """The queries of all tiles, turned and scaled; where their rows begin in other tensors."""
+        b, made, lanes = self.b, self.made, self.lanes
+        src, kind = self.kernel.src, storage.element_type(self.kernel.src.dtype)
+        n, c, h, s = src.element_strides
+        scale = 1.0 if made.softcap else made.scale
+        with b.loop(0, self.block, lanes, name="group") as group:
+            offsets = []
+            for lane in range(lanes):
+                head, query = self.head_and_query(task, group + lane)
+                offsets.append(task.batch * n + head * h + query * s)
+                self._note(task, group + lane, head, query)
+            for start in range(0, made.size, lanes):
+                count = min(lanes, made.size - start)
+                rows = [
+                    storage.read_at(
+                        b, src.dtype, b.at(self.frame.pointer("src"), at, kind), start * c, count, c
+                    )
+                    for at in offsets
+                ]
+                for place, column in enumerate(transposed(b, rows)[:count]):
+                    b.store(column * scale, self.turned("queries", made.size, group, start + place))
+            for name, value in (("top", -inf), ("total", 0.0)):
+                b.store(b.number(value), self.room(name, group))
+        with b.loop(0, self.block * made.features, lanes, name="element") as element:
+            b.store(b.number(0.0), self.room("results", element))
+
+    def turned(self, name: str, size: int, group: Value, element: Index) -> Value:
+        """The place of one element of some queries: tiles, elements, queries."""
+        tile, within = group // self.width, group % self.width
+        return self.room(name, (tile * size + element) * self.width + within)
+
+    def head_and_query(self, task: Task, row: Value) -> tuple[Index, Index]:
+        """Of a row of the task; rows past the end are the last one."""
+        row = self._smaller(task.row + row, self.heads.rows - 1)
+        if self.heads.members == 1:
+            return task.head, row
+        return task.head + row // self.made.queries, row % self.made.queries
+
+    def _note(self, task: Task, row: Value, head: Index, query: Index) -> None:
+        """Keeps a row's place among the keys, and where it begins in bias and mask."""
+        b, made = self.b, self.made
+        place = b.const(query + made.offset, I64)
+        b.store(b.op(b.element, f"sitofp i64 {place.name} to {b.element}"), self.room("place", row))
+        at = {"b": task.batch, "h": head, "s": query, "t": 0}
+        for role, axes in (("bias", made.bias_axes), ("mask", made.mask_axes)):
+            if axes:
+                steps = zip(axes, self.beside[role].strides, strict=True)
+                where: Index = 0
+                for axis, step in steps:
+                    where = where + at[axis] * step
+                b.store(b.const(where, I64), b.at(self.rooms[f"{role}_rows"], row, I64))
+
+    def rows(self, role: str, task: Task, first: Value, count: Index) -> tuple[Value, int, bool]:
+        """The rows of a block: where they begin, elements from one to the next, and if more may be read."""
+        b, operand = self.b, self.beside[role]
+        n, h, t, step = operand.strides
+        kind, size = storage.element_type(operand.dtype), operand.shape[-1]
+        begin = b.at(self.pointer(role), task.batch * n + task.key_head * h + first * t, kind)
+        if not self._is_copied(role):
+            return begin, t, False
+        with b.loop(0, count, name="row") as row:
+            source = b.at(begin, row * t, kind)
+
+            def copy(at: Index, width: int) -> None:
+                value = storage.read_at(b, operand.dtype, source, at * step, width, step)
+                b.store_first(value, self.room(role, row * size + at), width)
+
+            pieces(b, size, self.lanes, copy, name="element")
+        return self.rooms[role], size, True

@@ -1,0 +1,134 @@
+"""Attention on GPUs: scores block by block, in registers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import log2
+from typing import ClassVar
+
+from fuseplan.backends.attending import Heads, attend_of
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.templates.attention_writer import (
+    FEW,
+    LEAST,
+    AttentionKnobs,
+    AttentionWriter,
+    pieces,
+)
+from fuseplan.kernels.emit import COUNTER_BYTES, Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.language.dtypes import FACTORS, dtype_of
+from fuseplan.messages.reasons import Claim, Reason, claim
+
+WIDEST = 256  # elements of a head
+# Queries and keys of a tile, warps, and stages, for heads of up to so many elements. Of 16-bit elements 128 x
+# 128 with 4 warps spills.
+TILES = {
+    64: ((128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3), (16, 128, 4, 3), (16, 64, 4, 3)),
+    128: ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (16, 64, 4, 3), (16, 32, 4, 3)),
+    256: ((128, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
+}
+SINGLE = ((64, 32, 8, 2), (32, 32, 4, 2), (16, 32, 4, 2))  # of f32: products without tensor cores
+REACHED = {128: 0.62, 64: 0.5, 32: 0.3, 16: 0.12}  # of the peak's products, by the queries of a tile
+EXPONENTIALS = 1.2e12  # scores a second of an H100: maximum, exponential, sum, and the product's factor
+
+
+@dataclass(frozen=True)
+class GpuAttention(AttentionKnobs):
+    """Softmax of scores and a product with it, with the scores in registers alone.
+
+    reads:  src once; key and value once for each tile of queries, most often from the second cache
+    writes: dst once; with the keys in parts, each part's sums to the workspace and back
+    chosen: for every plan with attention
+
+    Attributes:
+        rows: queries of a tile; of few queries, those of all heads that read the same keys.
+        keys: keys of a step.
+        parts: programs that share a tile; each takes a part of the keys, the last one joins the parts.
+        warps: warps of a program.
+        stages: steps whose loads are under way at once.
+    """
+
+    name: ClassVar[str] = "attention"
+    error_scale: ClassVar[str] = "the largest |value|, for scores of size 1"
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.attention is not None, Reason.NO_ATTENTION)
+        made = attend_of(kernel)
+        dtype = kernel.src.dtype
+        is_taken = dtype in FACTORS and kernel.compute_dtype == "f32"
+        yield claim(is_taken, Reason.ATTENTION_DTYPE, got=dtype, want="f16, bf16 or f32", operator=0)
+        size = max(made.size, made.features)
+        yield claim(size <= WIDEST, Reason.HEAD_SIZE, got=size, want=f"at most {WIDEST}", operator=0)
+        yield accuracy_claim(cls.bound(kernel), accuracy)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        made = list(cls._made(kernel, target))
+        fitting = [each for each in made if each.shared_bytes(kernel) <= target.l1_bytes]
+        least = min(made, key=lambda each: each.shared_bytes(kernel))
+        yield from sorted(fitting or [least], key=lambda each: each.seconds(kernel, target))
+
+    @classmethod
+    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
+        made = attend_of(kernel)
+        size = max(sum(pieces(made.size)), sum(pieces(made.features)))
+        listed = next(tiles for most, tiles in TILES.items() if size <= most)
+        heads = Heads(made, FEW)
+        for rows, keys, warps, stages in SINGLE if kernel.src.dtype == "f32" else listed:
+            if rows > LEAST and rows >= 2 * heads.rows:
+                continue
+            tiles = heads.groups * ceil_div(heads.rows, rows)
+            most = min(2 * target.processors // tiles, ceil_div(made.keys, 2 * keys), 64)
+            tried = [cls(rows, keys, 1, warps, fewer) for fewer in range(stages, 0, -1)]
+            fits = (each for each in tried if each.shared_bytes(kernel) <= target.l1_bytes)
+            chosen = next(fits, tried[-1])
+            yield chosen
+            # Of larger tiles in parts, ptxas makes the products wait for one another.
+            if most > 1 and rows < 128 and tiles <= COUNTER_BYTES // 4:
+                yield replace(chosen, parts=most)
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        """Of the tiles whose loads are under way, and of the queries."""
+        made, item = attend_of(kernel), kernel.src.itemsize
+        size, features = sum(pieces(made.size)), sum(pieces(made.features))
+        return item * (self.stages * self.keys * (size + features) + self.rows * size)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        sums = AttentionWriter(self, kernel, self.text).workspace_bytes
+        return model.traffic(kernel, workspace=sums)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        made, heads, rates = attend_of(kernel), Heads(attend_of(kernel), FEW), model.rates(target)
+        tiles = ceil_div(heads.rows, self.rows)
+        rows = self.rows // heads.members if heads.members > 1 else self.rows
+        spans = [made.seen(first * rows, rows) for first in range(tiles)]
+        steps = sum(ceil_div(end - begin, self.keys) + (self.parts - 1) for begin, end in spans)
+        pairs = heads.groups * steps * self.rows * self.keys
+        products = 2 * pairs * (sum(pieces(made.size)) + sum(pieces(made.features)))
+        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
+        scale = rates.half / model.RATES["sm_90"].half
+        # Programs read the keys of a head again from the second cache, at about thrice the memory's rate.
+        again = pairs // self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
+        used = model.fill(tiles * heads.groups * self.parts, target.processors)
+        seconds = max(products / rate + pairs / (EXPONENTIALS * scale), again) / used
+        meeting = 2e-6 if self.parts > 1 else 0.0
+        return round(max(seconds, model.seconds(target, self.traffic(kernel, target))) + meeting, 9)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """Weights rounded to src's dtype, exponentials of scores that are sums, and the sums of the keys."""
+        made, row = attend_of(kernel), dtype_of(kernel.src.dtype)
+        weights = row.epsilon if row.is_narrow else 0.0
+        return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
+
+    def error_bound(self, kernel: Kernel) -> float:
+        return self.bound(kernel)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return AttentionWriter(self, kernel, self.text).source()

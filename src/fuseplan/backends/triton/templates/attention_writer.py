@@ -1,0 +1,379 @@
+"""The text of attention: a tile of queries goes through blocks of keys.
+
+Each row keeps the largest score so far, in units of log2, and the sum of the exponentials of what lies below
+it. When the largest grows, sum and result are corrected. Blocks that every query of the tile sees are written
+without masks; those at the edges of a band, of a length and at the end have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, log2
+
+from fuseplan.backends.attending import Heads, attend_of, image_steps
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    WIDE,
+    Index,
+    Mask,
+    arange,
+    as_index,
+    ceil_div,
+    condition,
+    number,
+    power_of_two,
+    total,
+)
+from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
+from fuseplan.kernels.kernel import Kernel, KernelOperand
+
+LEAST = 16  # the smallest extent of a product's factor
+FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
+LOG2_E = log2(2.718281828459045)
+NOTHING = 'float("-inf")'
+
+
+@dataclass(frozen=True)
+class AttentionKnobs(GpuTemplate):
+    """The fields of `GpuAttention`, which says what they mean."""
+
+    rows: int
+    keys: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def pieces(size: int) -> tuple[int, ...]:
+    """Powers of two that hold a row together: 96 as 64 and 32, where one would be padded to 128."""
+    whole = power_of_two(max(size, LEAST))
+    first = whole // 2
+    rest = power_of_two(max(size - first, LEAST))
+    return (whole,) if first < LEAST or rest >= first or first + rest >= whole else (first, rest)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a row that one product takes: their numbers, and which of them there are."""
+
+    at: Index
+    exists: Mask
+    size: int
+
+
+class AttentionWriter:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
+        self.knobs, self.kernel, self.title, self.made = knobs, kernel, title, attend_of(kernel)
+        self.heads, self.text = Heads(self.made, FEW), Text()
+        self.tiles = ceil_div(self.heads.rows, knobs.rows)
+        self.epilogue = Elementwise(kernel, "epilogue", self.text)
+        self.table = dialect.table(self.text, "tl", kernel.src.dtype, kernel.compute_dtype)
+        self.beside = {each.role: each for each in kernel.operands if each.per == "beside"}
+        spans = [kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values())]
+        self.is_wide = max(spans) + knobs.rows * kernel.src.span // self.made.queries >= WIDE
+        self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
+        # Without anything between product and exponential, the scale is a factor of both.
+        self.factor = self.made.scale * LOG2_E if self._is_plain else 1.0
+
+    @property
+    def _is_plain(self) -> bool:
+        return not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The counters, and each part's sums; nothing where the keys are in one part."""
+        if self.knobs.parts == 1:
+            return 0
+        return COUNTER_BYTES + 4 * self.tiles * self.heads.groups * self.knobs.parts * self._share
+
+    @property
+    def _share(self) -> int:
+        """Numbers of one part: each row's largest score, sum, and sums of features."""
+        return self.knobs.rows * (2 + sum(pieces(self.made.features)))
+
+    def source(self) -> Source:
+        """The whole kernel."""
+        slots = (
+            Slot("src"),
+            *(Slot("operand", each.key) for each in self.beside.values()),
+            *self.epilogue.slots,
+            Slot("dst"),
+            *(Slot("result", each.key) for each in self.kernel.results),
+            *((Slot("workspace"),) if self.knobs.parts > 1 else ()),
+        )
+        shell = Shell(self.kernel, self.title, self.text, slots, entry="attention")
+        with shell.body():
+            self._tile()
+            self._queries()
+            self._loops()
+            if self.knobs.parts > 1:
+                self._meet()
+            else:
+                self._finish()
+        options = (("num_warps", self.knobs.warps), ("num_stages", self.knobs.stages))
+        programs = self.tiles * self.heads.groups
+        return shell.source(programs, options, workspace_bytes=self.workspace_bytes, parts=self.knobs.parts)
+
+    # ---- where the tile lies
+
+    def _tile(self) -> None:
+        """Which heads and queries; the tiles with the most keys begin first."""
+        text, made, heads, rows = self.text, self.made, self.heads, self.knobs.rows
+        self.launched = text.index("program", number("tl.program_id(0)", self.tiles * heads.groups))
+        tile = self.launched % self.tiles
+        tile = text.index("tile", (self.tiles - 1) - tile if made.is_causal else tile)
+        group = text.index("group", self.launched // self.tiles)
+        per_image = made.heads // heads.members
+        self.batch = text.index("batch", (group // per_image).wide(self.is_wide))
+        first = text.index("head", group % per_image * heads.members)
+        self.key_head = text.index("key_head", (first // made.group).wide(self.is_wide))
+        row = text.index("row", tile * rows + arange(rows))
+        self.has_row = text.mask("has_row", row < heads.rows)
+        self.query = text.index("query", row % made.queries if heads.members > 1 else row)
+        head = first + row // made.queries if heads.members > 1 else first
+        self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
+        if heads.members > 1:
+            self.places = (as_index(made.offset), as_index(made.queries - 1 + made.offset))
+            return
+        low = tile * rows
+        high = f"tl.minimum({low + (rows - 1)}, {made.queries - 1})"
+        last = low + (rows - 1) if made.queries % rows == 0 else number(high, made.queries)
+        self.places = (low + made.offset, last + made.offset)
+
+    def _pieces(self, size: int) -> list[Piece]:
+        found, start = list[Piece](), 0
+        for width in pieces(size):
+            at = start + arange(width).wide(self.is_wide)
+            found.append(Piece(at, at < size, width))
+            start += width
+        return found
+
+    def _queries(self) -> None:
+        text, src = self.text, self.kernel.src
+        b, d, h, s = src.element_strides
+        row = self.batch * b + self.head * h + self.query.wide(self.is_wide) * s
+        row = text.index("src_row", row).at(DOWN)
+        self.parts = []
+        for piece in self._pieces(self.made.size):
+            mask = self.has_row.at(DOWN) & piece.exists.at(ACROSS)
+            where = row + (piece.at * d).at(ACROSS)
+            self.parts.append((text.let("queries", f"tl.load(src + {where}{mask.guard()})"), piece))
+        text.line(f"top = tl.full([{self.knobs.rows}], {NOTHING}, tl.float32)")
+        text.line(f"sums = tl.zeros([{self.knobs.rows}], tl.float32)")
+        self.results = []
+        for piece in self._pieces(self.made.features):
+            zeros = f"tl.zeros([{self.knobs.rows}, {piece.size}], tl.float32)"
+            self.results.append((text.let("made", zeros), piece))
+
+    # ---- the keys
+
+    def _loops(self) -> None:
+        """Blocks that some query of the tile sees, from `low` to `high`; all see `begin` to `end`.
+
+        It is one loop: of two, ptxas makes the products wait for one another.
+        """
+        text, made, keys, parts = self.text, self.made, self.knobs.keys, self.knobs.parts
+        first, last = self.places
+        limit = as_index(made.keys)
+        if made.is_padded:
+            length = f"tl.load({self._pointer('lengths')} + {self.batch})"
+            text.line(f"length = tl.minimum(tl.maximum({length}, 0), {made.keys})")
+            limit = Index("length", 0, made.keys)
+        low, high, begin, end = as_index(0), limit, as_index(0), limit
+        if made.is_causal:
+            high, end = _least(high, last + 1), _least(end, first + 1)
+        elif made.window:
+            high, end = _least(high, last + made.window), _least(end, first + made.window)
+        if made.window:
+            low = _most(first - (made.window - 1)) // keys * keys
+            begin = last - (made.window - 1)
+        low, high = text.index("low", low), text.index("high", _most(high))
+        if parts > 1:
+            text.line(
+                f"share = tl.cdiv(tl.maximum({high} - {low.atom}, 0), {keys * parts}) * {keys}",
+                f"low = {low} + tl.program_id(1) * share",
+                f"high = tl.minimum({high}, low + share)",
+            )
+            low, high = Index("low", 0, made.keys), Index("high", 0, made.keys)
+        begin, end = text.index("begin", begin), text.index("end", end)
+        with text.block(f"for first in range({low}, {high}, {keys})"):
+            self._block(limit, begin, end)
+
+    def _block(self, limit: Index, begin: Index, end: Index) -> None:
+        """One block: scores, their exponentials, and the product with the values."""
+        text, made, keys = self.text, self.made, self.knobs.keys
+        key = text.index("key", Index("first", 0, made.keys) + arange(keys))
+        is_whole = limit.constant is not None and made.keys % keys == 0
+        has_key = ALL if is_whole else text.mask("has_key", condition(f"({key} < {limit})"))
+        at, size = self._rows_of("key", key)
+        for place, (query, piece) in enumerate(self.parts):
+            mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
+            where = at.at(ACROSS) + (piece.at * size).at(DOWN)
+            text.line(f"k = tl.load({self._pointer('key')} + {where}{mask.guard()})")
+            text.line(f"scores = tl.dot({query}, k{', scores' if place else ''}{self.exact})")
+        self._scores(key, has_key)
+        hidden = has_key.at(ACROSS) & self._band(key)
+        if hidden:
+            edges = [f"first + {keys} > {end.atom}"]
+            edges += [f"first < {begin.atom}"] if made.window else []
+            with text.block(f"if {' or '.join(edges)}"):
+                text.line(f"scores = tl.where({hidden}, scores, {NOTHING})")
+        scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
+        text.line(
+            f"larger = tl.maximum(top, tl.max(scores, 1){scaled})",
+            f"base = tl.where(larger == {NOTHING}, 0.0, larger)",
+            f"weights = tl.exp2(scores{scaled} - base[:, None])",
+            "correction = tl.exp2(top - base)",
+            "sums = sums * correction + tl.sum(weights, 1)",
+            "top = larger",
+        )
+        factor = "weights" if self.exact else f"weights.to({named(self.kernel.src.dtype)})"
+        at, size = self._rows_of("value", key)
+        for result, piece in self.results:
+            mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
+            where = at.at(DOWN) + (piece.at * size).at(ACROSS)
+            text.line(f"v = tl.load({self._pointer('value')} + {where}{mask.guard()})")
+            text.line(f"{result} = tl.dot({factor}, v, {result} * correction[:, None]{self.exact})")
+
+    def _scores(self, key: Index, has_key: Mask) -> None:
+        """What stands between the product and the exponential, in units of log2."""
+        text, made = self.text, self.made
+        exists = self.has_row.at(DOWN) & has_key.at(ACROSS)
+        if made.softcap:
+            text.line(f"scores = scores * {made.scale / made.softcap!r}")
+            text.line(f"scores = {self.table['tanh']('scores')} * {made.softcap * LOG2_E!r}")
+        elif not self._is_plain:
+            text.line(f"scores = scores * {made.scale * LOG2_E!r}")
+        if made.bias_axes:
+            where, mask = self._spread("bias", key, exists)
+            text.line(f"bias = tl.load({where}{mask.guard()})", f"scores += bias.to(tl.float32) * {LOG2_E!r}")
+        if made.mask_axes:
+            where, mask = self._spread("mask", key, exists)
+            text.line(f"seen = tl.load({where}{mask.guard('0')})")
+            text.line(f"scores = tl.where(seen != 0, scores, {NOTHING})")
+
+    def _band(self, key: Index) -> Mask:
+        """The keys that a query's place lets it see."""
+        made, band = self.made, ALL
+        place, across = (self.query + made.offset).at(DOWN), key.at(ACROSS)
+        if made.is_causal:
+            band = condition(f"({across} <= {place})")
+        if made.window:
+            band = band & condition(f"({across} > {place - made.window})")
+        if made.window and not made.is_causal:
+            band = band & condition(f"({across} < {place + made.window})")
+        return band
+
+    def _pointer(self, role: str) -> str:
+        return argument(Slot("operand", self.beside[role].key))
+
+    def _rows_of(self, role: str, key: Index) -> tuple[Index, int]:
+        """Where the rows of key or value begin, and from one of their elements to the next."""
+        b, h, t, step = self.beside[role].strides
+        at = self.batch * b + self.key_head * h + key.wide(self.is_wide) * t
+        return self.text.index(f"{role}_row", at), step
+
+    def _spread(self, role: str, key: Index, exists: Mask) -> tuple[str, Mask]:
+        """The addresses of a tensor with some axes of the scores, and which of them there are."""
+        operand: KernelOperand = self.beside[role]
+        axes = self.made.bias_axes if role == "bias" else self.made.mask_axes
+        known = {"b": self.batch, "h": self.head.at(DOWN), "s": self.query.at(DOWN), "t": key.at(ACROSS)}
+        where = total(known[axis] * step for axis, step in zip(axes, operand.strides, strict=True))
+        is_row = "s" in axes or ("h" in axes and self.heads.members > 1)
+        mask = (
+            exists if is_row else Mask(tuple(term for term in exists.terms if ACROSS in term), exists.vectors)
+        )
+        return f"{self._pointer(role)} + {where}", mask
+
+    # ---- the end
+
+    def _meet(self) -> None:
+        """Keeps this part's numbers; the last program of a tile joins them all, in order, and goes on."""
+        text, rows, parts, share = self.text, self.knobs.rows, self.knobs.parts, self._share
+        counter = f"workspace + {self.launched}"
+        text.line(
+            f"shares = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type(tl.float32))",
+            f"shares += {self.launched.wide()} * {parts * share}",
+            f"within = tl.arange(0, {rows})",
+        )
+        places, start = [("top", "within"), ("sums", f"{rows} + within")], 2 * rows
+        for result, piece in self.results:
+            inside = f"within[:, None] * {piece.size} + tl.arange(0, {piece.size})[None, :]"
+            places.append((result, f"{start} + {inside}"))
+            start += rows * piece.size
+        text.line(f"own = shares + tl.program_id(1) * {share}")
+        text.line(*(f"tl.store(own + {at}, {name}, cache_modifier='.cg')" for name, at in places))
+        text.line(
+            "tl.debug_barrier()",
+            f"arrived = tl.atomic_add({counter}, 1, sem='acq_rel', scope='gpu')",
+        )
+        with text.block(f"if arrived == {parts - 1}"):
+            text.line("tl.debug_barrier()", f"tl.store({counter}, 0)")
+            text.line(*(f"{name} = tl.load(shares + {at}, cache_modifier='.cg')" for name, at in places))
+            with text.block(f"for part in range(1, {parts})"):
+                text.line(f"other = shares + part * {share}")
+                loads = [f"tl.load(other + {at}, cache_modifier='.cg')" for _, at in places]
+                text.line(
+                    f"other_top = {loads[0]}",
+                    "larger = tl.maximum(top, other_top)",
+                    f"base = tl.where(larger == {NOTHING}, 0.0, larger)",
+                    "mine = tl.exp2(top - base)",
+                    "theirs = tl.exp2(other_top - base)",
+                    "top = larger",
+                    f"sums = sums * mine + {loads[1]} * theirs",
+                )
+                for (name, _), load in zip(places[2:], loads[2:], strict=True):
+                    text.line(f"{name} = {name} * mine[:, None] + {load} * theirs[:, None]")
+            self._finish()
+
+    def _finish(self) -> None:
+        """The results, divided by the sums, through the epilogue; and the logarithms of the sums."""
+        text, made, dst = self.text, self.made, self.kernel.dst
+        text.line("divisor = tl.where(sums == 0, 1.0, sums)")
+        steps = dst.element_strides
+        inner = image_steps(dst.shape, steps)
+        places = (self.head, self.query.wide(self.is_wide))
+        row = self.batch * steps[0] + places[0] * steps[2] + places[1] * steps[3]
+        row = text.index("dst_row", row).at(DOWN)
+        within = (places[0] * inner[2] + places[1] * inner[3]).at(DOWN)
+        for result, piece in self.results:
+            made_of = text.let("result", f"{result} / divisor[:, None]")
+            ends = piece.exists.at(ACROSS)
+            mask = self.has_row.at(DOWN) & ends
+            element = row + (piece.at * steps[1]).at(ACROSS)
+            inside = within + (piece.at * inner[1]).at(ACROSS)
+            channel = str(piece.at.at(ACROSS))
+            place = Place(f"({element})", channel, f"({inside})", str(mask), str(ends))
+            self.epilogue.store(made_of, place)
+        for each in self.kernel.results:
+            at = self.batch * (made.heads * made.queries) + self.head * made.queries + self.query
+            address = f"{argument(Slot('result', each.key))} + {at}"
+            value = f"top * {log(2)!r} + tl.log(sums)"
+            text.line(f"tl.store({address}, {value}{self.has_row.guard(other='')})")
+
+
+def _least(first: Index, second: Index) -> Index:
+    """The smaller of two numbers."""
+    if first.constant is not None and second.constant is not None:
+        return as_index(min(first.constant, second.constant))
+    if first.high <= second.low or second.high <= first.low:
+        return first if first.high <= second.low else second
+    low, high = min(first.low, second.low), min(first.high, second.high)
+    return Index(f"tl.minimum({first}, {second})", low, high)
+
+
+def _most(index: Index) -> Index:
+    """The number, or 0 where it is negative."""
+    if index.low >= 0:
+        return index
+    return as_index(0) if index.high <= 0 else Index(f"tl.maximum({index}, 0)", 0, index.high)

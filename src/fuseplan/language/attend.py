@@ -1,0 +1,166 @@
+"""Attention as a record: the extents of its tensors, which keys a query sees, and what its scores are.
+
+The float64 meaning is written here once, for NumPy's arrays and torch's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import Any
+
+import numpy as np
+
+ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
+
+
+@dataclass(frozen=True)
+class Attend:
+    """dst[b, h, s] = sum over t of softmax(score)[t] * value[b, g, t], where g = h // (heads // key_heads).
+
+    score = scale * sum over d of src[b, h, s, d] * key[b, g, t, d], then softcap * tanh(score / softcap)
+    where there is a softcap, then plus the bias.
+
+    Attributes:
+        batch, heads, queries, size: extents of src: b, h, s, d.
+        key_heads, keys: extents of key and value: g, t.
+        features: elements of a row of value and of dst.
+        scale: of the products.
+        softcap: the bound of the scores; 0 for none.
+        is_causal: a query at place p sees the keys up to p.
+        window: it sees the keys less than `window` places away; 0 for all.
+        offset: the place of the first query, counted in keys.
+        bias_axes, mask_axes: the axes among b, h, s, t of what is added to the scores, and of a mask that is
+            true where a query sees a key; "" for none.
+        is_padded: each image has a length, and no query sees the keys from there on.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    size: int
+    key_heads: int
+    keys: int
+    features: int
+    scale: float
+    softcap: float
+    is_causal: bool
+    window: int
+    offset: int
+    bias_axes: str
+    mask_axes: str
+    is_padded: bool
+
+    @property
+    def text(self) -> str:
+        """All fields in one line; those of scores and masks only where they are not as usual."""
+        query, key = (
+            f"{heads}x{rows}x{self.size}"
+            for heads, rows in ((self.heads, self.queries), (self.key_heads, self.keys))
+        )
+        line = f"attention {query} key={key} features={self.features} scale={self.scale!r}"
+        unusual = (
+            ("causal", self.is_causal),
+            (f"window={self.window}", self.window),
+            (f"offset={self.offset}", self.offset and (self.is_causal or self.window)),
+            (f"softcap={self.softcap!r}", self.softcap),
+            (f"bias={self.bias_axes}", self.bias_axes),
+            (f"mask={self.mask_axes}", self.mask_axes),
+            ("lengths", self.is_padded),
+        )
+        return " ".join([line, *(words for words, applies in unusual if applies)])
+
+    @property
+    def group(self) -> int:
+        """Heads of src that read the same keys."""
+        return self.heads // self.key_heads
+
+    @property
+    def extents(self) -> Mapping[str, int]:
+        """Of the scores, by the letter of the axis."""
+        return {"b": self.batch, "h": self.heads, "s": self.queries, "t": self.keys}
+
+    @property
+    def is_banded(self) -> bool:
+        """Whether the keys that a query sees depend on its place."""
+        return self.is_causal or bool(self.window)
+
+    def seen(self, first: int, count: int = 1) -> tuple[int, int]:
+        """The first key that some of `count` queries from `first` on may see, and the one past the last.
+
+        Lengths and masks are not counted.
+        """
+        low, high = 0, self.keys
+        if self.window:
+            low = max(low, first + self.offset - self.window + 1)
+            high = min(high, first + count - 1 + self.offset + self.window)
+        if self.is_causal:
+            high = min(high, first + count + self.offset)
+        return low, max(low, high)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it may see, over all heads."""
+        spans = (self.seen(query) for query in range(self.queries))
+        each = sum(end - begin for begin, end in spans) if self.is_banded else self.queries * self.keys
+        return self.batch * self.heads * each
+
+    @property
+    def flops(self) -> int:
+        """Two a product, of the pairs that the places allow."""
+        return 2 * self.pairs * (self.size + self.features)
+
+    def evaluate(
+        self,
+        given: Mapping[str, Any],
+        dst: Any,
+        sums: Any,
+        meanings: Mapping[str, Callable[..., Any]],
+        largest: Callable[..., Any],
+        like: Callable[[Any], Any] = np.asarray,
+    ) -> None:
+        """Writes dst, and in `sums` the logarithm of each query's sum of exponentials, in float64.
+
+        Args:
+            given: `query` (b, h, s, d), `key`, `value`, and `bias`, `mask`, `lengths` where there are such.
+            dst: (b, h, s, features).
+            sums: (b, h, s).
+            meanings: of the scalar functions for tensors of this kind.
+            largest: the maximum over axes, likewise.
+            like: makes a tensor of this kind of a NumPy array.
+        """
+        where = meanings["where"]
+        for batch, head, rows in self._blocks():
+            at = {"b": batch, "h": head, "s": rows, "t": slice(None)}
+            keys = slice(max(0, int(given["lengths"][batch])) if self.is_padded else None)
+            key, value = (given[name][batch, head // self.group][keys] for name in ("key", "value"))
+            scores = given["query"][batch, head, rows] @ key.swapaxes(0, 1) * self.scale
+            if self.softcap:
+                scores = meanings["tanh"](scores / self.softcap) * self.softcap
+            if self.bias_axes:
+                scores = scores + given["bias"][tuple(at[axis] for axis in self.bias_axes)][..., keys]
+            if self.mask_axes:
+                mask = given["mask"][tuple(at[axis] for axis in self.mask_axes)][..., keys]
+                scores = where(mask == 0, -inf, scores)
+            if self.is_banded:
+                scores = where(like(self._hidden(rows))[..., keys] > 0, -inf, scores)
+            top = largest(scores, 1, keepdims=True) if scores.shape[1] else scores.sum(1)[:, None] - inf
+            top = where(top == -inf, 0.0, top)
+            weights = meanings["exp"](scores - top)
+            total = weights.sum(1)[:, None]
+            dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
+            sums[batch, head, rows] = (meanings["log"](total) + top)[:, 0]
+
+    def _blocks(self) -> Iterator[tuple[int, int, slice]]:
+        """Some queries of one head at a time."""
+        firsts = range(0, self.queries, ROWS)
+        for batch, head, first in product(range(self.batch), range(self.heads), firsts):
+            yield batch, head, slice(first, min(first + ROWS, self.queries))
+
+    def _hidden(self, rows: slice) -> Any:
+        """1 for each key that a query's place hides from it, else 0."""
+        apart = np.arange(self.keys) - np.arange(rows.start, rows.stop)[:, None] - self.offset
+        hidden = apart > 0 if self.is_causal else np.zeros(apart.shape, bool)
+        return (hidden | (abs(apart) >= self.window) if self.window else hidden).astype(np.float64)

@@ -1,0 +1,199 @@
+"""Attention: a softmax of scores, and a product with it; the scores are in no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite, sqrt
+
+import numpy as np
+
+from fuseplan.errors import PlanError
+from fuseplan.language import layouts
+from fuseplan.language.attend import Attend
+from fuseplan.language.declarations import Array, Beside, operand, result
+from fuseplan.language.extents import is_integer, outermost_first
+from fuseplan.language.fields import real, refused, true_or_false
+from fuseplan.language.reduction import NUMPY_JOINS
+from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.messages.excerpt import shown
+from fuseplan.op import Op, operator
+from fuseplan.scalar import NUMPY
+
+AXES = "bhst"  # of the scores
+COUNTS = ("keys", "key_heads", "features", "window")
+
+
+def _key(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(op.lying(src, op.attend(src).size))
+
+
+def _value(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(op.lying(src, op.attend(src).features))
+
+
+def _bias(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(Dense(op.extents(src, op.bias_axes), src.dtype))
+
+
+def _mask(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(Dense(op.extents(src, op.mask_axes), "bool"))
+
+
+def _lengths(op: Attention, src: TensorSpec) -> Beside:
+    return Beside(Dense(op.extents(src, "b"), "i32"))
+
+
+@operator
+class Attention(Op):
+    """sum over t of softmax(score)[t] * value[b, g, t]; score = scale * src . key[b, g, t]
+
+    As torch.nn.functional.scaled_dot_product_attention. src has the logical axes b, h, s and d: images,
+    heads, queries and the elements of a head; `bshd of bhsd` has the heads inside of the queries. key is (b,
+    key_heads, keys, d), value (b, key_heads, keys, features), dst (b, h, s, features). They lie in the order
+    of src: with its strides where they have its shape, else without gaps. Of the heads h, h // key_heads
+    neighbours read one head of key and value (torch's enable_gqa). A query that sees no key gives zeros.
+
+    Attributes of 0 are as usual: as many `keys`, `key_heads` and `features` as src has, a `scale` of
+    1 / sqrt(d), no `softcap`, and no `window`.
+
+    The query s is at place s + offset among the keys. With `is_causal` it sees the keys up to its place:
+    torch's upper left corner; an `offset` of keys - s is the lower right one. With a `window` it sees those
+    less than so many places away. With `is_padded`, `lengths` (b) has the number of keys of each image; those
+    behind are not read.
+
+    `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
+    its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
+    where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
+    exponentials, in the compute dtype; minus infinity where no key is seen.
+    """
+
+    kind = "attention"
+    torch = "scaled_dot_product_attention"
+    onnx = "Attention"
+
+    key = operand(_key)
+    value = operand(_value)
+    bias = operand(_bias, when=lambda op: bool(op.bias_axes))
+    mask = operand(_mask, when=lambda op: bool(op.mask_axes), dtype=lambda op: "bool")
+    lengths = operand(_lengths, when=lambda op: op.is_padded, dtype=lambda op: "i32")
+    lse = result("row", when=lambda op: op.return_lse)
+    is_causal: bool = False
+    keys: int = 0
+    key_heads: int = 0
+    features: int = 0
+    scale: float = 0.0
+    offset: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    bias_axes: str = ""
+    mask_axes: str = ""
+    is_padded: bool = False
+    return_lse: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("is_causal", "is_padded", "return_lse"):
+            true_or_false(self.name, name, getattr(self, name))
+        for name in (*COUNTS, "offset"):
+            value, least = getattr(self, name), 0 if name in COUNTS else 1 - 2**31
+            if not is_integer(value) or not least <= value < 2**31:
+                raise refused(self.name, name, f"must be a whole number from {least}", got=shown(value))
+            self._set(name, int(value))
+        for name in ("scale", "softcap"):
+            value = real(self.name, name, getattr(self, name))
+            if not isfinite(value) or (name == "softcap" and value < 0):
+                raise refused(self.name, name, "must be finite, and a softcap not negative", got=shown(value))
+            self._set(name, value)
+        for name in ("bias_axes", "mask_axes"):
+            self._check_axes(name, getattr(self, name))
+
+    def _check_axes(self, name: str, word: object) -> None:
+        is_right = isinstance(word, str) and word == "".join(each for each in AXES if each in word)
+        if not is_right or str(word)[-1:] not in ("", "t"):
+            want = "letters of bhst in this order, t among them, such as hst"
+            raise refused(self.name, name, "must be axes of the scores", got=shown(word), want=want)
+
+    @property
+    def reads(self) -> str:
+        """The last axis."""
+        return "rows"
+
+    def attend(self, src: TensorSpec) -> Attend:
+        """The record of the centre.
+
+        Raises:
+            PlanError: src has another rank, or its heads are no multiple of the keys' heads.
+        """
+        if src.rank != 4:
+            want = "four logical axes: images, heads, queries and the elements of a head"
+            raise PlanError(f"{self.name} reads tensors of four axes", got=str(src), want=want)
+        batch, heads, queries, size = src.shape
+        key_heads = self.key_heads or heads
+        if heads % key_heads:
+            raise refused(self.name, "key_heads", "must divide the heads", got=f"{key_heads}, of {heads}")
+        return Attend(
+            batch, heads, queries, size, key_heads, self.keys or queries, self.features or size,
+            self.scale or 1 / sqrt(size), self.softcap, self.is_causal, self.window, self.offset,
+            self.bias_axes, self.mask_axes, self.is_padded,
+        )  # fmt: skip
+
+    def extents(self, src: TensorSpec, axes: str) -> tuple[int, ...]:
+        """Of a tensor with these axes of the scores."""
+        known = self.attend(src).extents
+        return tuple(known[axis] for axis in axes)
+
+    def lying(self, src: TensorSpec, size: int) -> TensorSpec:
+        """How key and value lie: as src, or without gaps in its order."""
+        made = self.attend(src)
+        return _like(src, (made.batch, made.key_heads, made.keys, size))
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """(b, h, s, features) in the order of src, without gaps.
+
+        Raises:
+            PlanError: as `attend`.
+        """
+        shape = (*src.shape[:3], self.attend(src).features)
+        return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
+
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
+        """The softmax and the product in float64."""
+        return self.evaluate(src, operands, parameters, names=names)[0]
+
+    def evaluate(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        slip: float = 0.0,
+        names: str | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """The softmax and the product in float64, and the logarithms of the sums."""
+        made = self.attend(TensorSpec(np.shape(src), "f64", names))
+        dst, sums = np.empty((*src.shape[:3], made.features)), np.empty(src.shape[:3])
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            made.evaluate({**operands, "query": src}, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+        return dst, {"lse": sums} if self.return_lse else {}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Both orders of the axes, grouped heads, other extents of keys, and everything that hides keys."""
+        yield "f32[2x3x5x8, bhsd]", cls()
+        yield "f32[2x3x5x7, bhsd]", cls(is_causal=True, return_lse=True)
+        yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
+        yield "f32[2x2x3x16, bhsd]", cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
+        yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
+
+
+def _like(src: TensorSpec, shape: tuple[int, ...], *, is_dense: bool = False) -> TensorSpec:
+    """A tensor with the strides of src where it has its shape, else in the same order without gaps."""
+    if shape == src.shape and not is_dense:
+        return src
+    strides = layouts.dense(shape, outermost_first(src.element_strides))
+    return TensorSpec(shape, src.dtype, strides=strides, names=src.names)

@@ -1,0 +1,103 @@
+"""Attention on CPUs, and on GPUs in Triton's interpreter: every candidate beside float64."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forced import forced
+from fuseplan.backends.cpu.templates.attention import Attention
+from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention_writer import pieces
+from fuseplan.compile import compile as compile_plan
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.measure.data import deviation, evaluated, random_arrays
+from fuseplan.measure.ground import allowed_deviation
+from fuseplan.plans.plan import FusionPlan
+from interpreted import assert_interpreted
+
+CPU, GPU = parse_target("cpu"), parse_target("triton:sm_90")
+PLANS = (
+    "f32[2x3x5x8, bhsd] -> attention",
+    "f16[1x2x130x80, bhsd] -> attention(is_causal=True, return_lse=True)",
+    "bf16[2x4x70x96, bshd of bhsd] -> attention(key_heads=2, keys=99, is_causal=True, offset=29) -> add",
+    "f16[1x8x1x64, bhsd] -> attention(key_heads=2, keys=1000, return_lse=True) -> bias",
+    "f32[1x2x200x40, bhsd] -> attention(window=70, is_causal=True, is_padded=True)",
+    "f32[1x2x150x33, bhsd] -> attention(window=40, features=17)",
+    "f32[1x2x20x40, bhsd] -> attention(is_causal=True, offset=-7, return_lse=True)",
+    "f32[2x6x5x33, bhsd] -> attention(key_heads=2, keys=70, bias_axes=ht, mask_axes=hst, softcap=2.0)",
+    "f32[1x2x33x32, bhsd] -> attention(scale=-0.3, bias_axes=bhst)",
+    "f32[2x3x33x33, bhds of bhsd] -> attention(return_lse=True) -> save(a) -> gelu -> add(other=a)",
+)
+DOUBLE = "f64[1x2x37x20, bhsd] -> attention(is_causal=True, return_lse=True)"
+
+
+def candidates(kind: type[Template], text: str, target: Any) -> list[Template]:
+    return list(kind.candidates(lower(match(FusionPlan.parse(text))), target, "default"))
+
+
+def ends(kind: type[Template], texts: tuple[str, ...], target: Any) -> Iterator[Any]:
+    """The first and the last candidate of each plan."""
+    for text in texts:
+        listed = candidates(kind, text, target)
+        for each in dict.fromkeys((listed[0], listed[-1])):
+            yield pytest.param(each, text, id=f"{each.text}-{text}")
+
+
+@pytest.mark.parametrize(("template", "text"), list(ends(Attention, (*PLANS, DOUBLE), CPU)))
+def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> None:
+    plan = FusionPlan.parse(text)
+    arrays = random_arrays(plan, 1)
+    out, results = evaluated(plan, arrays)
+    compiled = forced(text, Attention, CPU, template)
+    made = compiled(arrays.pop("src"), **arrays)
+    listed = made if isinstance(made, tuple) else (made,)
+    dtypes = [None, *(each.dtype for each in plan.results)]
+    for got, want, dtype in zip(listed, (out, *results.values()), dtypes, strict=True):
+        assert deviation(got, want) <= allowed_deviation(compiled.kernel, template, dtype)
+
+
+@pytest.mark.parametrize(("template", "text"), list(ends(GpuAttention, PLANS, GPU)))
+def test_a_gpus_kernel_is_right_in_the_interpreter(template: Any, text: str) -> None:
+    assert_interpreted(text, template, GPU, slack=64)
+
+
+def test_keys_in_parts_are_joined() -> None:
+    text = "f16[1x2x1x32, bhsd] -> attention(keys=700, key_heads=1, is_padded=True, return_lse=True)"
+    split = [each for each in candidates(GpuAttention, text, GPU) if each.knobs["parts"] > 1]
+    assert split
+    assert_interpreted(text, split[0], GPU, slack=64)  # type: ignore[arg-type]
+
+
+def test_infinities_and_nan_are_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    plan = FusionPlan.parse("f32[1x1x40x8, bhsd] -> attention(keys=50)")
+    arrays = random_arrays(plan, 1)
+    arrays["src"][0, 0, 3, 2], arrays["src"][0, 0, 17, 0] = np.nan, np.inf
+    arrays["value"][0, 0, 7, 5] = np.inf
+    given = [torch.from_numpy(arrays[key]) for key in ("src", "key", "value")]
+    want = torch.nn.functional.scaled_dot_product_attention(*given).numpy()
+    got = compile_plan(plan, "cpu")(arrays.pop("src"), **arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_lies_behind_a_length_is_not_read() -> None:
+    plan = FusionPlan.parse("f32[2x2x9x8, bhsd] -> attention(keys=30, is_padded=True)")
+    arrays = random_arrays(plan, 1)
+    arrays["lengths"] = np.array([11, 0], np.int32)
+    want, _ = evaluated(plan, arrays)
+    for key in ("key", "value"):
+        arrays[key][0, :, 11:], arrays[key][1] = np.nan, np.nan
+    got = compile_plan(plan, "cpu")(arrays.pop("src"), **arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    assert not got[1].any()
+
+
+def test_rows_are_padded_by_less_than_a_quarter() -> None:
+    assert [pieces(size) for size in (8, 32, 80, 96, 100, 128, 256)] == [
+        (16,), (32,), (64, 16), (64, 32), (128,), (128,), (256,),
+    ]  # fmt: skip
