@@ -30,12 +30,13 @@ from fuseplan.measure.clock import GpuClock, HostClock
 from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.stats import geomean
 from fuseplan.measure.versions import commit, gpu_versions, versions
+from fuseplan.torch.dynamo import compile_graph
 
 PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
 TOLERANCE = 1e-4  # KernelBench's, absolute and relative
-BACKENDS: tuple[tuple[str, str, dict[str, str]], ...] = (
+BACKENDS: tuple[tuple[str, Any, dict[str, str]], ...] = (
     ("torch.compile", "inductor", {}),
-    ("fuseplan", "fuseplan", {"rest": "inductor"}),
+    ("fuseplan", compile_graph, {"rest": "inductor"}),
 )
 NAMED = ("from", "parameter", "shape", "step", "value")  # arguments that are no keywords of torch's
 
@@ -97,12 +98,15 @@ def variants(program: Program, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 def errors(program: Program, x: torch.Tensor, made: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """Each variant's largest difference from float64, over one plus the magnitude."""
-    dropouts = [each for each in program.modules() if isinstance(each, nn.Dropout)]
+    dropouts = {each: each.p for each in program.modules() if isinstance(each, nn.Dropout)}
     for each in dropouts:
         each.p = 0.0
     exact = program.double()(x.double())
     program.float()
-    return {name: difference(call().double(), exact) for name, call in made.items()}
+    found = {name: difference(call().double(), exact) for name, call in made.items()}
+    for each, probability in dropouts.items():
+        each.p = probability
+    return found
 
 
 def difference(got: torch.Tensor, exact: torch.Tensor) -> float:
@@ -134,6 +138,14 @@ def measured(program: Program, device: torch.device) -> dict[str, Any]:
     return row | {"errors": found, "seconds": times}
 
 
+def told(program: Program, device: torch.device) -> dict[str, Any]:
+    """One program's row, or the error that it ends with."""
+    try:
+        return measured(program, device)
+    except Exception as error:  # the others are measured all the same
+        return {"number": program.number, "name": program.title, "right": False, "error": str(error)[:500]}
+
+
 def gain(row: Mapping[str, Any]) -> float:
     """The faster of eager PyTorch and torch.compile over fuseplan."""
     seconds = row["seconds"]
@@ -147,39 +159,46 @@ def main() -> int:
     parser.add_argument("--share", default="0/1", help="this process's number from 0, and how many there are")
     parser.add_argument("--compile", action="store_true", help="call each program once, and measure nothing")
     parser.add_argument("--results", type=Path, help="the folder to append the rows to")
+    parser.add_argument("--commit", help="of the sources, where they are no checkout")
     given = parser.parse_args()
-    mine, processes = (int(number) for number in given.share.split("/"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
-    for place, program in enumerate(programs(given.only)):
-        if place % processes != mine:
-            continue
-        if given.compile:
-            with torch.no_grad():
-                program.to(device)
-                variants(program, torch.rand(program.shape, device=device))
-            continue
-        rows.append(measured(program, device))
-        print(json.dumps(rows[-1]), flush=True)
-        torch.cuda.empty_cache()
-    if not rows:
+    if given.compile:
+        compile_share(given.only, given.share, device)
         return 0
+    stamp = stamp_of(device, given.commit)
+    rows = []
+    for program in programs(given.only):
+        rows.append(stamp | told(program, device))
+        print(json.dumps({key: value for key, value in rows[-1].items() if key not in stamp}), flush=True)
+        if given.results:
+            append_json([rows[-1]], "kernelbench", given.results)
+        torch.cuda.empty_cache()
+    right, varying = sum(row["right"] for row in rows), [row for row in rows if not row.get("constant", True)]
+    average = geomean([gain(row) for row in varying])
+    print(f"{len(rows)} programs, {right} right; {len(varying)} not constant, geomean {average:.2f}")
+    return 0 if right == len(rows) else 1
+
+
+def compile_share(only: str, share: str, device: torch.device) -> None:
+    """Calls some of the programs once in each form."""
+    mine, processes = (int(number) for number in share.split("/"))
+    for place, program in enumerate(programs(only)):
+        if place % processes == mine:
+            with torch.no_grad():
+                variants(program.to(device), torch.rand(program.shape, device=device))
+            torch.cuda.empty_cache()
+
+
+def stamp_of(device: torch.device, of: str | None) -> dict[str, Any]:
+    """When, where and with which versions the rows are measured."""
     on_gpu = device.type == "cuda"
-    stamped = {
+    return {
         "benchmark": "kernelbench",
-        "geomean": geomean([gain(row) for row in rows if not row["constant"]]),
-        "rows": rows,
         "run": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": (gpu_machine() if on_gpu else machine()).to_json(),
         "versions": gpu_versions() if on_gpu else versions("torch"),
-        "commit": commit(),
+        "commit": of or commit(),
     }
-    print(
-        f"{len(rows)} programs, {sum(row['right'] for row in rows)} right, geomean {stamped['geomean']:.2f}"
-    )
-    if given.results:
-        append_json([stamped], "kernelbench", given.results)
-    return 0 if all(row["right"] for row in rows) else 1
 
 
 if __name__ == "__main__":
