@@ -16,8 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError, PlanError
+from fuseplan.graph import trial
 from fuseplan.graph.type import Type, type_of
+from fuseplan.graph.why import Reason, Why
 from fuseplan.onnx.model import OnnxModel
+from fuseplan.stores import sites
 from onnx_cases import cases, outcome
 from onnx_models import cnn, mlp, model, positive, weights
 
@@ -90,6 +93,35 @@ def test_each_shape_is_compiled_once_and_kept() -> None:
     assert first is again is not other
     with pytest.raises(ArgumentError, match="the shape of the input 'x' is not known"):
         ours.prepare()
+
+
+def test_sites_are_measured_beside_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    proto, given = cnn(), {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours = fuseplan.onnx.load(proto, threads=1, choose="measured")
+    made = ours.run(None, given)[0]
+    np.testing.assert_allclose(made, peer(proto, given)[0], rtol=2e-5, atol=1e-6)
+    cut = ours.prepare({"x": type_of(given["x"])}).session.cut
+    assert len(cut.sites) + len(cut.reverted) >= 9
+    for site in (*cut.sites, *cut.reverted):
+        assert site.measured is not None
+        assert site.measured.said == "" or site.measured.code == "slower"
+        assert site.measured.peer_error is not None
+        assert site.measured.peer_error < 1e-5
+
+
+def test_sites_that_lose_are_onnxruntimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    monkeypatch.setattr(trial, "_lost", lambda *_: Reason(Why.SLOWER, "told so"))
+    proto, given = cnn(), {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours = fuseplan.onnx.load(proto, threads=1, choose="measured")
+    np.testing.assert_allclose(ours.run(None, given)[0], peer(proto, given)[0], rtol=2e-5, atol=1e-6)
+    report = ours.report({"x": type_of(given["x"])})
+    assert report.launches.kernels == 0
+    assert {each.code: each.count for each in report.left}["slower"] == 15
+    assert report.launches.libraries["onnxruntime"] >= 15
 
 
 def test_a_file_with_data_beside_it(tmp_path: Path) -> None:

@@ -138,6 +138,16 @@ def test_the_meaning_is_float64() -> None:
         graph.evaluate({"x": x, "y": x})
 
 
+def test_axes_keep_their_names_in_float64() -> None:
+    """The last axis of a product of three axes is its channels, for the operators behind it too."""
+    text = "input x: f32[2x3x4]\nconstant w: f32[5x4]\nconstant b: f32[5]\n"
+    constants = {"w": RNG.standard_normal((5, 4), np.float32), "b": RNG.standard_normal(5, np.float32)}
+    graph = Graph.parse(f"{text}l = linear(5)(x, w)\ny = bias(l, b)\noutput y", constants)
+    x = RNG.standard_normal((2, 3, 4), np.float32)
+    want = x.astype(np.float64) @ constants["w"].T.astype(np.float64) + constants["b"]
+    np.testing.assert_allclose(graph.evaluate({"x": x})["y"], want, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

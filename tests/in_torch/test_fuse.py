@@ -5,6 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuseplan.torch as fused
 from fuseplan.errors import ArgumentError
+from fuseplan.graph import choose, trial
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.why import Reason, Why
+from fuseplan.stores import sites
 from fuseplan.torch.dynamo import compile_graph
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import read
@@ -163,6 +167,51 @@ def test_other_calls_run_as_they_did_and_say_so_once() -> None:
             _same(whole(src), module(src))
             with torch.autocast("cpu", torch.bfloat16):
                 _same(whole(src), module(src), 0)
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+
+
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sites_are_measured_beside_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, src = Block().eval().to(dtype), torch.randn(2, 5, 16, dtype=dtype)
+    found = fused.fuse(module, src).fusion.cut.sites
+    whole = fused.fuse(module, src, choose="measured")
+    cut = whole.fusion.cut
+    assert sorted(str(site.plan) for site in (*cut.sites, *cut.reverted)) == sorted(
+        str(site.plan) for site in found
+    )
+    for site in (*cut.sites, *cut.reverted):
+        made = site.measured
+        assert made.code == "slower" or not made.said
+        assert made.seconds.keys() == {str(site.plan), f"torch {torch.__version__}"}
+        assert made.code in ("", "slower")
+        assert made.error <= made.allowed
+        assert made.peer_error < 0.1
+    assert _calls(whole) == len(cut.sites)
+    with torch.no_grad():
+        _same(whole(src), module(src), 1e-4 if dtype == torch.float32 else 0.1)
+    monkeypatch.setattr(choose, "measured", None)
+    assert fused.fuse(module, src, choose="measured").fusion.cut.sites == cut.sites
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_sites_that_lose_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_lost", lambda *_: Reason(Why.SLOWER, "told so"))
+    module, src = Residual().eval(), torch.randn(2, 6, 8, 8)
+    whole = fused.fuse(module, src, choose="measured")
+    assert _calls(whole) == 0
+    assert len(whole.fusion.cut.reverted) >= 4
+    assert "slower" in {reason.code for reason in whole.fusion.cut.left.values()}
+    with torch.no_grad():
+        _same(whole(src), module(src), 0)
+    with pytest.raises(ArgumentError, match="want 'predicted' or 'measured'"):
+        fused.fuse(module, src, choose="best")
 
 
 def test_calls_by_name_are_as_the_example() -> None:

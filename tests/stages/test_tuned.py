@@ -21,7 +21,7 @@ PLAN = "f32[1x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuned, "_unsaved", {})
+    monkeypatch.setattr(tuned.OWN, "unsaved", {})
     monkeypatch.setattr(cache, "_tally", cache._Tally())
     return tmp_path
 
@@ -140,7 +140,7 @@ def test_broken_lines_cost_themselves_and_one_warning(own_folder: Path) -> None:
     assert len(met) == 1
     better = choice_for(PLAN, 2, "2026-03-01")
     tuned.keep(better)
-    tuned._unsaved.clear()
+    tuned.OWN.unsaved.clear()
     assert decide(PLAN, "cpu").choice.tuned == better, "a line behind one that was cut off counts"
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_none_costs_a_warning_and_no_compile(
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX")
 def test_choices_that_others_may_write_are_not_followed(own_folder: Path) -> None:
     tuned.keep(choice_for(PLAN, 1))
-    tuned._unsaved.clear()
+    tuned.OWN.unsaved.clear()
     (own_folder / tuned.OWN_FILE).chmod(0o666)
     with pytest.warns(RuntimeWarning, match="writable by others"):
         assert decide(PLAN, "cpu").choice.tuned is None

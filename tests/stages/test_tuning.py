@@ -35,7 +35,7 @@ PLAN = "f32[1x16x7x7, nhwc] -> conv2d(16, kernel=3, padding=1) -> relu"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuned, "_unsaved", {})
+    monkeypatch.setattr(tuned.OWN, "unsaved", {})
     return tmp_path
 
 

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 
 from fuseplan.errors import ArgumentError
+from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Parts
 from fuseplan.graph.ops import Foreign
-from fuseplan.graph.type import type_of, word_of
+from fuseplan.graph.type import Type, type_of, word_of
 from fuseplan.language.dtypes import DTYPES
 
 # A library's way to run one of its operators: the node and its inputs (None where one is left out).
 Run = Callable[[Node, Sequence[Any]], Sequence[Any]]
 
 
-def evaluate(graph: Parts, given: Mapping[str, Any], run: Mapping[str, Run]) -> dict[str, Any]:
+def evaluate(
+    graph: Parts, given: Mapping[str, Any], run: Mapping[str, Run], types: Mapping[str, Type]
+) -> dict[str, Any]:
     """The outputs by name; floats in float64; `Graph.evaluate` tells the arguments.
+
+    `types` tells the names of the axes of the values that operators of plans read.
 
     Raises:
         ArgumentError: an input is missing, unknown, or of another shape.
@@ -30,6 +35,8 @@ def evaluate(graph: Parts, given: Mapping[str, Any], run: Mapping[str, Run]) -> 
         taken: list[Any] = [values[name] if name else None for name in node.inputs]
         if isinstance(node.op, Foreign) and node.op.library in run:
             made = run[node.op.library](node, taken)
+        elif isinstance(node.op, Layer):
+            made = node.op.evaluate(taken, types[node.inputs[0]].names)
         else:
             made = node.op.evaluate(taken)
         values |= {name: each for name, each in zip(node.outputs, made, strict=False) if name}

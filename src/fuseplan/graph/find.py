@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.stores.sites import Measured
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Site:
         src, dst: names of the values that it reads and makes.
         operands: by the plan's keys: the name of a value, or an array that is bound once.
         ended: why the plan goes no further.
+        other: finds the same site without operators folded into the weight; None where none are.
+        measured: what was measured here; None where nothing was.
     """
 
     plan: FusionPlan
@@ -50,6 +54,8 @@ class Site:
     dst: str
     operands: Mapping[str, str | Tensor]
     ended: Reason
+    other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
+    measured: Measured | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,14 @@ class Cut:
         sites: the plans, in the order of the nodes that they end with.
         left: why each other node is in none, by the node's identity; views are not among them.
         tried: all plans that were tried, in order.
+        reverted: sites that were found and left to the framework: slower, wrong, or not to be built.
     """
 
     graph: Graph
     sites: tuple[Site, ...]
     left: Mapping[int, Reason]
     tried: tuple[Attempt, ...] = ()
+    reverted: tuple[Site, ...] = ()
 
 
 def find(
@@ -186,15 +194,23 @@ class _Finder:
         except Unwritten as error:
             return self._no((*pieces, *region.nodes), error.reason)
         centre = self._centre(node, layer)
-        if layer.op.kind == "contraction" and not isinstance(centre.operands["weight"], str):
-            centre, stages = _folded(centre, stages)
         ended = before or region.ended
-        for values, nodes, front in self._fronts(node, layer, pieces):
-            made = [*front, centre, *stages]
-            site = self._site(src, made, (*nodes, *pieces, *region.nodes), values, region.head, ended)
-            if isinstance(site, Site):
-                return site
-        return site
+
+        def form(middle: list[Stage]) -> Site | Reason:
+            for values, nodes, front in self._fronts(node, layer, pieces):
+                made = [*front, *middle]
+                site = self._site(src, made, (*nodes, *pieces, *region.nodes), values, region.head, ended)
+                if isinstance(site, Site):
+                    return site
+            return site
+
+        plain = [centre, *stages]
+        if layer.op.kind != "contraction" or isinstance(centre.operands["weight"], str):
+            return form(plain)
+        centre, rest = _folded(centre, stages)
+        site = form([centre, *rest])
+        is_folded = [each.op for each in rest] != [each.op for each in stages]
+        return replace(site, other=partial(form, plain)) if is_folded and isinstance(site, Site) else site
 
     def _centre(self, node: Node, layer: Layer) -> Stage:
         """The anchor with its operands; a product with a weight whose features come first."""

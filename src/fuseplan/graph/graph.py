@@ -91,7 +91,7 @@ class Graph(Parts):
             ArgumentError: an input is missing, unknown, or of another shape.
             Unsupported: an operator of a library that `run` does not have.
         """
-        return evaluate(self, given, run or {})
+        return evaluate(self, given, run or {}, self.types)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):

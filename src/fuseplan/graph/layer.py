@@ -77,10 +77,10 @@ class Layer(GraphOp):
         results = (Type(each.shape, each.dtype) for each in self.op.results(src))
         return Type(dst.shape, dst.dtype, names), *results
 
-    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The operator's meaning in float64, rounded to src's dtype."""
+    def evaluate(self, given: Sequence[Tensor], names: str = "") -> tuple[Tensor, ...]:
+        """The operator's meaning in float64, rounded to src's dtype; `names` are those of src's axes."""
         dtype = given[0].dtype
-        src = self.src([Type(tuple(each.shape), "f64") for each in given])
+        src = self.src([Type(tuple(each.shape), "f64", names) for each in given])
         operands = {key: np.asarray(each, np.float64) for key, each in zip(self.keys, given[1:], strict=True)}
         out, results = self.op.evaluate(np.asarray(given[0], np.float64), operands, {}, names=src.names)
         kept = numpy_dtype("f64") if dtype == np.float64 else numpy_dtype("f32")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import VIEWS, Foreign
 
@@ -43,7 +44,7 @@ def schedule(cut: Cut) -> list[Unit]:
     """The units of a graph, each after those whose values it reads; a library's operators in long runs."""
     units = [*(_of_site(site) for site in cut.sites)]
     inside = {id(node) for unit in units for node in unit.nodes}
-    units += [_of_nodes(cut, (node,)) for node in cut.graph.nodes if id(node) not in inside]
+    units += [unit_of(cut.graph, (node,)) for node in cut.graph.nodes if id(node) not in inside]
     return _merged(cut, _ordered(cut, units))
 
 
@@ -52,8 +53,8 @@ def _of_site(site: Site) -> Unit:
     return Unit(site.nodes, tuple(dict.fromkeys((site.src, *operands))), (site.dst,), site)
 
 
-def _of_nodes(cut: Cut, nodes: tuple[Node, ...]) -> Unit:
-    graph = cut.graph
+def unit_of(graph: Graph, nodes: tuple[Node, ...]) -> Unit:
+    """Some nodes of a graph, in an order of execution, as one unit."""
     made = {name for node in nodes for name in node.outputs if name}
     kept = {id(node) for node in nodes}
     reads = [name for node in nodes for name in node.inputs if name and name not in made]
@@ -100,7 +101,7 @@ def _merged(cut: Cut, units: list[Unit]) -> list[Unit]:
     found: list[Unit] = []
     for unit in units:
         if unit.library and found and found[-1].library == unit.library:
-            found[-1] = _of_nodes(cut, (*found[-1].nodes, *unit.nodes))
+            found[-1] = unit_of(cut.graph, (*found[-1].nodes, *unit.nodes))
         else:
             found.append(unit)
     return found

@@ -71,6 +71,26 @@ class Why(Enum):
         "a rule or the templates of the target refuse the plan",
         "See `fuseplan explain` of the plan that the report shows",
     )
+    SLOWER = (
+        "slower",
+        "the framework's own operators are faster here, measured",
+        "Nothing is to be done; `fuseplan tune` of the plan may find a faster kernel",
+    )
+    INACCURATE = (
+        "inaccurate",
+        "the plan's result is further from float64 than twice the framework's and the kernel's bound",
+        "Report this with the plan and the machine",
+    )
+    DISAGREES = (
+        "disagrees",
+        "the framework's own operators compute another result than the graph means in float64",
+        "Report this with the model: an operator may be read in a wrong way",
+    )
+    FAILED = (
+        "failed",
+        "the plan's kernel is not built, or does not run",
+        "Compile the plan by itself for the whole error",
+    )
 
     INNER = (
         "inner-value",
@@ -85,6 +105,15 @@ class Why(Enum):
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:
         self.code, self.sentence, self.remedy = code, sentence, remedy
+
+    @classmethod
+    def of(cls, code: str) -> Why:
+        """The entry with a code.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {each.code: each for each in cls}[code]
 
 
 @dataclass(frozen=True)

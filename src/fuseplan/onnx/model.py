@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -12,13 +13,15 @@ from onnx import inliner
 
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
-from fuseplan.graph.find import Cut, find
+from fuseplan.graph.choose import checked_mode
+from fuseplan.graph.find import Cut
 from fuseplan.graph.place import place
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
+from fuseplan.onnx.choosing import How, cut_of
 from fuseplan.onnx.files import model_of
 from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
@@ -42,10 +45,9 @@ class Prepared:
         library: what runs the other operators.
     """
 
-    def __init__(self, proto: Any, types: Mapping[str, Type], target: Target, accuracy: Accuracy) -> None:
-        self.model: ReadModel = read(proto, types)
-        self.library = Onnx(proto, target.threads)
-        cut = find(self.model.graph, target, accuracy=accuracy)
+    def __init__(self, proto: Any, types: Mapping[str, Type], how: How) -> None:
+        self.model, cut = cut_of(proto, types, how)
+        self.library = Onnx(proto, how.target.threads)
         self.session = Session(cut, {LIBRARY: self.library})
 
 
@@ -60,9 +62,9 @@ class OnnxModel:
         outputs: the names of the outputs.
     """
 
-    def __init__(self, proto: Any, target: Target, accuracy: Accuracy) -> None:
+    def __init__(self, proto: Any, how: How) -> None:
         self._proto = inliner.inline_local_functions(proto) if proto.functions else proto
-        self._target, self._accuracy = target, accuracy
+        self._how = how
         self._prepared: OrderedDict[tuple[Type, ...], Prepared] = OrderedDict()
         self._guard = Lock()
         self.inputs = input_types(self._proto)
@@ -104,7 +106,7 @@ class OnnxModel:
         with self._guard:
             prepared = self._prepared.pop(key, None)
             if prepared is None:
-                prepared = Prepared(self._proto, found, self._target, self._accuracy)
+                prepared = Prepared(self._proto, found, self._how)
             self._prepared[key] = prepared
             while len(self._prepared) > limits.SHAPES_KEPT:
                 self._prepared.popitem(last=False)
@@ -121,8 +123,8 @@ class OnnxModel:
         """
         prepared, _, cut = self._cut(types)
         if prepared is not None:
-            return report_of(prepared.session.placement, self._target, prepared.library.names)
-        return report_of(place(cut, schedule(cut)), self._target)
+            return report_of(prepared.session.placement, self._how.target, prepared.library.names)
+        return report_of(place(cut, schedule(cut)), self._how.target)
 
     def tried(self, name: str, types: Mapping[str, Type] | None = None) -> Tried:
         """All plans that were tried for an operator of the model; nothing is compiled.
@@ -152,9 +154,9 @@ class OnnxModel:
         given = {name: _array(each) for name, each in input_feed.items()}
         types = {name: _given_type(each) for name, each in given.items()}
         _, found, cut = self._cut(types)
-        seconds = seconds_of(self._proto, found.protos, given, self._target.threads)
-        told = report_of(place(cut, schedule(cut)), self._target)
-        return profiled(told, found.graph, self._target, RUNTIME, seconds)
+        seconds = seconds_of(self._proto, found.protos, given, self._how.target.threads)
+        told = report_of(place(cut, schedule(cut)), self._how.target)
+        return profiled(told, found.graph, self._how.target, RUNTIME, seconds)
 
     def fused(self, types: Mapping[str, Type] | None = None) -> Written:
         """The model as ONNX's message with a function for each plan, which any runtime of ONNX runs.
@@ -177,8 +179,8 @@ class OnnxModel:
         prepared = self._prepared.get(tuple(found.values()))
         if prepared is not None:
             return prepared, prepared.model, prepared.session.cut
-        model = read(self._proto, found)
-        return None, model, find(model.graph, self._target, accuracy=self._accuracy)
+        model, cut = cut_of(self._proto, found, replace(self._how, choose="predicted"), is_built=False)
+        return None, model, cut
 
     @property
     def example(self) -> dict[str, Type]:
@@ -202,7 +204,7 @@ class OnnxModel:
         Raises:
             BuildError: ONNX Runtime is not installed.
         """
-        run = runtime_of(self._proto, self._target.threads)
+        run = runtime_of(self._proto, self._how.target.threads)
         return lambda: list(run(self.outputs, input_feed))
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
@@ -234,6 +236,7 @@ def load(
     *,
     threads: int | None = None,
     accuracy: Accuracy = "default",
+    choose: str = "predicted",
 ) -> OnnxModel:
     """Reads a model of ONNX; it is compiled for the shapes of its first call.
 
@@ -244,12 +247,18 @@ def load(
         target: `cpu`, this machine.
         threads: the most threads of a launch; the `FUSEPLAN_THREADS` setting or all cores unless given.
         accuracy: as for `fuseplan.compile`.
+        choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
+            measurement is against it. `measured`: when the model is compiled, plans without a stored
+            measurement are checked against float64 and timed beside ONNX Runtime's run of the same operators,
+            some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
+            to ONNX Runtime: the report tells why.
 
     Raises:
-        ArgumentError: the file is no model, or its external data lies elsewhere; or the target cannot be.
+        ArgumentError: the file is no model, or its external data lies elsewhere; or the target or `choose`
+            cannot be.
         OSError: the file cannot be read.
     """
     known = decide("f32[1x1] -> relu", target, threads=threads).target
     if parse_target(known).backend != "cpu":
         raise ArgumentError(f"models run on the cpu; got {known}")
-    return OnnxModel(model_of(model), known, accuracy)
+    return OnnxModel(model_of(model), How(known, accuracy, checked_mode(choose)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,19 +52,23 @@ class ReadModel:
     protos: Mapping[str, Any]
 
 
-def read(model: Any, types: Mapping[str, Type]) -> ReadModel:
+Leave = Callable[[Origin], Reason | None]
+
+
+def read(model: Any, types: Mapping[str, Type], leave: Leave = lambda _: None) -> ReadModel:
     """The graph of a model.
 
     Args:
         model: ONNX's message, its functions inlined.
         types: of the model's inputs that are no initializers.
+        leave: why an operator of the table is to be ONNX's; None where it is not.
 
     Raises:
         PlanError: the model is no graph: a name is not made before it is used, or made twice.
     """
     for each in model.graph.sparse_initializer:
         raise PlanError(f"{each.values.name} is a sparse initializer", want="a dense one")
-    reader = _Reader(model)
+    reader = _Reader(model, leave)
     reader.parts.inputs.update(types)
     reader.types.update(types)
     for tensor in model.graph.initializer:
@@ -118,6 +122,7 @@ def sorted_nodes(graph: Any) -> list[Any]:
 @dataclass
 class _Reader:
     model: Any
+    leave: Leave
     parts: Parts = field(default_factory=Parts)
     types: dict[str, Type] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)  # results that are other values
@@ -157,7 +162,9 @@ class _Reader:
         inputs = [self.same.get(name, name) for name in (*node.input, *inside)]
         if self._folded(node, origin, inputs):
             return
-        reason = self._by_table(node, origin, inputs) if self._is_in_table(node) else None
+        reason = self.leave(origin)
+        if reason is None and self._is_in_table(node):
+            reason = self._by_table(node, origin, inputs)
         if reason is not _DONE:
             self._left(node, origin, [*inputs[: len(node.input)], *inside], reason)
 

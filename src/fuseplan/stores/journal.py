@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from fuseplan.errors import counted
 from fuseplan.stores import cache
@@ -12,6 +13,55 @@ from fuseplan.system import limits, private
 from fuseplan.system.reading import json_lines
 
 R = TypeVar("R")
+
+
+class Newest(Generic[R]):
+    """The newest record of each key: of a file, and of this process in case that the file cannot be written.
+
+    A record has a `key`, the `date` when it was made in UTC, and `to_json()`.
+
+    Attributes:
+        unsaved: this process's own, by key.
+
+    Args:
+        name: of the file.
+        made: makes a record of a line's value; raises ValueError where it is none.
+    """
+
+    def __init__(self, name: str, made: Callable[[Any], R]) -> None:
+        self._name, self._made = name, made
+        self.unsaved: dict[Any, R] = {}
+        self._known: dict[Path, tuple[tuple[int, int], dict[Any, R]]] = {}
+
+    def keep(self, record: Any) -> None:
+        """Appends a record to the file; where there is none it lasts as long as the process."""
+        self.unsaved[record.key] = record
+        append(self._name, record.to_json())
+
+    def records(self) -> Mapping[Any, R]:
+        """The records by key; the file is read again when it has changed."""
+        where = cache.folder()
+        try:
+            found = None if where is None else (where / self._name).stat()
+        except OSError:
+            found = None
+        if where is None or found is None:
+            return self.unsaved
+        stamp = (found.st_mtime_ns, found.st_size)
+        if where not in self._known or self._known[where][0] != stamp:
+            self._known[where] = stamp, newest(read(self._name, self._made))
+        return self.unsaved | self._known[where][1]
+
+
+def newest(records: Iterable[R]) -> dict[Any, R]:
+    """The record of the last date of each key."""
+    found: dict[Any, Any] = {}
+    record: Any
+    for record in records:
+        known = found.get(record.key)
+        if known is None or known.date <= record.date:
+            found[record.key] = record
+    return found
 
 
 def append(name: str, told: Mapping[str, Any]) -> None:

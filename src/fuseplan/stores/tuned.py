@@ -115,7 +115,7 @@ def lookup(
     None where there is none. `toolchain` is asked for its versions only if something is stored for the
     target: it may take an import.
     """
-    stored = [choices for choices in (_own(), _shipped()) if choices]
+    stored = [choices for choices in (OWN.records(), _shipped()) if choices]
     if not any(key.target == str(target) for choices in stored for key in choices):
         return None
     versions = toolchain()
@@ -141,8 +141,7 @@ def own_file() -> Path | None:
 
 def keep(choice: Tuned) -> None:
     """Appends a choice to the user's file; where there is none it lasts as long as the process."""
-    _unsaved[choice.key] = choice
-    journal.append(OWN_FILE, choice.to_json())
+    OWN.keep(choice)
 
 
 def merged(files: Iterable[Path]) -> list[Tuned]:
@@ -151,17 +150,8 @@ def merged(files: Iterable[Path]) -> list[Tuned]:
     Raises:
         ArgumentError: a file cannot be read, or holds something else.
     """
-    found = _latest(choice for place in files for choice in read(place))
+    found = journal.newest(choice for place in files for choice in read(place))
     return sorted(found.values(), key=lambda choice: (choice.key.target, choice.plan, choice.key.accuracy))
-
-
-def _latest(choices: Iterable[Tuned]) -> dict[Key, Tuned]:
-    found: dict[Key, Tuned] = {}
-    for choice in choices:
-        known = found.get(choice.key)
-        if known is None or known.date <= choice.date:
-            found[choice.key] = choice
-    return found
 
 
 def read(place: Path) -> Iterator[Tuned]:
@@ -195,25 +185,9 @@ def write(place: Path, choices: Iterable[Tuned]) -> None:
         raise ArgumentError(f"{place} cannot be written: {error}") from error
 
 
-_unsaved: dict[Key, Tuned] = {}  # this process's own, in case that they cannot be kept
-_known: dict[Path, tuple[tuple[int, int], dict[Key, Tuned]]] = {}
-
-
-def _own() -> dict[Key, Tuned]:
-    """The user's choices; read again when the file has changed."""
-    place = own_file()
-    try:
-        found = None if place is None else place.stat()
-    except OSError:
-        found = None
-    if place is None or found is None:
-        return _unsaved
-    stamp = (found.st_mtime_ns, found.st_size)
-    if place not in _known or _known[place][0] != stamp:
-        _known[place] = stamp, _latest(journal.read(OWN_FILE, Tuned.from_json))
-    return _unsaved | _known[place][1]
+OWN = journal.Newest(OWN_FILE, Tuned.from_json)
 
 
 @functools.cache
 def _shipped() -> dict[Key, Tuned]:
-    return _latest(choice for place in sorted(SHIPPED.glob("*.jsonl")) for choice in read(place))
+    return journal.newest(choice for place in sorted(SHIPPED.glob("*.jsonl")) for choice in read(place))

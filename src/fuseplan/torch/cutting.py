@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import fx
 
+from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.find import Cut, Site, find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.operator import launched
 from fuseplan.torch.reader import read
@@ -42,7 +44,11 @@ class Fusion:
 
 
 def fused(
-    given: fx.GraphModule, device: torch.device, is_taken: Callable[[Site], bool] = lambda _: True
+    given: fx.GraphModule,
+    device: torch.device,
+    is_taken: Callable[[Site], bool] = lambda _: True,
+    choose: Mode = "predicted",
+    is_built: bool = True,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -50,6 +56,8 @@ def fused(
         given: the graph.
         device: what its tensors lie on.
         is_taken: whether a site becomes a call; the operators of all others stay torch's.
+        choose: as for `fuse`.
+        is_built: build the kernels, and leave sites to torch whose kernel fails.
     """
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
@@ -57,6 +65,7 @@ def fused(
     cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.ELEMENTWISE, lambda site: not is_taken(site))
+    cut = chosen(cut, Eager(module, found, device), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fuseplan.graph.choose import Mode, checked_mode
 from fuseplan.graph.find import Cut
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
@@ -21,7 +22,9 @@ from fuseplan.torch.reporting import report_of, trace
 Form = tuple[Any, ...]  # what a call's arguments look like
 
 
-def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.Module:
+def fuse(
+    module: nn.Module, *example_inputs: Any, choose: str = "predicted", **example_kwargs: Any
+) -> nn.Module:
     """A module that computes what `module` does, with plans in the place of the operators that they fuse.
 
     The module is exported as it computes in its present mode. Parameters, buffers and submodules of the
@@ -33,15 +36,18 @@ def fuse(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> nn.M
         module: the module, on the device that it is to run on.
         *example_inputs: arguments of its call. Calls with tensors of other shapes, dtypes or devices, in
             another mode or under autocast, run the module as it was; a warning says so once.
+        choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
+            measurement is against it. `measured`: plans without a stored measurement are checked against
+            float64 and timed beside torch's own operators, some 0.1 s each, and the result is stored. A plan
+            that is slower, wrong or not to be built is left to torch: `fusion.cut.left` tells why.
         **example_kwargs: likewise, by name.
 
     Raises:
-        ArgumentError: torch.export does not take the module; the error tells why.
+        ArgumentError: `choose` is another word; or torch.export does not take the module: the error tells.
     """
+    mode, example = checked_mode(choose), (example_inputs, example_kwargs)
     made = copy.copy(module)
-    made.fusion = Fused(
-        made, exported(module, example_inputs, example_kwargs), (example_inputs, example_kwargs)
-    )
+    made.fusion = Fused(made, exported(module, example_inputs, example_kwargs), example, mode)
     made.report = made.fusion.report
     made.forward = made.fusion
     return made
@@ -55,8 +61,8 @@ class Fused:
         report: what became of each operator of torch's.
     """
 
-    def __init__(self, module: nn.Module, given: Exported, example: Any) -> None:
-        made: Fusion = fused(given.graph, given.device)
+    def __init__(self, module: nn.Module, given: Exported, example: Any, mode: Mode) -> None:
+        made: Fusion = fused(given.graph, given.device, choose=mode)
         self.cut: Cut = made.cut
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)

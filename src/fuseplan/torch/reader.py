@@ -25,10 +25,12 @@ class ReadGraph:
     Attributes:
         graph: the graph; a value that torch's operator makes has the name of torch's node.
         makers: torch's node that makes each value; not of values within one of torch's operators.
+        values: the value that each of torch's nodes makes; several make one, where some change nothing.
     """
 
     graph: Graph
     makers: dict[str, fx.Node]
+    values: dict[fx.Node, str]
 
 
 def read(given: fx.GraphModule) -> ReadGraph:
@@ -38,7 +40,7 @@ def read(given: fx.GraphModule) -> ReadGraph:
         reader.read(node)
     outputs = list(dict.fromkeys(reader.outputs))
     graph = Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded)
-    return ReadGraph(graph, reader.makers)
+    return ReadGraph(graph, reader.makers, reader.values)
 
 
 class _Reader:
@@ -48,13 +50,13 @@ class _Reader:
         self.folded: list[Origin] = []
         self.outputs: list[str] = []
         self.makers: dict[str, fx.Node] = {}
-        self._values: dict[fx.Node, str] = {}
+        self.values: dict[fx.Node, str] = {}
         self._types: dict[str, Type] = {}
 
     def read(self, node: fx.Node) -> None:
         """Adds one of torch's nodes."""
         if node.op == "output":
-            self.outputs += [self._values[each] for each in node.all_input_nodes]
+            self.outputs += [self.values[each] for each in node.all_input_nodes]
         elif node.op != "call_function":
             self.inputs[node.name] = type_of(node.meta.get("val"))
             self._is(node, node.name, self.inputs[node.name])
@@ -62,12 +64,12 @@ class _Reader:
             self._called(node)
 
     def _is(self, node: fx.Node, name: str, made: Type) -> None:
-        self._values[node], self._types[name] = name, made
+        self.values[node], self._types[name] = name, made
         if isinstance(node.meta.get("val"), torch.Tensor):
             self.makers.setdefault(name, node)
 
     def _called(self, node: fx.Node) -> None:
-        row, given = TABLE.get(node.target), Given(node, self._values, self._types)
+        row, given = TABLE.get(node.target), Given(node, self.values, self._types)
         why: Reason | None = None
         if row is not None:
             try:
@@ -97,7 +99,7 @@ class _Reader:
 
     def _foreign(self, node: fx.Node, why: Reason | None) -> None:
         made = type_of(node.meta.get("val"))
-        inputs = tuple(dict.fromkeys(self._values[each] for each in node.all_input_nodes))
+        inputs = tuple(dict.fromkeys(self.values[each] for each in node.all_input_nodes))
         op = Foreign(f"torch.{node.target}", (), (made,))
         self.nodes.append(Node(op, inputs, (node.name,), origin_of(node), why))
         self._is(node, node.name, made)

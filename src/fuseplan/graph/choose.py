@@ -1,0 +1,117 @@
+"""Choosing: which sites of a cut graph plans compute, and which the framework keeps.
+
+Measured choices that are stored count; the others are measured, or left as the cost model predicts. Equal
+sites are measured once. A site that loses, is wrong, or cannot be built is reverted with its reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from fuseplan.backends import backend_of
+from fuseplan.errors import ArgumentError
+from fuseplan.execution.build import build
+from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.progress import Progress
+from fuseplan.graph.trial import Framework, measured, problem_of
+from fuseplan.graph.why import Reason, Why
+from fuseplan.messages.excerpt import shown
+from fuseplan.stores import cache, sites
+from fuseplan.stores.sites import Key, Measured
+from fuseplan.stores.tuned import processor_of
+
+Mode = Literal["predicted", "measured"]
+SECONDS = 120.0  # of measuring one model: sites behind it are as predicted until the next start
+
+
+def checked_mode(mode: str) -> Mode:
+    """How sites are chosen.
+
+    Raises:
+        ArgumentError: it is no word that is known.
+    """
+    for each in get_args(Mode):
+        if mode == each:
+            return each  # type: ignore[no-any-return]
+    raise ArgumentError(f"choose={shown(mode)}; want 'predicted' or 'measured'")
+
+
+def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) -> Cut:
+    """The cut with the sites that are worth it, each with what was measured.
+
+    Args:
+        cut: as found.
+        framework: what computes a site otherwise.
+        mode: `predicted`: nothing is measured, and stored measurements count; `measured`: sites of which none
+            is stored are measured, and that is stored.
+        is_built: build the kernel of each site, so that one that fails is reverted.
+    """
+    keys = [key_of(site, framework) for site in cut.sites]
+    known = {key: found for key in keys if (found := sites.KEPT.records().get(key)) is not None}
+    if mode == "measured":
+        known |= _measured(cut, keys, known, framework)
+    kept, reverted = list[Site](), list[tuple[Site, Reason]]()
+    for key, site in zip(keys, cut.sites, strict=True):
+        made, reason = _applied(site, known.get(key))
+        if reason is None and is_built:
+            reason = failure(made)
+        if reason is None:
+            kept.append(made)
+        else:
+            reverted.append((made, reason))
+    left = {id(node): reason for site, reason in reverted for node in site.nodes}
+    gone = (*cut.reverted, *(site for site, _ in reverted))
+    return replace(cut, sites=tuple(kept), left={**cut.left, **left}, reverted=gone)
+
+
+def key_of(site: Site, framework: Framework) -> Key:
+    """What a choice for a site is stored by."""
+    target, accuracy = site.records.target, site.records.accuracy
+    kinds = [node.origin.kind or node.op.word for node in site.nodes]
+    digest = hashlib.sha256("\n".join((str(site.plan), *kinds)).encode()).hexdigest()
+    toolchain = backend_of(target.backend).fingerprint() or ""
+    versions = f"{cache.fingerprint() or ''} {toolchain}, {framework.name}"
+    return Key(digest, str(accuracy), str(target), processor_of(target), versions)
+
+
+def failure(site: Site) -> Reason | None:
+    """Why the site's kernel is not built; None where it is."""
+    records = site.records
+    try:
+        build(records.choice, records.kernel, records.target)
+    except Exception as error:  # a failure of one site never fails the model
+        return Reason(Why.FAILED, problem_of(error))
+    return None
+
+
+def _measured(
+    cut: Cut, keys: Sequence[Key], known: Mapping[Key, Measured], framework: Framework
+) -> dict[Key, Measured]:
+    """Each distinct site of which nothing is known, measured and stored."""
+    ahead = {key: site for key, site in reversed([*zip(keys, cut.sites, strict=True)]) if key not in known}
+    end, found = time.monotonic() + SECONDS, dict[Key, Measured]()
+    with Progress(len(ahead), "measuring sites") as progress:
+        for key, site in reversed(ahead.items()):
+            if time.monotonic() > end:
+                break
+            progress.step(str(site.plan))
+            found[key], is_kept = measured(cut.graph, site, framework, key)
+            if is_kept:
+                sites.KEPT.keep(found[key])
+    return found
+
+
+def _applied(site: Site, found: Measured | None) -> tuple[Site, Reason | None]:
+    """The site as it was measured, in its fastest form; why it is reverted, where it is."""
+    if found is None:
+        return site, None
+    if found.code:
+        return replace(site, measured=found, other=None), Reason(Why.of(found.code), found.said)
+    if found.plan != str(site.plan) and site.other:
+        form = site.other()
+        site = form if isinstance(form, Site) else site
+    return replace(site, measured=found, other=None), None

@@ -1,0 +1,246 @@
+"""One site measured: its plans beside the framework's own operators, each beside float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from fuseplan.compile import CompiledPlan
+from fuseplan.errors import FuseplanError
+from fuseplan.execution.build import build
+from fuseplan.graph.evaluate import evaluate
+from fuseplan.graph.find import Site
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Parts
+from fuseplan.graph.type import Type
+from fuseplan.graph.why import Reason, Why
+from fuseplan.measure import data
+from fuseplan.measure.clock import Protocol as Rounds
+from fuseplan.measure.ground import allowed_deviation, machine_of
+from fuseplan.measure.spaces import Tensor, empty, exact, space_of
+from fuseplan.measure.stats import Timing
+from fuseplan.stores.sites import Key, Measured
+from fuseplan.tensors.arrays import is_torch
+
+Call = Callable[[], Tensor]
+HOW = Rounds(rounds=5, block_seconds=0.004, fewest_samples=2)  # of a site: about 20 ms a plan
+NOISE = 0.03  # of a time, and what its blocks spread besides: a smaller difference is none
+ANOTHER = 0.1  # of the largest value: a framework that is further from float64 computes something else
+
+
+class Framework(Protocol):
+    """Both ways to compute a site: as the model calls them.
+
+    Attributes:
+        name: the framework's name and version.
+    """
+
+    name: str
+
+    def own(self, site: Site, values: Mapping[str, Tensor]) -> Call:
+        """A call of the framework's own operators.
+
+        Args:
+            site: the site.
+            values: tensors by the names of the values that the site reads; in NumPy, or on the target's GPU.
+
+        Raises:
+            Exception: the operators cannot be run by themselves; its text says why.
+        """
+
+    def fused(self, site: Site, values: Mapping[str, Tensor]) -> Call:
+        """A call of the site's plan.
+
+        Raises:
+            Exception: the plan's kernel cannot be built or run; its text says why.
+        """
+
+
+@dataclass
+class _Found:
+    """What has been met at a site: plans that are right, the errors of all, and the first problem."""
+
+    calls: dict[str, Call]
+    errors: dict[str, float]
+    problem: Reason | None = None
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """The framework's own operators: the call, where there is one, its error, and why there is none."""
+
+    calls: dict[str, Call]
+    error: float = 0.0
+    said: str = ""
+
+
+def measured(graph: Graph, site: Site, framework: Framework, key: Key) -> tuple[Measured, bool]:
+    """What a site brings, on random tensors of its shapes with its constants as they are; whether to keep it.
+
+    A plan is right where its error is at most twice that of the framework's own operators, and the bound that
+    its kernel states. The fastest plan that is right has the site, unless the framework is faster. Failures
+    may pass, and are not to be kept.
+    """
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        device, clock = machine_of(site.records.target.device)
+        values = _values(graph, site, device)
+        want = meaning(graph, site, values)
+    except Exception as error:  # a failure of one site never fails the model
+        said = f"not measured: {problem_of(error)}"
+        return Measured(
+            key, str(site.plan), framework.name, None, _allowed(site, 0.0), date, said=said
+        ), False
+    peer = _own(site, framework, values, want)
+    found = _checked([site, *_other(site)], framework, values, want, peer.error)
+    watch = clock.watch()
+    clock.protocol = HOW
+    calls = found.calls | peer.calls
+    times = clock.interleave(calls) if len(calls) > 1 else {}
+    plan = _fastest(found.calls, times, str(site.plan))
+    reason = found.problem if not found.calls else _lost(framework.name, plan, times, peer.error)
+    made = Measured(
+        key,
+        plan,
+        framework.name,
+        _finite(found.errors.get(plan)),
+        _allowed(site, peer.error),
+        date,
+        _finite(peer.error) if peer.calls else None,
+        {name: timing.median for name, timing in times.items()},
+        reason.code if reason else "",
+        reason.got if reason else peer.said,
+        watch.disturbance(),
+    )
+    return made, reason is None or reason.why is not Why.FAILED
+
+
+def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
+    """A call of a site's plan with all operands bound, into a tensor that is made once.
+
+    Raises:
+        FuseplanError: the kernel is not built, or does not take the tensors.
+    """
+    records = site.records
+    compiled = CompiledPlan(records, build(records.choice, records.kernel, records.target))
+    shapes = {each.key: each.shape for each in site.plan.operands}
+    operands = {
+        key: values[each].reshape(shapes[key]) if isinstance(each, str) else each
+        for key, each in site.operands.items()
+    }
+    call, src = compiled.bind(**operands), values[site.src].reshape(site.plan.src.shape)
+    dst = empty(site.plan.output, src.device if is_torch(src) else None)
+    return lambda: call(src, dst)
+
+
+def meaning(graph: Graph, site: Site, values: Mapping[str, Tensor]) -> Any:
+    """The site's value in float64, by the graph's own operators one at a time."""
+    read = {name for node in site.nodes for name in node.inputs}
+    constants = {name: graph.constants[name] for name in read if name in graph.constants}
+    parts = Parts(dict.fromkeys(values, Type(None, "?")), list(site.nodes), [site.dst], constants)
+    given = {name: wide(each, graph.types[name].dtype) for name, each in values.items()}
+    return evaluate(parts, given, {}, graph.types)[site.dst]
+
+
+def wide(tensor: Tensor, dtype: str | None = None) -> Any:
+    """A tensor's elements in float64, in host memory."""
+    made = exact(tensor, dtype)
+    return made.cpu().numpy() if is_torch(made) else made
+
+
+def problem_of(error: BaseException) -> str:
+    """An error's kind and its first line."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    return said if isinstance(error, FuseplanError) else f"{type(error).__name__}: {said}"
+
+
+def _values(graph: Graph, site: Site, device: str | None) -> dict[str, Tensor]:
+    """Random tensors for the values that the site reads, in their own shapes and dtypes."""
+    drawn = data.random_arrays(site.plan, 0, device=device)
+    dtypes = {each.key: each.dtype for each in site.plan.operands} | {"src": site.plan.src.dtype}
+    keys = {name: key for key, name in site.operands.items() if isinstance(name, str)} | {site.src: "src"}
+    made = {}
+    for name, key in keys.items():
+        tensor, want = drawn[key], graph.types[name]
+        if dtypes[key] != want.dtype:
+            tensor = space_of(tensor).rounded(exact(tensor, dtypes[key]), want.dtype, want.dtype)
+        made[name] = tensor if tuple(tensor.shape) == want.shape else tensor.reshape(want.shape)
+    return made
+
+
+def _other(site: Site) -> list[Site]:
+    """The site in its other form, where the plan of that has a kernel."""
+    found = site.other() if site.other else None
+    return [found] if isinstance(found, Site) else []
+
+
+def _own(site: Site, framework: Framework, values: Mapping[str, Tensor], want: Any) -> _Peer:
+    try:
+        call = framework.own(site, values)
+        return _Peer({framework.name: call}, _error(call(), want))
+    except Exception as error:  # of another library, of any kind
+        return _Peer({}, said=f"{framework.name} was not run: {problem_of(error)}")
+
+
+def _checked(
+    forms: list[Site], framework: Framework, values: Mapping[str, Tensor], want: Any, peer_error: float
+) -> _Found:
+    """The plans that are right; the first problem is of the site's own plan."""
+    found = _Found({}, {})
+    for form in forms:
+        name = str(form.plan)
+        try:
+            call = framework.fused(form, values)
+            error = _error(call(), want)
+        except Exception as failed:  # a failure of one site never fails the model
+            found.problem = found.problem or Reason(Why.FAILED, problem_of(failed))
+            continue
+        allowed = _allowed(form, peer_error)
+        if error <= allowed:
+            found.calls[name] = call
+        else:
+            said = f"{error:.1e} of the largest value, at most {allowed:.1e}"
+            found.problem = found.problem or Reason(Why.INACCURATE, said)
+        found.errors[name] = error
+    return found
+
+
+def _error(got: Tensor, want: Any) -> float:
+    """The largest distance of a result from float64, over the largest value."""
+    made = wide(got)
+    return data.deviation(made, want.reshape(made.shape)) if made.size == want.size else math.inf
+
+
+def _finite(error: float | None) -> float | None:
+    return error if error is not None and math.isfinite(error) else None
+
+
+def _allowed(site: Site, peer_error: float) -> float:
+    """The largest error that is right, beside a framework with an error of its own."""
+    stated = allowed_deviation(site.records.kernel, site.records.choice.template)
+    return 2 * min(peer_error, ANOTHER) + stated
+
+
+def _fastest(calls: Mapping[str, Call], times: Mapping[str, Timing], first: str) -> str:
+    """The plan with the site: the first form unless another is faster by more than noise."""
+    if first not in calls:
+        return next(iter(calls), first)
+    faster = [name for name in calls if name in times and _is_slower(times[first], times[name])]
+    return min(faster, key=lambda name: times[name].median, default=first)
+
+
+def _is_slower(one: Timing, other: Timing) -> bool:
+    """Whether a time is larger than another by more than noise."""
+    return one.median > (1 + NOISE + max(one.spread, other.spread)) * other.median
+
+
+def _lost(peer: str, plan: str, times: Mapping[str, Timing], peer_error: float) -> Reason | None:
+    """Why the framework has the site; None where the plan has it."""
+    if not peer_error <= ANOTHER:
+        return Reason(Why.DISAGREES, f"{peer} is {peer_error:.1e} of the largest value away")
+    if peer not in times or not _is_slower(times[plan], times[peer]):
+        return None
+    return Reason(Why.SLOWER, f"{times[plan].median * 1e6:.1f} us, {peer} {times[peer].median * 1e6:.1f}")

@@ -1,0 +1,104 @@
+"""A model cut into plans and operators of ONNX's, as predicted or measured."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fuseplan.graph.choose import Mode, chosen
+from fuseplan.graph.find import Cut, Site, find
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Origin
+from fuseplan.graph.schedule import unit_of
+from fuseplan.graph.trial import launch
+from fuseplan.graph.type import Type
+from fuseplan.graph.why import Reason, Why
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy
+from fuseplan.measure.versions import version_of
+from fuseplan.onnx.reader import ReadModel, read
+from fuseplan.onnx.runtime import RUNTIME, Onnx
+from fuseplan.system.locks import cached_property
+
+
+@dataclass(frozen=True)
+class How:
+    """How a model is compiled.
+
+    Attributes:
+        target: the machine, with the threads of a launch.
+        accuracy: as for `fuseplan.compile`.
+        choose: as for `fuseplan.onnx.load`.
+    """
+
+    target: Target
+    accuracy: Accuracy
+    choose: Mode
+
+
+def cut_of(proto: Any, types: Mapping[str, Type], how: How, is_built: bool = True) -> tuple[ReadModel, Cut]:
+    """The model as a graph, cut into plans; an operator of a site that is reverted is ONNX's.
+
+    Args:
+        proto: ONNX's message.
+        types: of the inputs.
+        how: how the sites are chosen.
+        is_built: as for `fuseplan.graph.choose.chosen`.
+    """
+    framework, left = Runtime(proto, types, how.target.threads), dict[Origin, Reason]()
+    reverted: list[Site] = []
+    while True:
+        model = read(proto, types, left.get)
+        found = find(model.graph, how.target, accuracy=how.accuracy)
+        cut = chosen(found, framework, how.choose, is_built)
+        reverted += cut.reverted
+        known = len(left)
+        left |= {node.origin: cut.left[id(node)] for site in cut.reverted for node in site.nodes}
+        if len(left) == known:
+            return model, replace(cut, reverted=tuple(reverted))
+
+
+class Runtime:
+    """ONNX Runtime, or the reference evaluator; `fuseplan.graph.trial.Framework` tells the methods.
+
+    Args:
+        proto: ONNX's message of the whole model.
+        types: of its inputs.
+        threads: of ONNX Runtime.
+    """
+
+    def __init__(self, proto: Any, types: Mapping[str, Type], threads: int) -> None:
+        package = RUNTIME if importlib.util.find_spec(RUNTIME) else "onnx"
+        self.name = f"{package} {version_of(package)}"
+        self._proto, self._types, self._threads = proto, types, threads
+
+    def own(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
+        """A run of the model's operators that the site stands for, on dense arrays.
+
+        Raises:
+            LookupError: the operators read or make other values than the site.
+            BuildError: nothing runs them.
+        """
+        graph, origins = self._plain, {node.origin for node in site.nodes}
+        unit = unit_of(graph, tuple(node for node in graph.nodes if node.origin in origins))
+        missing = [name for name in unit.reads if name not in values and name not in graph.constants]
+        if unit.writes != (site.dst,) or missing:
+            told = ", ".join(missing or unit.writes)
+            raise LookupError(f"the operators are those of other sites too: {told}")
+        run = Onnx(self._proto, self._threads).prepare(graph, unit)
+        dense = {name: np.ascontiguousarray(each) for name, each in values.items()}
+        given = [dense.get(name) for name in unit.reads]
+        return lambda: run(given)[0]
+
+    def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
+        """A launch of the site's plan, as a session has it."""
+        return launch(site, values)
+
+    @cached_property
+    def _plain(self) -> Graph:
+        """The model with all operators as ONNX's."""
+        return read(self._proto, self._types, lambda _: Reason(Why.NOT_IN_TABLE)).graph

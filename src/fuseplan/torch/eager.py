@@ -1,0 +1,99 @@
+"""Both ways to compute a site of a graph of torch's: torch's own operators, and the plan's operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuseplan.graph.find import Site
+from fuseplan.language.declarations import Operand, Result
+from fuseplan.torch.kernels import given_of, operators_text
+from fuseplan.torch.operator import launched
+from fuseplan.torch.reader import ReadGraph
+
+
+class Eager:
+    """Torch's operators, as the graph has them; `fuseplan.graph.trial.Framework` tells the methods.
+
+    Attributes:
+        name: torch and its version.
+
+    Args:
+        module: the graph.
+        read: what was read of it.
+        device: of its tensors.
+    """
+
+    def __init__(self, module: fx.GraphModule, read: ReadGraph, device: torch.device) -> None:
+        self.name = f"torch {torch.__version__}"
+        self._module, self._read, self._device = module, read, device
+
+    def own(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
+        """A call of the operators between the site's values, on tensors that lie as torch has them there.
+
+        Raises:
+            LookupError: they read another value.
+        """
+        graph, places = self._between(site, values.keys())
+        run = fx.GraphModule(self._module, graph)
+        given = [self._as(values[name], node.meta["val"]) for node, name in places.items()]
+
+        def call() -> Any:
+            with torch.no_grad():
+                return run(*given)
+
+        return call
+
+    def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
+        """A call of the plan's operator, on tensors that lie as the plan has them."""
+        text, src = operators_text(site.plan), self._tensor(values[site.src], site.plan.src.dtype)
+        given = [self._operand(site, each, values) for each in given_of(site.plan)]
+
+        def call() -> Any:
+            with torch.no_grad():
+                return launched(text, src, given)[0]
+
+        return call
+
+    def _between(self, site: Site, names: Any) -> tuple[fx.Graph, dict[fx.Node, str]]:
+        """The nodes from the values of these names to the site's own, and the nodes that give the values."""
+        known, head = self._read.values, self._read.makers[site.dst]
+        needed, places, ahead = set[fx.Node](), dict[fx.Node, str](), [head]
+        while ahead:
+            node = ahead.pop()
+            if known.get(node) in names:
+                places[node] = known[node]
+            elif node.op != "call_function":
+                raise LookupError(f"{node.name} is read besides")
+            elif node not in needed:
+                needed.add(node)
+                ahead += node.all_input_nodes
+        made: fx.Graph = fx.Graph()
+        copies = {node: made.placeholder(node.name) for node in places}
+        for node in self._module.graph.nodes:
+            if node in needed:
+                copies[node] = made.node_copy(node, copies.__getitem__)
+        made.output(copies[head])
+        return made, places
+
+    def _operand(self, site: Site, operand: Operand | Result, values: Mapping[str, Any]) -> torch.Tensor:
+        value = site.operands[operand.key]
+        if isinstance(value, str):
+            return self._tensor(values[value], self._read.graph.types[value].dtype)
+        return self._tensor(value, None)
+
+    def _tensor(self, value: Any, dtype: str | None) -> torch.Tensor:
+        """A tensor of NumPy's or torch's as torch's on the device; the bits of bf16 as what they are."""
+        made = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+        return (made.view(torch.bfloat16) if dtype == "bf16" and made.dtype != torch.bfloat16 else made).to(
+            self._device
+        )
+
+    def _as(self, value: Any, like: torch.Tensor) -> torch.Tensor:
+        """The elements, as torch has them in the model."""
+        made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=self._device)
+        word = str(like.dtype).removeprefix("torch.")
+        return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None))
