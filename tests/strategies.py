@@ -19,6 +19,7 @@ from fuseplan.ops.affine import MODES, Add, BatchNorm, Bias, Prelu, Scale
 from fuseplan.ops.conv import CONVOLUTIONS, PRECISIONS, Conv
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul, Product
+from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import FUNCTIONS, Scalar, call, const, leaf, neg
@@ -99,6 +100,19 @@ def convolutions(draw: st.DrawFn, src: TensorSpec) -> Conv:
     return CONVOLUTIONS[axes - 1](groups, padding="same", groups=groups, **made)
 
 
+@st.composite
+def pools(draw: st.DrawFn, src: TensorSpec) -> Pool:
+    """Pools that take `src`, of rank 3 to 5; each window has an element of src."""
+    axes = src.rank - 2
+    kernel, stride = draw(st.integers(1, 3)), draw(st.none() | st.integers(1, 3))
+    made: dict[str, Any] = {"stride": stride, "ceil_mode": draw(st.booleans())}
+    if draw(st.booleans()):
+        made["count_include_pad"] = draw(st.booleans())
+    kinds = AVG_POOLS if "count_include_pad" in made else MAX_POOLS
+    op: Pool = kinds[axes - 1](kernel, padding=draw(st.integers(0, kernel // 2)), **made)
+    return op if min(op.window(src).dst) >= 1 else kinds[axes - 1](1, **made)
+
+
 def normalizations(src: TensorSpec, number: st.SearchStrategy[float] = MODERATE) -> st.SearchStrategy[Op]:
     """Operators with statistics that take `src`."""
     mode, epsilon = st.sampled_from(list(MODES)), number.map(abs)
@@ -142,7 +156,7 @@ def plans(
         if kind in (1, 2) and is_rows:
             plan.add(draw(products(plan.output)))
         elif kind == 2:
-            plan.add(draw(convolutions(plan.output)))
+            plan.add(draw(st.one_of(convolutions(plan.output), pools(plan.output))))
         elif (
             is_channels and kinds.count("normalization") < max_normalizations and not draw(st.integers(0, 3))
         ):

@@ -42,6 +42,7 @@ from fuseplan.ops.affine import Add, BatchNorm, Bias, Mul, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
@@ -68,6 +69,9 @@ __all__ = [
     "Add",
     "ArgumentError",
     "Arguments",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
@@ -96,6 +100,9 @@ __all__ = [
     "LoadedPlan",
     "LogSigmoid",
     "Matmul",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
     "Mish",
     "Mul",
     "PlanError",

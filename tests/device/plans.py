@@ -61,6 +61,12 @@ CONVOLUTIONS = (
     "{d}[1x16x5x9x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias -> relu",
     "{d}[1x5x4x6x7] -> conv3d(6, kernel=(1, 3, 2), stride=(1, 2, 1)) -> bias",
 )
+POOLS = (
+    "{d}[4x64x57x56{l}] -> max_pool2d(3, stride=2, padding=1)",
+    "{d}[4x33x19x21{l}] -> bias -> relu -> max_pool2d(2, ceil_mode=True) -> add",
+    "{d}[4x64x35x35{l}] -> avg_pool2d(3, stride=1, padding=1, count_include_pad=False) -> relu",
+    "{d}[2x33x7x9x11] -> avg_pool3d(3, stride=2, padding=1)",
+)
 # Of whose sums only the size or the negative is used: ptxas drops some, `repairs.lacks_products`.
 SIZES = (
     "{d}[256x192] -> matmul(128) -> abs -> bias",
@@ -99,6 +105,7 @@ def texts() -> list[str]:
         *_written(PRODUCTS, FLOATS),
         *_written(SIZES, FLOATS),
         *_written(CONVOLUTIONS, FLOATS),
+        *_written(POOLS, (*FLOATS, "f64")),
         *UNUSED,
         *TF32,
     ]

@@ -11,7 +11,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
-from fuseplan.graph.ops import OPS, Concat, Foreign, Map, Permute, Pool, Reduce, Reshape
+from fuseplan.graph.ops import OPS, Concat, Foreign, Map, Permute, Reduce, Reshape
 from fuseplan.graph.type import Type, numpy_dtype, word_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
@@ -27,7 +27,7 @@ constant sizes: i64[2] = [1, -8]
 y: f32[1x8x6x6, nchw] = conv2d(8, kernel=3, padding=1)(x, w)  # Conv layer1/conv:0
 y.b = bias(y, b)  # Conv layer1/conv:0
 "odd name" = relu(y.b)
-m = pool('amax', kernel=(3, 3), stride=(2, 2), padding=((1, 1), (1, 1)), dst=(3, 3))("odd name")
+m = max_pool2d(3, stride=2, padding=1)("odd name")
 g = reduce('mean', axes=(2, 3))(m)
 gated = map('a * b + c')("odd name", g, two)
 top: f32[1x8x2x6], "" = onnx.TopK(axis=2, bias=-inf, body=b'ab(')(gated, "", sizes)
@@ -81,27 +81,6 @@ def test_each_operator_of_plans_is_a_layer(kind: type[Op]) -> None:
         assert Graph.parse(str(graph)) == graph
 
 
-def torch_pool(op: Pool, x: torch.Tensor) -> torch.Tensor:
-    low = [each[0] for each in op.padding]
-    if op.kind == "amax":
-        return torch.nn.functional.max_pool2d(x, op.kernel, op.stride, low, op.steps, ceil_mode=True)
-    kept = torch.nn.functional.avg_pool2d
-    return kept(x, op.kernel, op.stride, low, True, op.counts_padding)
-
-
-@pytest.mark.parametrize("kind", ["amax", "mean"])
-@pytest.mark.parametrize("counts_padding", [False, True])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_pools_are_torchs(kind: str, counts_padding: bool, stride: int) -> None:
-    x = RNG.standard_normal((2, 3, 9, 10))
-    dilation = (2, 1) if kind == "amax" else (1, 1)
-    made = Pool(kind, (3, 4), (stride, stride), ((1, 1), (2, 2)), (1, 1), dilation, counts_padding)
-    want = torch_pool(made, torch.from_numpy(x)).numpy()
-    op = Pool(kind, made.kernel, made.stride, made.padding, want.shape[2:], dilation, counts_padding)
-    np.testing.assert_allclose(op.evaluate([x])[0], want, rtol=1e-12)
-    assert op.infer([Type(x.shape, "f64")])[0].shape == want.shape
-
-
 def test_formulas_views_and_reductions() -> None:
     x, y = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((4,))
     pairs: list[tuple[GraphOp, list[np.ndarray], np.ndarray]] = [
@@ -118,7 +97,7 @@ def test_formulas_views_and_reductions() -> None:
         (made,) = op.evaluate(given)
         np.testing.assert_allclose(made, want, rtol=1e-14, err_msg=op.text)
         assert op.infer([Type(each.shape, "f64") for each in given])[0].shape == want.shape
-    assert {type(op) for op, _, _ in pairs} | {Pool} == set(OPS)
+    assert {type(op) for op, _, _ in pairs} == set(OPS)
 
 
 def test_the_meaning_is_float64() -> None:
@@ -165,7 +144,7 @@ def test_axes_keep_their_names_in_float64() -> None:
         ("y = concat(7)(x)", "takes tensors that differ along axis 7"),
         ("y = reduce('median', axes=(0,))(x)", "takes mean, sum, amax or amin"),
         ("y = reduce('sum', axes=(4,))(x)", "there is no such axis"),
-        ("y = pool('amax', kernel=(2,), stride=(2,), padding=((0, 0),), dst=(3,))(x)", "every spatial axis"),
+        ("y = max_pool2d((2,))(x)", "2 spatial axes"),
         ("y = relux(x)", "there is no operator relux"),
         ("y = relu x", "not a line of a graph"),
         ("y: f32[2,3] = relu(x)", "this is not a value's type"),

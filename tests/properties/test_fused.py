@@ -150,6 +150,8 @@ def test_the_operators_are_all_drawn() -> None:
         "Conv1d",
         "Conv2d",
         "Conv3d",
+        "MaxPool2d",
+        "AvgPool2d",
         "Matmul",
         "BatchNorm",
         "Add",

@@ -162,7 +162,7 @@ class _Finder:
             self.left[id(node)] = Reason(Why.FORMULA, f"{layer.word} has several results")
             return
         known = self.graph.constants.keys() | self.weights
-        if layer.op.kind == "contraction" and node.inputs[1] not in known:
+        if "weight" in layer.keys and node.inputs[1] not in known:
             self.left[id(node)] = Reason(Why.WEIGHT_NOT_CONSTANT, node.inputs[1])
             return
         given = [self.graph.types[name] for name in node.inputs]
@@ -205,7 +205,7 @@ class _Finder:
             return site
 
         plain = [centre, *stages]
-        if layer.op.kind != "contraction" or isinstance(centre.operands["weight"], str):
+        if isinstance(centre.operands.get("weight", ""), str):
             return form(plain)
         centre, rest = _folded(centre, stages)
         site = form([centre, *rest])

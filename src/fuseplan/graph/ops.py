@@ -1,4 +1,4 @@
-"""The operators that a graph has besides those of plans: formulas, views, windows, other libraries'."""
+"""The operators that a graph has besides those of plans: formulas, views, joins, other libraries'."""
 
 from __future__ import annotations
 
@@ -188,87 +188,6 @@ _REDUCE: dict[str, Any] = {"mean": np.mean, "sum": np.sum, "amax": np.max, "amin
 
 
 @dataclass(frozen=True)
-class Pool(GraphOp):
-    """The largest or the mean element under a window that moves over the spatial axes.
-
-    Windows begin `stride` apart and have `kernel` taps `dilation` apart, one number a spatial axis; `padding`
-    is (low, high) a spatial axis, and `dst` has the extents of the result. A window's mean is that of its
-    taps inside src, and inside the padding too where `counts_padding`. The last windows may reach beyond the
-    high padding, which counts for no mean.
-    """
-
-    name: ClassVar[str] = "pool"
-
-    kind: str
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dst: tuple[int, ...]
-    dilation: tuple[int, ...] = ()
-    counts_padding: bool = False
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The dilation of each spatial axis."""
-        return self.dilation or (1,) * len(self.kernel)
-
-    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
-        """n, c, and the spatial extents that it says."""
-        (src,) = known(self, given)
-        counts = {src.rank - 2, len(self.stride), len(self.padding), len(self.dst), len(self.steps)}
-        if self.kind not in ("amax", "mean") or counts != {len(self.kernel)}:
-            raise PlanError("pool takes amax or mean, and each number for every spatial axis", got=self.text)
-        dtype, shape = float_type(self, given), src.shape or ()
-        return (Type((*shape[:2], *self.dst), dtype, src.names),)
-
-    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """One spatial axis after the other: windows are products of intervals."""
-        made = wide(given[0])
-        counts = np.ones((1,) * made.ndim, made.dtype)
-        for place in range(len(self.kernel)):
-            made = self._along(made, place, -np.inf if self.kind == "amax" else 0)
-            if self.kind == "mean":
-                counts = counts * self._counts(given[0].shape, place)
-        return ((made / counts if self.kind == "mean" else made).astype(given[0].dtype, copy=False),)
-
-    def _along(self, src: Tensor, place: int, fill: float) -> Tensor:
-        """The largest element, or the sum, of each window of one axis."""
-        axis, step, stride = 2 + place, self.steps[place], self.stride[place]
-        shape = [self.dst[place] if each == axis else extent for each, extent in enumerate(src.shape)]
-        made: Tensor = np.full_like(src, fill, shape=shape)
-        combine = np.maximum if self.kind == "amax" else np.add
-        for tap in range(self.kernel[place]):
-            place_of_first = tap * step - self.padding[place][0]  # in src, of the first window's tap
-            first = max(0, -(place_of_first // stride))
-            count = min(self.dst[place], (src.shape[axis] - 1 - place_of_first) // stride + 1) - first
-            if count > 0:
-                part = _every(made, axis, first, 1, count)
-                begin = place_of_first + first * stride
-                combine(part, _every(src, axis, begin, stride, count), out=part)
-        return made
-
-    def _counts(self, shape: tuple[int, ...], place: int) -> Tensor:
-        """How many taps of each window of one axis count."""
-        (low, high), extent, step = self.padding[place], shape[2 + place], self.steps[place]
-        inside = (0, low + extent + high) if self.counts_padding else (low, low + extent)
-        begins = np.arange(self.dst[place]) * self.stride[place]
-        taps = begins[:, None] + np.arange(self.kernel[place]) * step
-        found = ((taps >= inside[0]) & (taps < inside[1])).sum(1)
-        spread = [1] * len(shape)
-        spread[2 + place] = len(found)
-        made: Tensor = found.reshape(spread).astype(np.float32)
-        return made
-
-
-def _every(array: Tensor, axis: int, begin: int, stride: int, count: int) -> Tensor:
-    """So many elements of an axis, `stride` apart."""
-    index = [slice(None)] * array.ndim
-    index[axis] = slice(begin, begin + (count - 1) * stride + 1, stride)
-    found: Tensor = array[tuple(index)]
-    return found
-
-
-@dataclass(frozen=True)
 class Foreign(GraphOp):
     """An operator of another library, which that library runs: `onnx.Resize`, `aten.topk.default`.
 
@@ -323,5 +242,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Concat, Reduce, Pool)
+OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Concat, Reduce)
 BY_WORD = {each.name: each for each in OPS}

@@ -14,6 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
@@ -48,97 +49,6 @@ class Stage:
     def of_part(self, number: int) -> Stage:
         """The stage that makes, or is applied to, one part."""
         return replace(self, expression=self.expressions[number], others=()) if self.others else self
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - low] * weight[f, c, k].
-
-    Sizes are elements; `padding` is one (low, high) pair a spatial axis. A matrix product is a convolution
-    of one tap: `kernel` is 1 along each spatial axis of src, or () where src has none. The weight's axes are
-    what the operator says, and `Kernel.weight_axes` puts them in order.
-
-    Attributes:
-        weight_per_batch: each image has a weight of its own: (batch, features, channels / groups, *kernel).
-        weight_transposed: the operand's logical shape has channels in front of features.
-        precision: of the products: `full`, or `tf32`, which allows factors of f32 rounded to 10 bits.
-    """
-
-    batch: int
-    channels: int
-    features: int
-    groups: int
-    src_spatial: tuple[int, ...]
-    dst_spatial: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    weight_per_batch: bool = False
-    weight_transposed: bool = False
-    precision: str = "full"
-
-    @property
-    def channels_per_group(self) -> int:
-        """Channels of src that one feature reads."""
-        return self.channels // self.groups
-
-    @property
-    def features_per_group(self) -> int:
-        """Features that read the same channels."""
-        return self.features // self.groups
-
-    @property
-    def taps(self) -> int:
-        """Positions of the kernel: 9 of a 3x3."""
-        return prod(self.kernel)
-
-    @property
-    def depth(self) -> int:
-        """Products summed into one output element."""
-        return self.taps * self.channels_per_group
-
-    @property
-    def rows(self) -> int:
-        """Output positions over the batch."""
-        return self.batch * prod(self.dst_spatial)
-
-    @property
-    def flops(self) -> int:
-        """Two a product, padding counted as data."""
-        return 2 * self.rows * self.features * self.depth
-
-    @property
-    def is_depthwise(self) -> bool:
-        """Each feature reads one channel."""
-        return self.groups > 1 and self.groups == self.channels
-
-    @property
-    def is_matrix_product(self) -> bool:
-        """One tap, stride 1, no padding: rows of src times a matrix."""
-        return self.taps == 1 and self.src_spatial == self.dst_spatial and not any(map(any, self.padding))
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """The weight in canonical order: batch if per batch, features, channels of a group, *kernel."""
-        images = (self.batch,) if self.weight_per_batch else ()
-        return (*images, self.features, self.channels_per_group, *self.kernel)
-
-    @property
-    def text(self) -> str:
-        """All fields in one line; how the weight lies and the precision only where they are not as usual."""
-        padding = ",".join(f"{low}:{high}" for low, high in self.padding)
-        sizes = (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
-        listed = "".join(f" {name}={'x'.join(map(str, value))}" for name, value in sizes)
-        line = f"convolution {self.channels}->{self.features} groups={self.groups}"
-        if self.kernel:
-            line += f"{listed} padding={padding}"
-        unusual = (
-            ("weight_per_batch", self.weight_per_batch),
-            ("weight_transposed", self.weight_transposed),
-            (f"precision={self.precision}", self.precision != "full"),
-        )
-        return " ".join([line, *(words for words, applies in unusual if applies)])
 
 
 @dataclass(frozen=True)
@@ -277,7 +187,7 @@ class Kernel(Opened):
     def compute_dtype(self) -> str:
         """The dtype of sums, expressions and parameters: f64 for f64 and exact sums of i8, else f32."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
-        is_exact = self.convolution is not None and not dtype_of(self.weight.dtype).is_float
+        is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property
@@ -364,7 +274,7 @@ class Kernel(Opened):
 
     @property
     def weight(self) -> KernelOperand:
-        """The contraction's operand; KeyError in a pointwise kernel."""
+        """The contraction's operand; KeyError in a pointwise kernel, and in a pool's."""
         return {operand.role: operand for operand in self.operands}["weight"]
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.convolution import Convolution, Pool
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.parts import Split
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops import pool
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
@@ -320,21 +322,23 @@ def _convolution(step: Step) -> Convolution:
     op = step.op
     if isinstance(op, Product):
         return _product(op, step.src)
-    assert isinstance(op, Conv)  # by the rules
-    window = op.window(step.src)
-    return Convolution(
+    assert isinstance(op, Conv | pool.Pool)  # by the rules
+    window, own = op.window(step.src), step.src.channels
+    moved = Convolution(
         batch=step.src.batch,
-        channels=step.src.channels,
-        features=op.features,
-        groups=op.groups,
+        channels=own,
+        features=own,
+        groups=own,
         src_spatial=step.src.spatial,
         dst_spatial=window.dst,
         kernel=window.kernel,
         stride=window.stride,
         dilation=window.dilation,
         padding=window.padding,
-        precision=op.precision,
     )
+    if isinstance(op, pool.Pool):
+        return replace(moved, pool=Pool(op.join, op.counted(step.src)))
+    return replace(moved, features=op.features, groups=op.groups, precision=op.precision)
 
 
 def _product(op: Product, src: TensorSpec) -> Convolution:

@@ -54,9 +54,20 @@ def unit_roundoff(kernel: Kernel) -> float:
 def summation_bound(kernel: Kernel) -> float:
     """The error bound of a sum of products, in any order: one rounding a product, depth * u.
 
-    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
+    Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1. A mean is a sum over a count,
+    two roundings more; a maximum is exact.
     """
-    return kernel.contraction.depth * unit_roundoff(kernel)
+    conv = kernel.contraction
+    roundings = conv.depth if conv.pool is None else (conv.depth + 2) * bool(conv.pool.counted)
+    return roundings * unit_roundoff(kernel)
+
+
+def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim]:
+    """The kernel has a contraction: products with a weight, or `pools`."""
+    yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+    is_taken = pools or kernel.contraction.pool is None
+    got = None if is_taken else kernel.contraction.text
+    yield claim(is_taken, Reason.POOL, got=got, operator=kernel.contraction_step)
 
 
 def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:

@@ -6,12 +6,13 @@ once more, as products of float64 matrices: no library's convolution is trusted 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import prod
 from typing import Any
 
-from fuseplan.language.reduction import Statistic, reduce
+from fuseplan.language.reduction import JOINS, Statistic, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
@@ -20,6 +21,7 @@ from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
+from fuseplan.ops.pool import Pool, taps_counted
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.scalar import fold
@@ -62,7 +64,7 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
     Raises:
         TypeError: there is no such sum here.
     """
-    if isinstance(step.op, Elementwise):
+    if isinstance(step.op, Elementwise | Pool):
         return formed(step, x, tensors)[0]
     if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
@@ -79,7 +81,7 @@ def formed(
     """The output of an operator by its formulas, and its results by key, in the dtype of x.
 
     Args:
-        step: the operator at its place; no contraction.
+        step: the operator at its place; none with a weight.
         x: its src.
         tensors: as `leaves_of` takes them.
         values: likewise.
@@ -87,6 +89,8 @@ def formed(
     """
     op, leaves = step.op, leaves_of(step, x, tensors, values, x.dtype)
     meanings = {**space_of(x).meanings, "const": x.new_tensor}
+    if isinstance(op, Pool):
+        return pooled(op, step.src, x), {}
     if isinstance(op, Parted):
         return op.split(step.src).fill(x.new_empty(step.dst.shape), step.formulas, leaves, meanings), {}
     if not isinstance(op, Normalization):
@@ -137,6 +141,21 @@ def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor
             seen = some[(slice(None), slice(None), *under)]
             dst[begin : begin + images] += _product(seen, weight[(slice(None), slice(None), *tap)], op.groups)
     return dst
+
+
+def pooled(op: Pool, spec: TensorSpec, src: Tensor) -> Tensor:
+    """The pool of a tensor, in its dtype: one tap of the window after the other."""
+    import torch
+
+    window, join = op.window(spec), {"add": torch.add, "maximum": torch.maximum}[op.join]
+    sides = [side for pair in reversed(window.padding) for side in pair]
+    padded = torch.nn.functional.pad(src, sides, value=JOINS[op.join])
+    taps = _taps(window.kernel, window.stride, window.dilation, window.dst)
+    made = functools.reduce(join, (padded[(slice(None), slice(None), *under)] for _, under in taps))
+    for axis, ends in enumerate(op.counted(spec)):
+        counts = src.new_tensor(taps_counted(window, axis, ends))
+        made = made / counts.reshape([-1 if each == 2 + axis else 1 for each in range(src.ndim)])
+    return made
 
 
 def _taps(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuseplan.ops.conv import Conv, Window
+from fuseplan.ops.conv import Conv
+from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 
@@ -47,7 +48,7 @@ def layers(plan: FusionPlan) -> list[Layer]:
 
 
 def _takes_bias(layer: Layer) -> bool:
-    return layer.step.op.kind == "contraction" and "bias" not in layer.keys
+    return "weight" in layer.keys and "bias" not in layer.keys
 
 
 def plain_layers(plan: FusionPlan) -> list[Layer]:

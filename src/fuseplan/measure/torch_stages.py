@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fuseplan.language.declarations import aligned
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.matmul import Product
+from fuseplan.ops.pool import AvgPool, Pool
+from fuseplan.ops.windows import Windowed
 
 # Activations, by their names in torch, whose softplus is another function above 20; and those whose numbers
 # torch takes by the same names.
@@ -50,6 +53,8 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         return lambda x, stored, given: function(x, **options)
     if layer.name.startswith("conv"):
         return _convolution(functional, layer)
+    if isinstance(layer.step.op, Pool):
+        return _pool(functional, layer.step.op, layer.step.src)
     makers: Mapping[str, Callable[[Any, Layer], Stage]] = {
         "matmul": _matmul,
         "linear": _matmul,
@@ -131,6 +136,20 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
         return function(x, *given, shape.stride, padding, shape.dilation, op.groups)
 
     return stage
+
+
+def _pool(functional: Any, op: Pool, src: TensorSpec) -> Stage:
+    window = Windowed.window(op, src)
+    lows, highs = zip(*window.padding, strict=True)
+    if lows != highs or (isinstance(op, AvgPool) and set(window.dilation) != {1}):
+        raise CannotRunError("torch's pools pad both sides alike, and its means have no dilation")
+    options: dict[str, Any] = {"stride": window.stride, "padding": lows, "ceil_mode": op.ceil_mode}
+    if isinstance(op, AvgPool):
+        options["count_include_pad"] = op.count_include_pad
+    else:
+        options["dilation"] = window.dilation
+    function = getattr(functional, op.name)
+    return lambda x, stored, given: function(x, window.kernel, **options)
 
 
 def _matmul(functional: Any, layer: Layer) -> Stage:

@@ -39,6 +39,8 @@ OPERATORS: Answers = {
     **_each("lambda expression function", "elementwise"),
     **_each("mm bmm dot einsum batchmatmul matrixmultiply", "matmul"),
     **_each("convolution", "conv2d"),
+    **_each("maxpool maxpooling2d", "max_pool2d"),
+    **_each("avgpool averagepool averagepooling2d", "avg_pool2d"),
     **_each("rope rotarypositionembedding applyrotaryposemb", "rotary"),
     **_each("astype type convert", "cast"),
 }
@@ -57,7 +59,8 @@ _ROWS = (
 _GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
 _GATED = "Write `glu({})`; where the gate's features come first, `glu({}, gate=first)`"
 _SHAPES = "Operators here keep the order of the axes: give src another shape, layout or strides"
-_WINDOWS = "`conv1d`, `conv2d` and `conv3d` are the only windows: run it before or after the plan"
+_WINDOWS = "The only windows are convolutions, `max_pool2d` and `avg_pool2d`: run it before or after the plan"
+_GLOBAL = "Write `{}(hw, keepdim=True)`, or without `keepdim`"
 
 # Operators that no plan has, by what there is instead.
 LACKING: Answers = {
@@ -77,9 +80,9 @@ LACKING: Answers = {
     **_each("addcmul affine scaleshift film", "Write `scale -> bias`: x * scale + bias per channel"),
     **_each("reshape view flatten permute transpose squeeze unsqueeze swapaxes rearrange", _SHAPES),
     **_each("concat cat concatenate stack split chunk slice gather expand repeat tile pad", _SHAPES),
-    **_each("maxpool maxpool1d maxpool2d maxpool3d avgpool avgpool1d avgpool2d avgpool3d", _WINDOWS),
-    **_each("averagepool globalaveragepool globalmaxpool adaptiveavgpool2d globalaveragepooling2d", _WINDOWS),
-    **_each("maxpooling2d averagepooling2d upsample interpolate resize unfold fold", _WINDOWS),
+    **_each("globalaveragepool adaptiveavgpool2d globalaveragepooling2d", _GLOBAL.format("mean")),
+    **_each("globalmaxpool adaptivemaxpool2d globalmaxpooling2d", _GLOBAL.format("amax")),
+    **_each("upsample interpolate resize unfold fold lppool", _WINDOWS),
     **_each("convtranspose convtranspose1d convtranspose2d convtranspose3d conv2dtranspose", _WINDOWS),
     **_each("depthwiseconv2d depthwiseconv", "Write `conv2d` with groups=, as many as src has channels"),
     **_each(

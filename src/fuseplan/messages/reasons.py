@@ -38,13 +38,13 @@ class Reason(Enum):
     )
     NO_CONTRACTION = (
         "no-contraction",
-        "the plan has no convolution and no matrix product",
+        "the plan has no convolution, matrix product or pool",
         "`pointwise` takes elementwise operators alone; `normalization` and `reduction` take one operator "
         "with statistics",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
-        "one kernel holds one convolution or matrix product",
+        "one kernel holds one convolution, matrix product or pool",
         "Split the plan in front of the second of them",
     )
     CONTRACTION_IN_POINTWISE = (
@@ -146,6 +146,11 @@ class Reason(Enum):
         "accuracy",
         "the algorithm's error bound is above the accuracy asked for",
         "Allow a larger bound with accuracy=, or make the plan in f64 (without precision=tf32)",
+    )
+    POOL = (
+        "pool",
+        "this kernel sums products with a weight, and a pool has none",
+        "`depthwise`, and on the CPU `depthwise_planes`, compute pools",
     )
     NOT_DEPTHWISE = (
         "not-depthwise",

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from fuseplan.graph.ops import Pool
 from fuseplan.graph.why import Why
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import CONVOLUTIONS
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a window moves: a number, or (low, high), a spatial axis."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[Pair, ...]
-    dst: tuple[int, ...]
+from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
+from fuseplan.ops.windows import Pair, Window
 
 
 def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
@@ -85,21 +73,28 @@ def convolution(given: Given) -> str:
 
 def max_pool(given: Given) -> str:
     """MaxPool without its indices."""
-    given.floats()
     given.wants(1)
-    window = window_of(given, tuple(given.attribute("kernel_shape", ())))
-    return given.add(
-        Pool("amax", window.kernel, window.stride, window.padding, window.dst, window.dilation),
-        given.inputs[0],
-    )
+    return _pool(given, MAX_POOLS)
 
 
 def average_pool(given: Given) -> str:
     """AveragePool."""
+    return _pool(given, AVG_POOLS, count_include_pad=bool(given.attribute("count_include_pad", 0)))
+
+
+def _pool(given: Given, kinds: Sequence[Callable[..., Pool]], **attributes: bool) -> str:
     given.floats()
     window = window_of(given, tuple(given.attribute("kernel_shape", ())))
-    counts = bool(given.attribute("count_include_pad", 0))
-    return given.add(
-        Pool("mean", window.kernel, window.stride, window.padding, window.dst, window.dilation, counts),
-        given.inputs[0],
+    if not given.type().is_spec or len(window.kernel) > len(kinds):
+        raise LeftError(Why.SHAPE, given.type())
+    op = kinds[len(window.kernel) - 1](
+        window.kernel,
+        stride=window.stride,
+        padding=window.padding,
+        dilation=window.dilation,
+        ceil_mode=bool(given.attribute("ceil_mode", 0)),
+        **attributes,
     )
+    if op.window(given.type().spec()).dst != window.dst:
+        raise LeftError(Why.SHAPE, f"ceil_mode and auto_pad of {given.type()}")
+    return given.layer(op, given.inputs[0])

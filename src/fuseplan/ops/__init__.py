@@ -18,6 +18,7 @@ from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
+from fuseplan.ops.pool import POOLS
 from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
@@ -25,6 +26,7 @@ from fuseplan.ops.training import TRAINING
 
 OPERATORS: tuple[type[Op], ...] = (
     *CONVOLUTIONS,
+    *POOLS,
     Matmul,
     Linear,
     Attention,

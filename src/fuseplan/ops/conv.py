@@ -5,34 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from fuseplan.errors import PlanError, near_miss
+from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Array, Shape, operand
-from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import one_of, positive, refused
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
+from fuseplan.ops.windows import Padding, PerAxis, Windowed, windows_of
 
-Pair = tuple[int, int]
-PerAxis = int | tuple[int, ...]
 PRECISIONS = ("full", "tf32")
-Padding = int | str | tuple[int | Pair, ...]
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a kernel moves over a src: one entry a spatial axis, padding as (low, high)."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[Pair, ...]
-    dst: tuple[int, ...]
 
 
 def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
@@ -58,18 +41,14 @@ def _weight(op: Conv, src: TensorSpec) -> Shape:
 
 
 @dataclass(frozen=True)
-class Conv(Op):
+class Conv(Windowed):
     """What convolutions of any number of spatial axes share.
 
-    Fields are kept in one form: a number where all axes agree, else a number an axis. Padding is a number,
-    a number or (low, high) pair an axis, `same`, or `valid`, which is 0. Precision is `full`, or `tf32`: then
-    the factors of an f32 product may be rounded to 10 bits where the hardware is faster for it.
+    Precision is `full`, or `tf32`: then the factors of an f32 product may be rounded to 10 bits where the
+    hardware is faster for it.
     """
 
-    kind = "contraction"
     onnx = "Conv"
-
-    axes: ClassVar[int]
 
     features: int
     kernel: PerAxis
@@ -80,18 +59,11 @@ class Conv(Op):
     groups: int = 1
     precision: str = "full"
 
-    @property
-    def reads(self) -> str:
-        """Axis 1."""
-        return "channels"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("features", "groups"):
             self._set(name, positive(self.name, name, getattr(self, name)))
-        for name in ("kernel", "stride", "dilation"):
-            values = self._axes_of(name, getattr(self, name))
-            self._set(name, _shortest(tuple(positive(self.name, name, value) for value in values)))
+        self._set_numbers("kernel", "stride", "dilation")
         self._set("padding", self._canonical_padding())
         one_of(self.name, "precision", self.precision, PRECISIONS)
         if self.features % self.groups:
@@ -103,66 +75,6 @@ class Conv(Op):
                 want=f"features a multiple of {self.groups}",
             )
 
-    def _axes_of(self, name: str, value: Any) -> tuple[Any, ...]:
-        """The value for each spatial axis."""
-        if not isinstance(value, tuple | list):
-            return (value,) * self.axes
-        if len(value) != self.axes:
-            raise refused(
-                self.name,
-                name,
-                f"must be one number, or one for each of {self.axes} spatial axes",
-                got=shown(value),
-            )
-        return tuple(value)
-
-    def _canonical_padding(self) -> Padding:
-        if isinstance(self.padding, str):
-            if self.padding in ("same", "valid"):
-                return "same" if self.padding == "same" else 0
-            raise refused(
-                self.name,
-                "padding",
-                f"is not {shown(self.padding)}",
-                want="same, valid, a number, or a number or (low, high) pair for each axis",
-                remedy=near_miss(self.padding, ("same", "valid")),
-            )
-        pairs = tuple(self._pair(value) for value in self._axes_of("padding", self.padding))
-        is_symmetric = all(low == high for low, high in pairs)
-        return _shortest(tuple(low for low, _ in pairs)) if is_symmetric else pairs
-
-    def _pair(self, value: Any) -> Pair:
-        pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
-        if len(pair) != 2 or not all(is_integer(side) and 0 <= side < 2**31 for side in pair):
-            raise refused(
-                self.name,
-                "padding",
-                "must be 0 to 2^31 - 1 at the low and the high end of each axis",
-                got=shown(self.padding),
-                want=f"such as 1, {(1,) * self.axes} or {((0, 1),) * self.axes}",
-            )
-        return int(pair[0]), int(pair[1])
-
-    def per_axis(self, value: PerAxis) -> tuple[int, ...]:
-        """One of `kernel`, `stride`, `dilation`, as a number a spatial axis."""
-        return (value,) * self.axes if isinstance(value, int) else value
-
-    def window(self, src: TensorSpec) -> Window:
-        """How the kernel moves over `src`, `same` padding resolved; an output extent may be 0 or less."""
-        kernel, stride, dilation = map(self.per_axis, (self.kernel, self.stride, self.dilation))
-        reach = tuple(map(_reach, kernel, dilation))
-        padding = self._padding_of(src.spatial, reach, stride)
-        dst = tuple(
-            (extent + low + high - over) // step + 1
-            for extent, (low, high), over, step in zip(src.spatial, padding, reach, stride, strict=True)
-        )
-        return Window(kernel, stride, dilation, padding, dst)
-
-    def _padding_of(self, spatial: Shape, reach: Shape, stride: Shape) -> tuple[Pair, ...]:
-        if self.padding == "same":
-            return tuple(map(_same, spatial, reach, stride))
-        return tuple(self._pair(value) for value in self._axes_of("padding", self.padding))
-
     def output(self, src: TensorSpec) -> TensorSpec:
         """n, features, and along each axis (extent + padding - dilation*(kernel - 1) - 1)//stride + 1.
 
@@ -171,27 +83,14 @@ class Conv(Op):
                 0; the precision is not for src's dtype.
         """
         check_precision(self.name, self.precision, src)
-        if len(src.spatial) != self.axes:
-            raise PlanError(
-                f"{self.name} takes a tensor with {self.axes} spatial axes",
-                got=f"{src}, which has {len(src.spatial)}",
-                want=f"rank {self.axes + 2}",
-                remedy=f"This tensor is taken by {f'conv{len(src.spatial)}d' if src.spatial else 'matmul'}",
-            )
+        self.check_window(src, f"conv{len(src.spatial)}d" if src.spatial else "matmul")
         if src.channels % self.groups:
             raise PlanError(
                 f"{self.name}: the groups must divide the channels of its input",
                 got=f"{src.channels} channels, groups={self.groups}",
                 want=f"a multiple of {self.groups} channels",
             )
-        window = self.window(src)
-        if min(window.dst) < 1:
-            raise PlanError(
-                f"{self.name}: the kernel is larger than its padded input",
-                got=f"kernel={self.kernel}, dilation={self.dilation}, padding={self.padding} over {src}",
-                want="an output of 1 or more along each axis",
-            )
-        return src.with_shape((src.batch, self.features, *window.dst))
+        return src.with_shape((src.batch, self.features, *self.window(src).dst))
 
     def reference(
         self,
@@ -206,7 +105,7 @@ class Conv(Op):
         weights = np.split(np.asarray(operands["weight"], np.float64), self.groups)
         taps = tuple(range(-self.axes, 0))  # the kernel's axes, the last of the windows
         beside_channels = tuple(range(1, 1 + self.axes))  # as the weight has them
-        for image, result in zip(_windows(src, window), dst, strict=True):
+        for image, result in zip(windows_of(src, window), dst, strict=True):
             groups = zip(np.split(image, self.groups), np.split(result, self.groups), weights, strict=True)
             for rows, features, weight in groups:
                 columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
@@ -220,31 +119,6 @@ class Conv(Op):
     @abstractmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Tensors and convolutions of them."""
-
-
-def _windows(src: Array, window: Window) -> Array:
-    """The elements under the kernel at each place: (n, c, *dst, *kernel), a view of the padded src."""
-    axes = len(window.kernel)
-    padded = np.pad(np.asarray(src, np.float64), ((0, 0), (0, 0), *window.padding))
-    reach = tuple(map(_reach, window.kernel, window.dilation))
-    steps = [slice(None, None, step) for step in (1, 1, *window.stride, *window.dilation)]
-    everywhere: Array = sliding_window_view(padded, reach, axis=tuple(range(2, 2 + axes)))
-    return everywhere[tuple(steps)]
-
-
-def _reach(taps: int, dilation: int) -> int:
-    """Elements from the kernel's first tap to its last."""
-    return dilation * (taps - 1) + 1
-
-
-def _same(extent: int, reach: int, stride: int) -> Pair:
-    """Padding that makes ceil(extent/stride) of an axis; an odd element goes to the high end, as in ONNX."""
-    total = max(0, (-(-extent // stride) - 1) * stride + reach - extent)
-    return total // 2, total - total // 2
-
-
-def _shortest(values: tuple[int, ...]) -> PerAxis:
-    return values[0] if len(set(values)) == 1 else values
 
 
 @operator

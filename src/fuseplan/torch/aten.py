@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fuseplan.graph.ops import Permute, Reshape
+from fuseplan.graph.ops import Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops.activation import (
@@ -34,6 +34,8 @@ from fuseplan.ops.activation import (
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Linear, Matmul
+from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, AvgPool, MaxPool
+from fuseplan.ops.reductions import Amax, Mean, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
 
@@ -127,6 +129,43 @@ def _convolution(given: Given) -> str:
 
 def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
+
+
+def _pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Row:
+    def row(given: Given) -> str:
+        """A pool; of a largest element without its place."""
+        src = given.tensor("self")
+        spatial = len(given.shape(src)) - 2
+        results = [user.args[1] for user in given.node.users if user.target is operator.getitem]
+        if not 1 <= spatial <= len(kinds) or any(results):
+            raise LeftError(Why.SHAPE, "a pool of another rank, or the places of its elements")
+        options: dict[str, Any] = {"ceil_mode": given.argument("ceil_mode")}
+        if "dilation" in given.names:
+            options["dilation"] = _each(given.integers("dilation"), spatial)
+        else:
+            options["count_include_pad"] = given.argument("count_include_pad")
+        if "divisor_override" in given.names and given.has("divisor_override"):
+            raise LeftError(Why.NOT_IN_TABLE, "a mean over another number")
+        kernel, stride, padding = map(given.integers, ("kernel_size", "stride", "padding"))
+        options |= {"stride": _each(stride, spatial) or None, "padding": _each(padding, spatial)}
+        return given.layer(kinds[spatial - 1](_each(kernel, spatial), **options), src)
+
+    return row
+
+
+def _reduction(kind: str, make: Callable[..., Op], axes: str = "dim") -> Row:
+    def row(given: Given) -> str:
+        src = given.tensor("self")
+        if given.result.dtype != given.type_of(src).dtype:
+            raise LeftError(Why.DTYPE, given.result)
+        rank = len(given.shape(src))
+        listed = tuple(sorted({axis % rank for axis in given.argument(axes) or range(rank)}))
+        keepdim = bool(given.argument("keepdim"))
+        if not given.type_of(src).is_spec:
+            return given.add(Reduce(kind, listed, keepdim), src)
+        return given.layer(make(listed, keepdim=keepdim), src)
+
+    return row
 
 
 def _linear(given: Given) -> str:
@@ -272,6 +311,17 @@ TABLE: dict[Any, Row] = {
     aten.conv2d.padding: _convolution,
     aten.conv3d.padding: _convolution,
     aten.convolution.default: _convolution,
+    aten.max_pool1d.default: _pool(MAX_POOLS),
+    aten.max_pool2d.default: _pool(MAX_POOLS),
+    aten.max_pool3d.default: _pool(MAX_POOLS),
+    aten.max_pool2d_with_indices.default: _pool(MAX_POOLS),
+    aten.max_pool3d_with_indices.default: _pool(MAX_POOLS),
+    aten.avg_pool1d.default: _pool(AVG_POOLS),
+    aten.avg_pool2d.default: _pool(AVG_POOLS),
+    aten.avg_pool3d.default: _pool(AVG_POOLS),
+    aten.mean.dim: _reduction("mean", Mean),
+    aten.sum.dim_IntList: _reduction("sum", Sum),
+    aten.amax.default: _reduction("amax", Amax),
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
     aten.addmm.default: _addmm,

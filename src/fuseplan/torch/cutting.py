@@ -86,7 +86,7 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
 
 def _weights(graph: Graph) -> set[str]:
     """The inputs that are second factors of products."""
-    layers = (node for node in graph.nodes if isinstance(node.op, Layer) and node.op.op.kind == "contraction")
+    layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
     return {node.inputs[1] for node in layers if node.inputs[1] in graph.inputs}
 
 

@@ -10,7 +10,8 @@ from math import prod
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
-from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
 from fuseplan.messages.reasons import Claim, Reason
@@ -34,6 +35,9 @@ def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     yield model.about(kernel, conv.groups == conv.channels, Reason.NOT_DEPTHWISE, got, want)
     yield model.about(kernel, bool(conv.kernel), Reason.NOT_DEPTHWISE, conv.text, "spatial axes")
     yield model.about(kernel, not conv.weight_per_batch, Reason.WEIGHT_PER_BATCH)
+    counts = bool(conv.kernel) and axes(conv)[-1].counted is not None
+    got, want = f"kernel={conv.kernel}, padding={conv.padding}", "fewer along the last axis"
+    yield model.about(kernel, not (counts and _needs_padding(conv)), Reason.MANY_TAPS, got, want)
 
 
 def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], Axis, Axis]:
@@ -74,7 +78,7 @@ class Plan:
         every = axes(self.conv)
         if self.staged.copies:
             extents = zip(every, self.staged.extents, strict=True)
-            every = tuple(replace(axis, size=extent, low=0) for axis, extent in extents)
+            every = tuple(axis.padded(extent) for axis, extent in extents)
         self.far, self.row, self.column = _split(self.conv, every)
 
     def _is_read_in_place(self) -> bool:
@@ -159,7 +163,7 @@ class PlanePlan:
         every = axes(self.conv)
         if self.pads:
             last = every[-1]
-            every = (*every[:-1], replace(last, size=max(last.reach(last.out), last.low + last.size), low=0))
+            every = (*every[:-1], last.padded(max(last.reach(last.out), last.low + last.size)))
         self.far, self.row, self.column = _split(self.conv, every)
         # Axes of src outside its rows: taps that became a far axis are none, the channels of a group are one.
         self.volume = self.far[:-1] if _loops_over_taps(self.conv) else self.far

@@ -16,16 +16,17 @@ Positions = tuple[int | None, ...]
 class Stretch:
     """Elements `low` to `high` (not included) after an address, in the compute type.
 
-    What was made is kept, so an object serves code that runs straight through, without a branch.
+    What was made is kept, so an object serves code that runs straight through, without a branch. `fill` is
+    what lies where no element does.
     """
 
-    def __init__(self, b: Builder, address: Value, low: int, high: int) -> None:
-        self.b, self.address, self.low, self.high = b, address, low, high
+    def __init__(self, b: Builder, address: Value, low: int, high: int, fill: float = 0.0) -> None:
+        self.b, self.address, self.low, self.high, self.fill = b, address, low, high, fill
         self._loaded: dict[int, Value] = {}
         self._made: dict[Positions, Value] = {}
 
     def vector(self, positions: Sequence[int | None]) -> Value:
-        """The elements at the positions, zero for None; lanes after the last position hold anything."""
+        """The elements at the positions, `fill` for None; lanes after the last position hold anything."""
         key = tuple(positions)
         if key not in self._made:
             self._made[key] = self._vector(key)
@@ -33,7 +34,7 @@ class Stretch:
 
     def _vector(self, positions: Positions) -> Value:
         starts = self._starts(sorted({at for at in positions if at is not None}))
-        return combined(self.b, [(start, self._load(start)) for start in starts], positions)
+        return combined(self.b, [(start, self._load(start)) for start in starts], positions, self.fill)
 
     def _starts(self, wanted: Sequence[int]) -> list[int]:
         """Where to load: the fewest vectors; of two ways the one whose vectors other positions need too."""
@@ -59,8 +60,10 @@ class Stretch:
         return self._loaded[start]
 
 
-def combined(b: Builder, pieces: Sequence[tuple[int, Value]], positions: Sequence[int | None]) -> Value:
-    """The elements at the positions, zero for None, out of vectors that begin at known places.
+def combined(
+    b: Builder, pieces: Sequence[tuple[int, Value]], positions: Sequence[int | None], fill: float = 0.0
+) -> Value:
+    """The elements at the positions, `fill` for None, out of vectors that begin at known places.
 
     Lanes after the last position hold anything. A piece that holds none of the positions costs nothing.
     """
@@ -68,7 +71,7 @@ def combined(b: Builder, pieces: Sequence[tuple[int, Value]], positions: Sequenc
     holder = [_holder(at, pieces, lanes) for at in positions]
     needed = [number for number in range(len(pieces)) if number in holder]
     if not needed:
-        return b.number(0.0)
+        return b.number(fill)
     found, where = pieces[needed[0]][1], list(range(lanes))
     for number in needed:
         begin = pieces[number][0]
@@ -79,9 +82,9 @@ def combined(b: Builder, pieces: Sequence[tuple[int, Value]], positions: Sequenc
         if number != needed[0]:
             found, where = b.shuffle(found, pieces[number][1], where), list(range(lanes))
     if None in positions:
-        zero = [at is None for at in positions] + [False] * (lanes - len(positions))
-        picked = [lanes if is_zero else place for is_zero, place in zip(zero, where, strict=True)]
-        return b.shuffle(found, b.number(0.0), picked)
+        outside = [at is None for at in positions] + [False] * (lanes - len(positions))
+        picked = [lanes if is_outside else place for is_outside, place in zip(outside, where, strict=True)]
+        return b.shuffle(found, b.number(fill), picked)
     return found if where == list(range(lanes)) else b.shuffle(found, found, where)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernels.kernel import Convolution
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 
 

@@ -14,6 +14,7 @@ from fuseplan.kernels.template import (
     Accuracy,
     Traffic,
     accuracy_claim,
+    contraction_claims,
     dst_claim,
     layout_claims,
     summation_bound,
@@ -76,10 +77,11 @@ class SumOfProducts(CpuTemplate):
 
     efficiency: ClassVar[float]  # of the processor's multiply-adds in the longest loops
     gated: ClassVar[bool] = False  # whether it computes gated products behind the contraction
+    pools: ClassVar[bool] = False  # whether it computes pools
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from contraction_claims(kernel, pools=cls.pools)
         yield from cls.takes(kernel, target)
         yield dst_claim(kernel)
         yield from layout_claims(kernel, gated=cls.gated)

@@ -77,7 +77,7 @@ class PlaneCopy:
         lanes, size = self.frame.lanes, self.plan.conv.src_spatial[-1]
         if self.plan.pads:
             with self.b.loop(0, self.pitch, lanes, name="column") as column:
-                self.b.store(self.b.number(0.0), self.b.at(to, column))
+                self.b.store(self.b.number(self.plan.conv.fill), self.b.at(to, column))
         to = self.b.at(to, self.low)
         step = self.kernel.src.element_strides[-1]
         if step != 1 and size > 1:

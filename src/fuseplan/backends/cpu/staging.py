@@ -20,7 +20,8 @@ from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
 from fuseplan.backends.cpu.transpose import transposed
-from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.system.locks import cached_property
 
 LINE = 64  # positions whose copy is worth a task
@@ -165,7 +166,7 @@ class Stager:
             self._copy_line(target, source)
         outside = b.op("i1", f"xor i1 {inside.name}, true")
         with b.when(outside):
-            self._zero(target, 0, self.plan.line)
+            self._fill(target, 0, self.plan.line)
 
     def _source_line(self, row: Value) -> tuple[Value | None, Value]:
         """Whether the line is in src at all (None: always), and where its first element lies there."""
@@ -183,7 +184,7 @@ class Stager:
 
     def _copy_line(self, line: Value, source: Value) -> None:
         channels, low = self.channels, self.plan.low[-1]
-        self._zero(line, 0, low * channels)
+        self._fill(line, 0, low * channels)
         begin = self.b.at(line, low * channels)
         strides = self.kernel.src.element_strides
         if strides[1] == 1 or channels == 1:
@@ -193,12 +194,20 @@ class Stager:
         else:
             self._copy_strided(begin, source)
         behind = (low + self.width) * channels
-        self._zero(line, behind, self.plan.extents[-1] * channels - behind)
+        self._fill(line, behind, self.plan.extents[-1] * channels - behind)
 
-    def _zero(self, line: Value, start: int, count: int) -> None:
+    def _fill(self, line: Value, start: int, count: int) -> None:
+        """Writes padding."""
         if count <= 0:
             return
-        b = self.b
+        b, fill = self.b, self.b.number(self.conv.fill)
+        if self.conv.fill:
+
+            def part(at: Index, size: int) -> None:
+                b.store_first(fill, b.at(line, at + start), size)
+
+            pieces(b, count, self.frame.lanes, part, name="padding")
+            return
         b.module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
         size = count * BITS[b.element] // 8
         where = b.at(line, start)

@@ -15,11 +15,11 @@ Operands = tuple[Callable[[int], Sequence[Value]], Callable[[int, int], Value]]
 
 
 class Sums:
-    """Rows of vectors of accumulators, all zero at first."""
+    """Rows of vectors of accumulators, all `first` at first."""
 
-    def __init__(self, b: Builder, rows: int, vectors: int) -> None:
+    def __init__(self, b: Builder, rows: int, vectors: int, first: float = 0.0) -> None:
         self.b, self.vectors = b, vectors
-        self._rows = [[b.variable(b.vector, b.number(0.0)) for _ in range(vectors)] for _ in range(rows)]
+        self._rows = [[b.variable(b.vector, b.number(first)) for _ in range(vectors)] for _ in range(rows)]
 
     def values(self) -> list[list[Value]]:
         """The sums as they are now."""

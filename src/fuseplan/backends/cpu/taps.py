@@ -1,15 +1,15 @@
-"""Reading src under the taps of a window: axes whose taps are loops, and zeros where there is padding."""
+"""Reading src under the taps of a window: axes whose taps are loops, and what lies where there is padding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64
 from fuseplan.backends.cpu.loops import nested, offset_of, places
-from fuseplan.kernels.kernel import Convolution
+from fuseplan.kernels.convolution import Convolution
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Axis:
         kernel: taps.
         stride, dilation: steps in src, from one output to the next and from one tap to the next.
         low: padding before the first element.
+        counted: the first position whose taps count for a mean, and that behind the last; None: all do.
     """
 
     out: int
@@ -30,6 +31,7 @@ class Axis:
     stride: int
     dilation: int
     low: int
+    counted: tuple[int, int] | None = None
 
     def reach(self, count: int) -> int:
         """Elements from the first to the last that `count` outputs side by side read."""
@@ -55,6 +57,11 @@ class Axis:
     def is_inside(self, out: int, count: int) -> bool:
         """Whether `count` outputs from `out` on read no padding."""
         return self.first(out) >= 0 and self.first(out) + self.reach(count) <= self.size
+
+    def padded(self, size: int) -> Axis:
+        """The axis of a copy with its padding, of so many elements."""
+        ends = self.counted and (self.counted[0] + self.low, self.counted[1] + self.low)
+        return replace(self, size=size, low=0, counted=ends)
 
     @property
     def is_padded(self) -> bool:
@@ -89,7 +96,37 @@ def axes(conv: Convolution) -> tuple[Axis, ...]:
     numbers = zip(
         conv.dst_spatial, conv.src_spatial, conv.kernel, conv.stride, conv.dilation, lows, strict=True
     )
-    return tuple(Axis(*each) for each in numbers)
+    found = tuple(Axis(*each) for each in numbers)
+    if conv.pool is None or not conv.pool.counted:
+        return found
+    return tuple(map(_counting, found, conv.pool.counted))
+
+
+def _counting(axis: Axis, ends: tuple[int, int]) -> Axis:
+    """The axis with these ends, where a window reaches beyond them."""
+    first, last = axis.first(0), axis.first(axis.out - 1) + axis.reach(1)
+    return axis if ends[0] <= first and last <= ends[1] else replace(axis, counted=ends)
+
+
+def counted_taps(axis: Axis, first: int) -> int:
+    """How many taps of an output count for its mean; `first` is the position under its first tap."""
+    begin, end = axis.counted or (first, first + axis.reach(1))
+    return sum(begin <= first + tap * axis.dilation < end for tap in range(axis.kernel))
+
+
+def counted(b: Builder, axis: Axis, first: Index) -> Index:
+    """The same where the position is known at run time."""
+    if axis.counted is None or isinstance(first, int):
+        return counted_taps(axis, first if isinstance(first, int) else 0)
+    begin, end = (_taps_before(b, axis, at - first) for at in axis.counted)
+    return end - begin
+
+
+def _taps_before(b: Builder, axis: Axis, distance: Value) -> Index:
+    """How many taps of an output stand in front of a position so far behind its first tap."""
+    above = b.select(b.compare("sgt", distance, 0), distance, 0)
+    most = axis.kernel * axis.dilation
+    return (b.smaller(above, most) + (axis.dilation - 1)) // axis.dilation
 
 
 def inside(b: Builder, axis: Axis, position: Index) -> Value:
@@ -138,12 +175,14 @@ class FarTaps:
             yield tap, offset, tests
 
 
-def guarded(b: Builder, conditions: Sequence[Value], count: int, values: Iterator[Value]) -> list[Value]:
-    """`count` vectors, which are read where all conditions hold; zeros elsewhere."""
+def guarded(
+    b: Builder, conditions: Sequence[Value], count: int, values: Iterator[Value], fill: float = 0.0
+) -> list[Value]:
+    """`count` vectors, which are read where all conditions hold; `fill` elsewhere."""
     condition = b.both(conditions)
     if condition.name == "true":
         return list(values)
-    places = [b.variable(b.vector, b.number(0.0)) for _ in range(count)]
+    places = [b.variable(b.vector, b.number(fill)) for _ in range(count)]
     with b.when(condition):
         for place, value in zip(places, values, strict=True):
             place.set(value)

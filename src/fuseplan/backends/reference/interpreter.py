@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.language.attend import Attend
 from fuseplan.language.declarations import PER, broadcast
 from fuseplan.language.dtypes import narrow
@@ -19,6 +20,8 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
 from fuseplan.ops.normalization import reduced_axes
+from fuseplan.ops.pool import pool
+from fuseplan.ops.windows import Window
 from fuseplan.scalar import NUMPY, fold
 from fuseplan.tensors.arrays import Buffer
 
@@ -43,7 +46,9 @@ class Interpreter:
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
         x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
-        if kernel.convolution is not None:
+        if kernel.convolution is not None and kernel.convolution.pool:
+            x = pooled(kernel.convolution, x)
+        elif kernel.convolution is not None:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         if kernel.attention is not None:
             x = self._attend(kernel.attention, x, leaves)
@@ -150,6 +155,19 @@ def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
         groups=convolution.groups,
     )
     return op.reference(x, {"weight": weight}, {})
+
+
+def pooled(convolution: Convolution, x: Array) -> Array:
+    """The operators' own reference."""
+    assert convolution.pool is not None  # by the caller
+    window = Window(
+        convolution.kernel,
+        convolution.stride,
+        convolution.dilation,
+        convolution.padding,
+        convolution.dst_spatial,
+    )
+    return pool(x, window, convolution.pool.join, convolution.pool.counted)
 
 
 def _lying(spec: TensorSpec, of: KernelOperand | Output) -> TensorSpec:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.plans.naming import as_rows
@@ -69,7 +70,8 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     yield " -> ".join([str(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()
-    yield from (line for line in told if not kernel.convolution or line != kernel.convolution.text)
+    conv = kernel.convolution
+    yield from (line for line in told if conv is None or conv.pool or line != conv.text)
 
 
 def contraction(kernel: Kernel) -> str:
@@ -79,18 +81,27 @@ def contraction(kernel: Kernel) -> str:
         words = {"batched=True": conv.weight_per_batch, "transposed=True": not conv.weight_transposed}
         name = "matmul"
     else:
-        name, words = f"conv{len(conv.kernel)}d", {f"kernel={_sizes(conv.kernel)}": True}
+        name, words = f"{_word(conv)}{len(conv.kernel)}d", {f"kernel={_sizes(conv.kernel)}": True}
         words[f"stride={_sizes(conv.stride)}"] = any(step != 1 for step in conv.stride)
         words[f"padding={_sizes(conv.padding)}"] = any(map(any, conv.padding))
         words[f"dilation={_sizes(conv.dilation)}"] = any(step != 1 for step in conv.dilation)
-        words[f"groups={conv.groups}"] = conv.groups > 1
+        words[f"groups={conv.groups}"] = conv.groups > 1 and conv.pool is None
     words[f"precision={conv.precision}"] = conv.precision != "full"
-    return f"{name}({', '.join([str(conv.features), *(word for word, said in words.items() if said)])})"
+    features = [] if conv.pool else [str(conv.features)]
+    return f"{name}({', '.join([*features, *(word for word, said in words.items() if said)])})"
+
+
+def _word(conv: Convolution) -> str:
+    """The operator's name in front of its number of axes."""
+    if conv.pool is None:
+        return "conv"
+    return "avg_pool" if conv.pool.counted else "max_pool"
 
 
 def _is_matmul(kernel: Kernel) -> bool:
-    """Whether the weight has no axes for taps."""
-    return len(kernel.weight_axes) - kernel.contraction.weight_per_batch == 2
+    """Whether there is a weight that has no axes for taps."""
+    conv = kernel.contraction
+    return conv.pool is None and len(kernel.weight_axes) - conv.weight_per_batch == 2
 
 
 def _sizes(sizes: Sequence[int | tuple[int, int]]) -> str:

@@ -38,6 +38,7 @@ class Depthwise(DepthwiseKnobs):
 
     name: ClassVar[str] = "depthwise"
     efficiency: ClassVar[float] = 1.0
+    pools: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import ClassVar
@@ -15,9 +16,10 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
 from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.joining import Count, Joining
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
 from fuseplan.backends.cpu.sums import Sums
-from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
+from fuseplan.backends.cpu.taps import FarTaps, counted, counted_taps, guarded, inside
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
@@ -55,6 +57,7 @@ class DepthwisePlanes(model.SumOfProducts):
 
     name: ClassVar[str] = "depthwise_planes"
     efficiency: ClassVar[float] = 1.0
+    pools: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
@@ -137,6 +140,7 @@ class _Spot:
         lines: whether each line of src under the tile exists.
         column: the first output column, where it is known.
         starts: output columns from the tile's first to the first of each vector.
+        row: the position in src under the first tap of the tile's first row.
         dst: the tile's first element.
     """
 
@@ -145,6 +149,7 @@ class _Spot:
     column: int | None
     starts: tuple[int, ...]
     dst: Index
+    row: Index
 
 
 class Writer:
@@ -156,7 +161,7 @@ class Writer:
         self.frame = Frame(knobs, kernel, target, workspace=self.plan.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.tail = Elementwise(self.frame, "epilogue")
-        self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.joining = Joining(self.frame)
         self.copy = PlaneCopy(self.frame, self.plan, knobs.block_rows) if self.plan.copies else None
         self.size = self.plan.row.out * self.plan.column.out
         self.sheets = prod(axis.out for axis in self.plan.far)
@@ -193,7 +198,7 @@ class Writer:
             known: list[dict[object, Value]] = [{} for _ in range(self.knobs.features)]
             for index, each in enumerate(known):
                 self.tail.prepare(Place(0, self._next(feature, index), False, self.lanes), each)
-            weight = b.at(self.weight, feature * conv.depth)
+            weight = b.at(self.joining.weight, feature * conv.depth)
             with b.loop(0, self.sheets, name="sheet") as position:
                 dst = ((plane * many + number) * self.sheets + position) * self.size
                 far, under, _ = self.far.under(position)
@@ -227,15 +232,41 @@ class Writer:
         for begin in range(0, len(firsts), self.knobs.vectors):
             block = firsts[begin : begin + self.knobs.vectors]
             counts = [min(each, self.size - first) for first in block]
-            sums = Sums(b, self.knobs.features, len(block))
+            sums = Sums(b, self.knobs.features, len(block), self.conv.fill)
             with self._taps(sheet) as (weight, offset, _):
                 end = (plan.row.size - 1) * self.pitch + plan.column.size
-                src = Stretch(b, b.at(sheet.src, offset), 0, end)
+                src = Stretch(b, b.at(sheet.src, offset), 0, end, self.conv.fill)
                 self._whole_products(sums, src, self._operands(block, counts), weight)
             # Read one by one: in another order LLVM's schedule of 14x14 pixels takes 1.1 times as long.
             for index, number in product(range(self.knobs.features), range(len(block))):
                 element = sheet.dst + block[number]
-                self._store(sums.get(index, number), sheet, index, element, counts[number])
+                outs = range(block[number], block[number] + counts[number])
+                made = self.joining.finished(
+                    sums.get(index, number), partial(self._whole_counts, sheet, outs)
+                )
+                self._store(made, sheet, index, element, counts[number])
+
+    def _whole_counts(self, sheet: _Sheet, outs: range) -> Iterator[Count]:
+        """How many taps of some outputs of a plane count, along far axes and in the plane."""
+        row, column = self.plan.row, self.plan.column
+        yield from (counted(self.b, *each) for each in zip(self.plan.far, sheet.far, strict=True))
+        firsts = [(row.first(out // column.out), column.first(out % column.out)) for out in outs]
+        yield self._lanes([counted_taps(row, above) * counted_taps(column, left) for above, left in firsts])
+
+    def _lanes(self, counts: list[int]) -> tuple[int, ...]:
+        return (*counts, *[1] * (self.lanes - len(counts)))
+
+    def _counts(self, sheet: _Sheet, spot: _Spot, vector: int, row: int) -> Iterator[Count]:
+        """How many taps of a vector of a tile's outputs count, along each axis."""
+        column = self.plan.column
+        yield from (counted(self.b, *each) for each in zip(self.plan.far, sheet.far, strict=True))
+        yield counted(self.b, self.plan.row, spot.row + row * self.plan.row.stride)
+        if spot.column is None:
+            yield column.kernel
+            return
+        begin = spot.column + spot.starts[vector]
+        outs = range(begin, begin + min(self.lanes, column.out))
+        yield self._lanes([counted_taps(column, column.first(out)) for out in outs])
 
     def _whole_products(
         self, sums: Sums, src: Stretch, operands: Mapping[Positions, list[tuple[int, int]]], weight: Value
@@ -246,8 +277,8 @@ class Writer:
             for positions, users in operands.items():
                 x = src.vector(positions)
                 for index, (number, tap) in product(range(self.knobs.features), users):
-                    w = b.broadcast(weight, index * self.conv.depth + tap)
-                    values[index][number] = b.fma(x, w, values[index][number])
+                    factor = partial(b.broadcast, weight, index * self.conv.depth + tap)
+                    values[index][number] = self.joining.join(x, values[index][number], factor)
 
     def _operands(
         self, firsts: Sequence[int], counts: Sequence[int]
@@ -278,7 +309,7 @@ class Writer:
             lines = {line: inside(b, row, top + line) for line in row.users(self.knobs.rows)}
             line = b.at(sheet.src, top * self.pitch)
             dst = sheet.dst + begin * self.plan.column.out
-            self._columns(sheet, _Spot(line, lines, 0, (), dst))
+            self._columns(sheet, _Spot(line, lines, 0, (), dst, top))
 
     def _columns(self, sheet: _Sheet, line: _Spot) -> None:
         """Tiles along a row: a loop over those that read no padding, code of its own for each other."""
@@ -302,13 +333,15 @@ class Writer:
 
     def _tile(self, sheet: _Sheet, spot: _Spot) -> None:
         rows = self.knobs.rows
-        sums = Sums(self.b, self.knobs.features * rows, len(spot.starts))
+        sums = Sums(self.b, self.knobs.features * rows, len(spot.starts), self.conv.fill)
         with self._taps(sheet) as (weight, offset, tests):
             self._products(sums, replace(spot, line=self.b.at(spot.line, offset)), tests, weight)
         count = min(self.lanes, self.plan.column.out)
         for index, (v, start), r in product(range(self.knobs.features), enumerate(spot.starts), range(rows)):
             element = spot.dst + (r * self.plan.column.out + start)
-            self._store(sums.get(index * rows + r, v), sheet, index, element, count)
+            value = sums.get(index * rows + r, v)
+            made = self.joining.finished(value, partial(self._counts, sheet, spot, v, r))
+            self._store(made, sheet, index, element, count)
 
     def _products(self, sums: Sums, spot: _Spot, tests: list[Value], weight: Value) -> None:
         """Adds src times weight over the taps of the last two axes."""
@@ -317,12 +350,13 @@ class Writer:
         parts = [pairs[begin : begin + _TESTED] for begin in range(0, len(pairs), _TESTED)]
         with sums.open() as values:
             for (line, users), part in product(row.users(self.knobs.rows).items(), parts):
-                found = guarded(b, [*tests, spot.lines[line]], len(part), self._elements(spot, line, part))
+                read = self._elements(spot, line, part)
+                found = guarded(b, [*tests, spot.lines[line]], len(part), read, self.conv.fill)
                 elements = zip(part, found, strict=True)
                 for ((v, tap), x), index, (r, upper) in product(elements, range(self.knobs.features), users):
-                    w = b.broadcast(weight, index * self.conv.depth + upper * column.kernel + tap)
+                    where = index * self.conv.depth + upper * column.kernel + tap
                     at = index * self.knobs.rows + r
-                    values[at][v] = b.fma(x, w, values[at][v])
+                    values[at][v] = self.joining.join(x, values[at][v], partial(b.broadcast, weight, where))
 
     def _elements(self, spot: _Spot, line: int, pairs: Sequence[tuple[int, int]]) -> Iterator[Value]:
         """What the given taps of the given vectors meet on one line."""
@@ -333,8 +367,10 @@ class Writer:
         """The part of a line that may be read: all of it, or, somewhere inside, what the tile reaches."""
         address = self.b.at(spot.line, line * self.pitch)
         if spot.column is not None:
-            return Stretch(self.b, address, 0, self.plan.column.size if self.copy is None else self.pitch)
-        return Stretch(self.b, address, 0, self.plan.column.reach(len(spot.starts) * self.lanes))
+            end = self.plan.column.size if self.copy is None else self.pitch
+        else:
+            end = self.plan.column.reach(len(spot.starts) * self.lanes)
+        return Stretch(self.b, address, 0, end, self.conv.fill)
 
     def _taken(self, spot: _Spot, vector: int, tap: int) -> list[int | None]:
         column, start = self.plan.column, spot.starts[vector]

@@ -14,9 +14,10 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
 from fuseplan.backends.cpu.ir import Index, Value
+from fuseplan.backends.cpu.joining import Joining
 from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.sums import Sums
-from fuseplan.backends.cpu.taps import FarTaps, guarded, inside
+from fuseplan.backends.cpu.taps import FarTaps, counted, guarded, inside
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -48,13 +49,16 @@ _Use = tuple[int, tuple[int, int], tuple[Value, int, int]]
 class _Spot:
     """Where a tile stands: the first element under it in src (of the first channel), and its first in dst.
 
-    `far` holds a position in src for each far axis, under the first tap; `lines` says of each line of the
-    tile whether it is in src. `column` is the first column under a tile that reads padding.
+    `far` holds a position in src for each far axis, under the first tap, `row` and `at` those of the last two
+    axes; `lines` says of each line of the tile whether it is in src. `column` is the first column under a
+    tile that reads padding.
     """
 
     src: Value
     dst: Index
     far: tuple[Index, ...]
+    row: Index
+    at: Index
     lines: dict[int, Value]
     column: int | None
 
@@ -72,7 +76,7 @@ class Writer:
         self.frame = Frame(knobs, kernel, target, workspace=self.plan.staged.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
-        self.weight = self.frame.pointer("operand", kernel.weight.key)
+        self.joining = Joining(self.frame)
         self.dtype = kernel.compute_dtype if self.plan.staged.copies else kernel.src.dtype
         self.image_stride, far_strides, self.row_stride, self.column_stride = self.plan.strides
         self.far = FarTaps(self.b, self.plan.far, far_strides)
@@ -108,7 +112,7 @@ class Writer:
         offset = offset + image * self.image_stride + top * self.row_stride
         lines = {line: inside(b, plan.row, top + line) for line in plan.row.users(self.knobs.rows)}
         dst = (sheet * plan.row.out + row) * plan.column.out
-        spot = _Spot(b.at(self.src, offset, self.stored), dst, far, lines, None)
+        spot = _Spot(b.at(self.src, offset, self.stored), dst, far, top, 0, lines, None)
         self._columns(spot, begin, end)
 
     @property
@@ -133,7 +137,8 @@ class Writer:
         axis = self.plan.column
         offset = (column * axis.stride - axis.low) * self.column_stride
         dst = (line.dst + column) * self.conv.features
-        return replace(line, src=self.b.at(line.src, offset, self.stored), dst=dst, column=first)
+        at = column * axis.stride - axis.low
+        return replace(line, src=self.b.at(line.src, offset, self.stored), dst=dst, at=at, column=first)
 
     def _channels(self, spot: _Spot, begin: Index, end: Index) -> None:
         """One tile, over some blocks of channels."""
@@ -151,13 +156,13 @@ class Writer:
     def _tile(self, spot: _Spot, block: Index, count: int, part: int) -> None:
         """One vector of the features made from a block of channels, of which `count` exist."""
         b, pack = self.b, self.grouping
-        sums = Sums(b, self.knobs.rows, self.knobs.columns)
+        sums = Sums(b, self.knobs.rows, self.knobs.columns, self.conv.fill)
         channel = block * pack.channels
         known: dict[object, Value] = {}
         place = Place(0, channel, True, min(count, self.lanes))
         self.head.prepare(place, known)
         first = block * (self.conv.taps * self.tap_size) + part * (pack.products * self.lanes)
-        weight = b.at(self.weight, first)
+        weight = b.at(self.joining.weight, first)
         with self.far.each(spot.far) as (tap, offset, tests):
             src = b.at(spot.src, offset + channel, self.stored)
             near = self.plan.row.kernel * self.plan.column.kernel
@@ -185,7 +190,11 @@ class Writer:
                 elements = read.line(line, some)
                 for number, (r, upper), (x, c, tap) in uses(rows, some, elements):
                     where = (upper * column.kernel + tap) * self.tap_size + number * self.lanes
-                    values[r][c] = b.fma(x, b.load(b.at(weight, where)), values[r][c])
+                    factor = partial(self._factor, weight, where)
+                    values[r][c] = self.joining.join(x, values[r][c], factor)
+
+    def _factor(self, weight: Value, where: int) -> Value:
+        return self.b.load(self.b.at(weight, where))
 
     def _store(self, values: list[list[Value]], spot: _Spot, feature: Index, count: int) -> None:
         features = self.conv.features
@@ -193,12 +202,21 @@ class Writer:
         for r, line in enumerate(values):
             for c, value in enumerate(line):
                 element = spot.dst + feature + (r * self.plan.column.out + c) * features
-                finish(self.frame, self.tail, value, Place(element, feature, True, count), known)
+                made = self.joining.finished(value, partial(self._counts, spot, r, c))
+                finish(self.frame, self.tail, made, Place(element, feature, True, count), known)
+
+    def _counts(self, spot: _Spot, row: int, column: int) -> Iterator[Index]:
+        """How many taps of one of a tile's outputs count, along each axis."""
+        last = self.plan.column
+        yield from (counted(self.b, *each) for each in zip(self.plan.far, spot.far, strict=True))
+        yield counted(self.b, self.plan.row, spot.row + row * self.plan.row.stride)
+        is_inside = spot.column is None and not self.plan.staged.copies
+        yield last.kernel if is_inside else counted(self.b, last, spot.at + column * last.stride)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads lines of src for one tile: prologue applied, zeros where there is padding."""
+    """Reads lines of src for one tile: prologue applied, `fill` where there is padding."""
 
     writer: Writer
     spot: _Spot
@@ -214,7 +232,8 @@ class _Reader:
         starts = range(0, self.count, b.lanes)
         wanted = list(product(columns, starts))
         elements = (self._element(line, *each) for each in wanted)
-        found = guarded(b, [*self.inside, self.spot.lines[line]], len(wanted), elements)
+        fill = self.writer.conv.fill
+        found = guarded(b, [*self.inside, self.spot.lines[line]], len(wanted), elements, fill)
         begun = zip((start for _, start in wanted), found, strict=True)
         return [[next(begun) for _ in starts] for _ in columns]
 
@@ -223,7 +242,7 @@ class _Reader:
         writer, b = self.writer, self.writer.b
         first = self.spot.column
         if first is not None and not 0 <= first + column < writer.plan.column.size:
-            return b.number(0.0)
+            return b.number(writer.conv.fill)
         offset = line * writer.row_stride + column * writer.column_stride + start
         x = storage.read_at(b, writer.dtype, self.src, offset, min(b.lanes, self.count - start))
         return x if writer.plan.staged.copies else writer.head.apply(x, self.place, self.known)

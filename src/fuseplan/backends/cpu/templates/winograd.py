@@ -11,8 +11,9 @@ from fuseplan.backends.cpu import model, transforms
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.backends.cpu.templates.winograd_writer import Writer
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Convolution, Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
@@ -20,6 +21,7 @@ from fuseplan.kernels.template import (
     Template,
     Traffic,
     accuracy_claim,
+    contraction_claims,
     lanes,
     layout_claims,
 )
@@ -53,7 +55,7 @@ class Winograd(WinogradKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from contraction_claims(kernel)
         conv = kernel.contraction
         plain = {*conv.stride, *conv.dilation, conv.groups} == {1}
         fits = conv.kernel in ((3, 3), (5, 5)) and plain

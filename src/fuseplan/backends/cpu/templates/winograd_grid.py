@@ -8,7 +8,8 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
-from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
 from fuseplan.system.locks import cached_property

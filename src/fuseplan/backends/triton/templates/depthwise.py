@@ -1,4 +1,4 @@
-"""Depthwise convolution: every feature reads one channel, so there is no matrix product, only bytes."""
+"""Depthwise convolution and pools: every feature reads one channel, so there is no product, only bytes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fuseplan.kernels.template import (
     Template,
     Traffic,
     accuracy_claim,
+    contraction_claims,
     layout_claims,
     summation_bound,
 )
@@ -40,12 +41,12 @@ _SIDES = ((2, 4, 2), (2, 4, 1), (2, 7, 2), (4, 2, 2), (4, 4, 1), (4, 4, 2))  # f
 
 @dataclass(frozen=True)
 class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
-    """Depthwise convolution in one to three axes, any kernel, stride and dilation, any layout of src.
+    """Depthwise convolutions and pools in one to three axes, any kernel, stride and dilation, layout of src.
 
     reads:  src once from memory, the weight once per program; a thread loads each element of src once for all
             of its outputs, `ahead` rows before it multiplies them
     writes: dst once
-    chosen: where each group has one channel
+    chosen: where each group has one channel; for pools, which have no weight
 
     Attributes:
         columns: threads of a tile along w; with channels last, threads along w times features.
@@ -60,7 +61,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from contraction_claims(kernel, pools=True)
         conv, step = kernel.contraction, kernel.contraction_step
         yield claim(
             conv.is_depthwise,
@@ -108,7 +109,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         """Of a thread, estimated: sums under way, weights, loaded rows, addresses."""
         height = writer.kernel_size[1]
         sums = self.span * -(-height // writer.stride[1])
-        weights = min(prod(writer.kernel_size[1:]), HELD_WEIGHTS // self.vector)
+        weights = 0 if writer.pool else min(prod(writer.kernel_size[1:]), HELD_WEIGHTS // self.vector)
         loaded = (self.ahead + 1) * len(writer.reads) * writer.kernel.src.itemsize / 4
         return min(255, int(24 + self.vector * (sums + weights + loaded)))
 

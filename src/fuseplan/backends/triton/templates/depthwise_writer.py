@@ -1,12 +1,13 @@
-"""Writes the text of the depthwise kernel: a tile of outputs along w and of features, some rows."""
+"""Writes the text of the depthwise kernel, or a pool: a tile of outputs along w and features, some rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import isfinite, prod
 
+from fuseplan.backends.triton.dialect import table
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import (
     ACROSS,
@@ -66,16 +67,20 @@ class DepthwiseWriter:
         self.src_steps = _three(kernel.src.element_strides[2:], 0)
         self.dst_steps = _three(kernel.dst.element_strides[2:], 0)
         self.compute = named(kernel.compute_dtype)
+        self.pool = contraction.pool
+        self.fill = repr(contraction.fill) if isfinite(contraction.fill) else f'float("{contraction.fill}")'
         self.text = Text()
         self.masks: dict[Mask, Mask] = {}  # by what they say: their names
+        self.counts: dict[tuple[int, int], Index] = {}  # of taps, by axis and place: their names
+        self.table = table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
         self.prologue = Elementwise(kernel, "prologue", self.text)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The kernel's arguments."""
-        weight = Slot("operand", self.kernel.weight.key)
-        return (Slot("src"), weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"))
+        weight = () if self.pool else (Slot("operand", self.kernel.weight.key),)
+        return (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"))
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
@@ -165,7 +170,7 @@ class DepthwiseWriter:
         needs = self._needs()
         steps = list(product(range(depths), needs))
         coming = [self._load_row(*step) for step in steps[: knobs.ahead]]
-        is_held = height * width * knobs.vector <= HELD_WEIGHTS
+        is_held = self.pool is None and height * width * knobs.vector <= HELD_WEIGHTS
         held: dict[tuple[int, int], str] = {}
         sums: dict[tuple[int, int], str] = {}
         for at, (slice_, offset) in enumerate(steps):
@@ -208,7 +213,7 @@ class DepthwiseWriter:
             column = at - self.low[2]
             mask = self._named("exists", outside & self._inside(2, column))
             element = self.src_first + (plane * depth + line * height + column * width)
-            x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard()})")
+            x = self.text.let("x", f"tl.load({Index('src') + element}{mask.guard(self.fill)})")
             found.append(_Loaded(at, x, element, mask))
         return found
 
@@ -252,19 +257,23 @@ class DepthwiseWriter:
         sums: dict[tuple[int, int], str],
     ) -> None:
         """Adds a row of src, times its weights, to the sums of the outputs that read it."""
-        text, step, dilation = self.text, self.stride[2], self.dilation[2]
+        step, dilation = self.stride[2], self.dilation[2]
         for loaded in row:
             x = self._prepared(loaded)
             for (place, tap), column in product(users, range(self.knobs.span)):
                 shift, rest = divmod(loaded.column - column * step, dilation)
                 if rest or not 0 <= shift < self.kernel_size[2]:
                     continue
+                before = sums.get((place, column))
+                if self.pool:
+                    sums[place, column] = self.table[self.pool.join](before, x) if before else x
+                    continue
                 weight = held.get((tap, shift)) or self._weight(slice_, tap, shift)
-                before = f"{sums[place, column]} + " if (place, column) in sums else ""
-                sums[place, column] = text.let("sum", f"{before}{x} * {weight}")
+                added = f"{before} + {x} * {weight}" if before else f"{x} * {weight}"
+                sums[place, column] = self.text.let("sum", added)
 
     def _prepared(self, loaded: _Loaded) -> str:
-        """The prologue's result; padding is zero after it, whatever it makes of zero."""
+        """The prologue's result; padding is what it is after it, whatever it makes of zero."""
         x = self.prologue.widened(loaded.name, self.kernel.src.dtype)
         if not self.kernel.prologue:
             return x
@@ -276,7 +285,8 @@ class DepthwiseWriter:
 
         def write(x: str, place: Place, held: Mapping[str, str]) -> tuple[str, ...]:
             made = self.prologue.apply(x, place, held)
-            return (self.text.let("x", f"tl.where({place.mask}, {made}, 0.0)") if place.mask else made,)
+            chosen = f"tl.where({place.mask}, {made}, {self.fill})"
+            return (self.text.let("x", chosen) if place.mask else made,)
 
         return self.prologue.shared("prepared", x, place, write=write)[0]
 
@@ -292,7 +302,38 @@ class DepthwiseWriter:
             self.epilogue.store(x, place, held, known)
             return ()
 
-        self.epilogue.shared("finish", total, found, write=write)
+        self.epilogue.shared("finish", self._finished(total, place, column), found, write=write)
+
+    def _finished(self, total: str, place: int, column: int) -> str:
+        """A window's value: of a mean, over the number of its taps that count."""
+        if self.pool is None or not self.pool.counted:
+            return total
+        ends = ((0, 1),) * (3 - len(self.pool.counted)) + self.pool.counted
+        found = [self._counted(axis, shift, ends[axis]) for axis, shift in enumerate((0, place, column))]
+        known = [each.constant for each in found if each.constant is not None]
+        rest = [each.atom for each in found if each.constant is None]
+        made = self.text.let("mean", f"{total} * {1 / prod(known)!r}") if prod(known) > 1 else total
+        if not rest:
+            return made
+        count = self.text.let("count", f"({' * '.join(rest)}).to({self.compute})")
+        return self.text.let("mean", f"{made} / {count}")
+
+    def _counted(self, axis: int, shift: int, ends: tuple[int, int]) -> Index:
+        """How many taps along an axis lie between two positions, of the output `shift` behind the first."""
+        first = (self.at[axis] + shift) * self.stride[axis] - self.low[axis]
+        size, step = self.kernel_size[axis], self.dilation[axis]
+        if ends[0] <= first.low and first.high + (size - 1) * step < ends[1]:
+            return as_index(size)
+        if (axis, shift) not in self.counts:
+            begin, end = (self._taps_before(end - first, size, step) for end in ends)
+            text = self.text.let("taps", f"{end} - {begin}")
+            self.counts[axis, shift] = Index(text, 0, size, is_vector=first.is_vector)
+        return self.counts[axis, shift]
+
+    def _taps_before(self, distance: Index, size: int, step: int) -> str:
+        """How many taps of an output stand in front of a position so far behind its first tap."""
+        inside = f"tl.minimum(tl.maximum({distance}, 0), {size * step})"
+        return inside if step == 1 else f"({inside} + {step - 1}) // {step}"
 
     def _stored(self, place: int, column: int) -> Mask:
         """Which of a thread's outputs exist at a row and a column of its own."""

@@ -16,7 +16,14 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    contraction_claims,
+    layout_claims,
+)
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 
@@ -64,7 +71,7 @@ class Hopper(GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from contraction_claims(kernel)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
         step, contraction = kernel.contraction_step, kernel.contraction
         dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))

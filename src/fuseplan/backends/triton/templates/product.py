@@ -16,8 +16,16 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, factor_claim, layout_claims
-from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.kernels.template import (
+    Accuracy,
+    Template,
+    Traffic,
+    accuracy_claim,
+    contraction_claims,
+    factor_claim,
+    layout_claims,
+)
+from fuseplan.messages.reasons import Claim
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Product(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+        yield from contraction_claims(kernel)
         yield from layout_claims(kernel, gated=True)
         yield factor_claim(kernel)
         exact = product_search.arithmetics(kernel, target, "strict")[0]

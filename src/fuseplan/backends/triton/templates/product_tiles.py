@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import COUNTER_BYTES
-from fuseplan.kernels.kernel import Convolution, Kernel
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.system.locks import cached_property
 
