@@ -36,7 +36,7 @@ def books(
     """
     whole = origins(cut.graph)
     numbers = {id(node): number for number, site in enumerate(cut.sites, 1) for node in site.nodes}
-    rows = [OperatorRow(*origin, "folded", (), 0, 0) for origin in cut.graph.folded]
+    rows = [OperatorRow(*origin, "folded", (), (), 0, 0) for origin in cut.graph.folded]
     rows += [_row(cut, numbers, origin, nodes) for origin, nodes in whole.items()]
     rows = [_viewed(row) if row.state == "left" and row.name in views else row for row in rows]
     if len({row.name for row in rows}) != len(rows):
@@ -101,7 +101,7 @@ def named(node: Node) -> Origin:
 def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[Node]) -> OperatorRow:
     """The row of an operator: left where any of its nodes is."""
     sites = tuple(dict.fromkeys(numbers[id(node)] for node in nodes if id(node) in numbers))
-    row = OperatorRow(*origin, "fused", sites, *moved_by(cut.graph, nodes))
+    row = OperatorRow(*origin, "fused", sites, _read(cut.graph, origin, nodes), *moved_by(cut.graph, nodes))
     reason = _reason(cut, nodes)
     if reason is not None:
         return replace(row, state="left", code=reason.code, got=reason.got)
@@ -109,6 +109,13 @@ def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[N
     if not all(isinstance(node.op, VIEWS) for node in rest):
         raise AssertionError(f"{told(rest[0])} is in no row of the report")
     return row if sites else _viewed(row)
+
+
+def _read(graph: Graph, origin: Origin, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The names of other operators that make what an operator reads."""
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    makers = dict.fromkeys(named(graph.made_by[name]).name for name in read if name in graph.made_by)
+    return tuple(name for name in makers if name != origin.name)
 
 
 def _viewed(row: OperatorRow) -> OperatorRow:

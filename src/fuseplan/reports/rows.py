@@ -16,6 +16,7 @@ class OperatorRow:
         state: `fused` (a plan's kernel computes it), `folded` (computed before the model runs, or taken
             away), `view` (the same elements), or `left`.
         sites: numbers of the sites that compute it; several where it is several operators of plans.
+        reads: names of the operators whose values it reads; of those that run.
         moved: bytes that it reads and writes by itself.
         between: of these, bytes of values that another operator makes or reads.
         code: why it is left; empty where it is not.
@@ -27,6 +28,7 @@ class OperatorRow:
     line: str
     state: str
     sites: tuple[int, ...]
+    reads: tuple[str, ...]
     moved: int
     between: int
     code: str = ""
