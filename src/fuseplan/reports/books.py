@@ -12,7 +12,7 @@ from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
 from fuseplan.reports.report import Report
-from fuseplan.reports.rows import CopyRow, Launches, OperatorRow, ReasonRow, SiteRow
+from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
 
 
 def books(
@@ -61,6 +61,7 @@ def books(
             for site, row in zip(cut.sites, sites, strict=True)
         ),
         tuple(copies),
+        tuple(_reverted(site, {row.name: row for row in rows}) for site in cut.reverted),
     )
 
 
@@ -138,7 +139,23 @@ def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRo
         site.ended.code,
         site.ended.got,
         waiting,
+        _measured(site),
     )
+
+
+def _reverted(site: Site, rows: Mapping[str, OperatorRow]) -> RevertedRow:
+    whose = tuple(dict.fromkeys(named(node).name for node in site.nodes))
+    told = next(((row.code, row.got) for name in whose if (row := rows[name]).code), ("", ""))
+    return RevertedRow(str(site.plan), whose, *told, _measured(site))
+
+
+def _measured(site: Site) -> MeasuredRow | None:
+    found = site.measured
+    if found is None:
+        return None
+    ours, own = found.seconds.get(found.plan), found.seconds.get(found.peer)
+    errors = found.error, found.peer_error, found.allowed
+    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "")
 
 
 def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:

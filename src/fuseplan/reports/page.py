@@ -9,11 +9,12 @@ from html import escape
 from pathlib import Path
 
 from fuseplan.messages.quantities import bytes_text, seconds_text
-from fuseplan.reports.report import Report, listed
-from fuseplan.reports.rows import OperatorRow, ReasonRow, SiteRow
+from fuseplan.reports.report import Report, listed, measured_text
+from fuseplan.reports.rows import MeasuredRow, OperatorRow, ReasonRow, SiteRow
 
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}") for ending in ("css", "js"))
-NUMBERS = (3, 4, 5)  # columns of the table of plans
+NUMBERS = (3, 4, 5, 6)  # columns of the table of plans
+HEAD = ("", "plan and kernel", "operators", "before", "after", "by the model", "measured")
 STATES = ("fused", "left", "view", "folded")
 
 
@@ -33,6 +34,7 @@ def page(report: Report, title: str) -> str:
             *_tiles(report),
             *_graph(report),
             *_plans(report),
+            *_reverted(report),
             *_reasons("In no plan", report.left, "reason", " open"),
             *_reasons("Why plans end", report.ends, "reason end", ""),
             *_copies(report),
@@ -149,6 +151,7 @@ def _of_site(site: SiteRow, inside: Sequence[OperatorRow]) -> str:
         f'<p class="dim">kernel</p><p><code>{escape(site.template)}</code></p>',
         f'<p class="dim">{bytes_text(site.before)} before, {bytes_text(site.after)} after; '
         f"{seconds_text(site.seconds)} by the model</p>",
+        f'<p class="dim">{escape(measured_text(site.measured))}</p>' if site.measured else "",
         *map(_operator, inside),
         f'<p class="dim">ends: <code>{escape(site.code)}</code> {escape(site.got)}</p>',
     ]
@@ -177,7 +180,7 @@ def _plans(report: Report) -> Iterator[str]:
     for site in report.sites:
         alike[site.plan, site.template].append(site)
     yield '<h2>Plans</h2><div class="card table"><table>'
-    yield _row("th", ("", "plan and kernel", "operators", "before", "after", "by the model"), NUMBERS)
+    yield _row("th", HEAD, NUMBERS)
     for sites in sorted(alike.values(), key=lambda sites: sum(site.after - site.before for site in sites)):
         first = sites[0]
         plan = f'<code>{escape(first.plan)}</code><br><code class="dim">{escape(first.template)}</code>'
@@ -185,8 +188,27 @@ def _plans(report: Report) -> Iterator[str]:
         before, after = (sum(getattr(site, name) for site in sites) for name in ("before", "after"))
         seconds = seconds_text(sum(site.seconds for site in sites))
         numbers = listed([str(site.number) for site in sites], 3)
-        cells = (numbers, plan, names, bytes_text(before), bytes_text(after), seconds)
+        cells = (numbers, plan, names, bytes_text(before), bytes_text(after), seconds, _gain(first.measured))
         yield _row("td", cells, NUMBERS)
+    yield "</table></div>"
+
+
+def _gain(measured: MeasuredRow | None) -> str:
+    """The measured time, and how many times as fast as the framework it is."""
+    if measured is None or measured.seconds is None:
+        return ""
+    gain = f'<br><span class="dim">{measured.gain:.2f} ×</span>' if measured.gain else ""
+    return f"{seconds_text(measured.seconds)}{gain}"
+
+
+def _reverted(report: Report) -> Iterator[str]:
+    if not report.reverted:
+        return
+    yield '<h2>Left to the framework</h2><div class="card table"><table>'
+    yield _row("th", ("plan", "operators", "why"))
+    for each in report.reverted:
+        why = f"<code>{escape(each.code)}</code> {escape(each.got)}"
+        yield _row("td", (f"<code>{escape(each.plan)}</code>", escape(", ".join(each.operators)), why))
     yield "</table></div>"
 
 
