@@ -112,7 +112,7 @@ def _filled(size: int, dtype: str, value: float) -> Array:
 def storage(spec: TensorSpec, values: Array) -> Array:
     """The elements as they lie in memory, one after another; what lies between them is NaN."""
     flat = _filled(spec.span, spec.dtype, np.nan)
-    _seen(spec, flat)[...] = narrow(wide(values, spec.dtype), spec.dtype)
+    _seen(spec, flat)[...] = narrow(wide(values, spec.dtype), spec.dtype).reshape(spec.shape)
     return flat
 
 
@@ -250,6 +250,8 @@ def interpret_all(
 
 def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The plan's arrays with their axes as the kernel has them."""
+    if any(step.op.is_alone for step in plan):  # its elements lie as the plan's, whatever their axes
+        return dict(arrays)
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
     orders["src"] = plan.src.canonical_order
     if kernel.over:  # tensors behind the statistics may have fewer axes than src

@@ -33,8 +33,10 @@ SPLITS = (
     Reason.SEVERAL_PARTS,
     Reason.PARTS_BESIDE,
     Reason.BLOCKS,
+    Reason.CONVERTED_SRC,
     Reason.RESULT_DTYPE,
     Reason.PARTS_OF_FEATURES,
+    Reason.NOT_ALONE,
     Reason.OPERANDS_BETWEEN,
 )
 
@@ -78,7 +80,7 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
     elif refusal.reason is Reason.STRIDED_PROLOGUE:
         words = LAYOUTS[plan.src.rank] if plan.src.has_channel_names else (plan.src.names,)
         yield from (decide(laid_out(plan, each), target) for each in words)
-    elif refusal.reason is Reason.UNNAMED_DST:
+    elif refusal.reason is Reason.UNNAMED_DST or refusal.reason is Reason.SCATTERED_ROWS:
         yield decide(laid_out(plan, plan.src.names), target)
     elif refusal.reason is Reason.PADDED_SRC:
         yield decide(plan, "triton:sm_90", template="product")

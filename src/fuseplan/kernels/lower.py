@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from fuseplan.kernels.convolution import Convolution, Pool
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
-from fuseplan.kernels.match import Match
+from fuseplan.kernels.match import Match, row_stride
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.parts import Split
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
@@ -40,6 +41,8 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
         return _attention(steps, centre, after)
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
+    if isinstance(centre.op, LinearWeightGradient):
+        return _weight_gradient(centre, centre.op)
     if any(step.op.has_parts for step in after):
         return _gated(steps, centre)
     return replace(
@@ -117,6 +120,38 @@ def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
     )
 
 
+def _weight_gradient(step: Step, op: LinearWeightGradient) -> Kernel:
+    """A product of one image, whose channels are src's rows, and whose positions are src's last axis."""
+    src, features = step.src, op.features
+    rows, stride = src.size // src.channels, row_stride(src)
+    assert stride is not None  # by the rule
+    (grad,) = step.operands
+    strides = (max(1, src.span), stride, src.element_strides[-1])
+    convolution = Convolution(
+        batch=1,
+        channels=rows,
+        features=features,
+        groups=1,
+        src_spatial=(src.channels,),
+        dst_spatial=(src.channels,),
+        kernel=(1,),
+        stride=(1,),
+        dilation=(1,),
+        padding=((0, 0),),
+        weight_transposed=True,
+        precision=op.precision,
+    )
+    return Kernel(
+        src=TensorSpec((1, rows, src.channels), src.dtype, strides=strides),
+        dst=TensorSpec((1, features, src.channels), src.dtype),
+        prologue=(),
+        convolution=convolution,
+        epilogue=(),
+        operands=(KernelOperand(grad.key, "weight", (rows, features), grad.dtype, "weight"),),
+        parameters=(),
+    )
+
+
 def split_of(step: Step) -> Split:
     """The parts that a step reads and makes; the axis in the order n, c, spatial."""
     assert isinstance(step.op, Parted)
@@ -174,16 +209,6 @@ def _are_rows(steps: Sequence[Step]) -> bool:
     is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
     operands = (each for step in steps for each in step.operands)
     return is_even and (steps[0].src.rank == 2 or all(each.per != "activation" for each in operands))
-
-
-def row_stride(spec: TensorSpec) -> int | None:
-    """Elements from a row to the next, where all rows are evenly spaced; None where they are not."""
-    outer = [axis for axis in range(spec.rank) if axis != spec.channel_axis and spec.shape[axis] > 1]
-    strides = [spec.element_strides[axis] for axis in outer]
-    below = [spec.shape[inner] * step for inner, step in zip(outer[1:], strides[1:], strict=True)]
-    if strides[:-1] != below:
-        return None
-    return strides[-1] if strides else spec.span
 
 
 def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fuseplan.errors import Unsupported
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
 from fuseplan.plans.plan import FusionPlan, as_plan
@@ -84,6 +85,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
         yield claim(second is None or kinds != several, reason, got=met, operator=second)
     is_alone = second is None or "attention" not in kinds
     yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
+    yield from _alone(plan, centres)
     centre = centres[0].index if centres else len(plan)
     is_first = rule != "attention" or centre == 0
     yield claim(is_first, Reason.BEFORE_ATTENTION, got=None if is_first else plan[0].title, operator=centre)
@@ -91,6 +93,28 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     beside = [step for step in parted if rule != "contraction" or step.index < centre]
     told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
+
+
+def _alone(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
+    """The claims of a weight's gradient: the plan has no other operator, and src is a matrix of rows."""
+    lone = next((step for step in centres if step.op.is_alone), None)
+    at, told = (max(lone.index, 1), lone.title) if lone else (None, None)
+    yield claim(lone is None or len(plan) == 1, Reason.NOT_ALONE, got=told, operator=at)
+    is_even = lone is None or row_stride(plan.src) is not None
+    want = "evenly spaced rows, such as those of a dense tensor whose last axis is innermost"
+    yield claim(
+        is_even, Reason.SCATTERED_ROWS, got=str(plan.src), want=want, operator=lone.index if lone else None
+    )
+
+
+def row_stride(spec: TensorSpec) -> int | None:
+    """Elements from a row to the next, where all rows are evenly spaced; None where they are not."""
+    outer = [axis for axis in range(spec.rank) if axis != spec.channel_axis and spec.shape[axis] > 1]
+    strides = [spec.element_strides[axis] for axis in outer]
+    below = [spec.shape[inner] * step for inner, step in zip(outer[1:], strides[1:], strict=True)]
+    if strides[:-1] != below:
+        return None
+    return strides[-1] if strides else spec.span
 
 
 @dataclass(frozen=True)

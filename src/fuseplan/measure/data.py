@@ -122,6 +122,8 @@ def _sized(values: Tensor, name: str) -> Tensor:
 def terms(step: Step, weight: Operand) -> int:
     """How many products with a contraction's weight are summed into one element of its result."""
     attributes = step.op.attributes()
+    if step.op.is_alone:  # the second factor has all rows
+        return math.prod(weight.shape[:-1])
     weights = step.src.batch if attributes.get("batched") else 1
     return math.prod(weight.shape) // (weights * step.dst.channels)
 

@@ -18,6 +18,7 @@ from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
@@ -37,7 +38,7 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     x = tensors["src"].double()
     results: dict[str, Tensor] = {}
     for step in plan.steps:
-        if isinstance(step.op, Conv | Product):
+        if isinstance(step.op, Conv | Product | LinearWeightGradient):
             x = applied(step, x, tensors)
         elif isinstance(step.op, Attention):
             x, made = attended(step, step.op, x, tensors)
@@ -66,6 +67,9 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
     """
     if isinstance(step.op, Elementwise | Pool):
         return formed(step, x, tensors)[0]
+    if isinstance(step.op, LinearWeightGradient):
+        grad = tensors[step.keys["grad"]].double()
+        return grad.reshape(-1, step.op.features).T @ x.reshape(-1, x.shape[-1])
     if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()

@@ -113,6 +113,16 @@ class Reason(Enum):
         "one kernel reads one axis in parts, once",
         "Split the plan in front of the second operator that reads parts",
     )
+    NOT_ALONE = (
+        "not-alone",
+        "a kernel of a weight's gradient has no other operator",
+        "Split the plan in front of the second operator",
+    )
+    SCATTERED_ROWS = (
+        "scattered-rows",
+        "the gradient of a weight is summed over rows that are evenly spaced",
+        "Copy src into a dense tensor whose last axis is innermost, and give the plan a src without strides",
+    )
     PARTS_BESIDE = (
         "parts-beside",
         "an operator that reads parts of an axis stands behind a contraction or among elementwise operators",
@@ -230,6 +240,11 @@ class Reason(Enum):
         "blocks",
         "the template reads operands along whole axes, not one element for a block of neighbours",
         "Split the plan in front of that operator",
+    )
+    CONVERTED_SRC = (
+        "converted-src",
+        "the template multiplies src in the dtype that it is stored in",
+        "Run the operators in front of the contraction as a plan of their own, or compile for the CPU",
     )
     RESULT_DTYPE = (
         "result-dtype",

@@ -16,6 +16,7 @@ from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
+from fuseplan.ops.gradient import GRADIENTS
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
@@ -29,6 +30,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *POOLS,
     Matmul,
     Linear,
+    *GRADIENTS,
     Attention,
     *AFFINE,
     Save,
