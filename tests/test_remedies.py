@@ -33,7 +33,6 @@ SPLITS = (
     Reason.SEVERAL_PARTS,
     Reason.PARTS_BESIDE,
     Reason.BLOCKS,
-    Reason.CONVERTED_SRC,
     Reason.RESULT_DTYPE,
     Reason.PARTS_OF_FEATURES,
     Reason.NOT_ALONE,

@@ -39,6 +39,7 @@ PLANS = (
     "f16[8x96x28x28, nhwc] -> conv2d(96, kernel=3, padding=1, groups=96) -> bias -> hardswish",
     "bf16[16384x1024] -> matmul(4096) -> bias -> gelu",
     "bf16[4096x1024] -> linear(5632) -> bias -> glu(silu)",
+    "i8[4096x1024] -> linear(2048) -> dequantize(f16) -> bias",
     "f32[512x1024] -> matmul(256) -> bias -> save(pre) -> gelu -> mul(pre)",
     "bf16[32x19x33] -> conv1d(37, kernel=5, stride=2) -> tanh",
     "f16[64x128x28x28, nhwc] -> batch_norm_training(running=True) -> relu",

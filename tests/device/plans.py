@@ -79,6 +79,21 @@ SIZES = (
 )
 # Whose sums do not matter: ptxas may drop the products.
 UNUSED = ("bf16[512x1024] -> matmul(1024) -> elementwise('x ** 0') -> bias",)
+# Elements of one dtype, products of another; sums of i8 are exact.
+CONVERTED = (
+    "i8[300x512] -> linear(520) -> dequantize(f16) -> bias -> relu",
+    "i8[2048x1024] -> linear(2048)",
+    "i8[8x4096] -> linear(1000) -> dequantize(per=row) -> scale",
+    "i8[3x200x37, bcs of bsc] -> linear(72) -> dequantize(f16, per=channel)",
+    "f16[256x1024] -> quantize(i8, per=row) -> linear(512) -> dequantize(f16, per=row) -> scale",
+    "i8[256x1024] -> dequantize(f16, per=row) -> linear(512) -> bias",
+    "i8[256x1024] -> dequantize(per=channel) -> linear(512)",
+    "f8e4m3[256x1024] -> linear(512) -> bias",
+    "f8e5m2[2x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1) -> relu",
+    "f16[2x64x14x14] -> cast(f32) -> conv2d(64, kernel=3, padding=1) -> bias",
+    "f32[256x1024] -> bias -> cast(bf16) -> linear(512) -> relu",
+    "f16[64x256] -> linear(128) -> cast(f64)",
+)
 TF32 = (
     "f32[300x256] -> matmul(512, precision=tf32) -> bias",
     "f32[4x64x14x14, nhwc] -> conv2d(64, kernel=3, padding=1, precision=tf32) -> bias -> relu",
@@ -109,6 +124,7 @@ def texts() -> list[str]:
         *_written(CONVOLUTIONS, FLOATS),
         *_written(POOLS, (*FLOATS, "f64")),
         *UNUSED,
+        *CONVERTED,
         *TF32,
     ]
     return list(dict.fromkeys(str(FusionPlan.parse(text)) for text in listed))

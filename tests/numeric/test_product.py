@@ -9,7 +9,7 @@ from fuseplan.backends.triton.templates.product import Product
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import random_arrays
 from fuseplan.messages.reasons import Reason, first_refusal
@@ -90,6 +90,70 @@ def test_forms(form: Product, arithmetic: str, rest: str) -> None:
     assert_interpreted(
         dtype + rest, Product(**{**form.knobs, "arithmetic": arithmetic, "apart": arithmetic == "tf32x3"})
     )
+
+
+# Sums of i8 are exact; the dtype in front of a contraction is not that which is multiplied.
+INTEGERS = (
+    "i8[33x40] -> linear(24)",
+    "i8[33x48] -> linear(24) -> dequantize(f16) -> bias -> gelu",
+    "i8[3x40x33, bcs of bsc] -> linear(19) -> dequantize(per=channel)",
+    "i8[7x90] -> linear(34) -> dequantize -> glu(silu)",
+    "f16[33x40] -> quantize(i8, per=row) -> linear(24) -> dequantize(per=row) -> scale -> relu",
+)
+CONVERTED = (
+    "i8[33x40] -> dequantize(per=channel) -> linear(24)",
+    "i8[2x20x5x7, nhwc] -> dequantize(f16, zero_points=True) -> conv2d(22, kernel=3, padding=1) -> relu",
+    "f16[2x20x5x7] -> cast(f32) -> conv2d(22, kernel=3, padding=1) -> bias",
+    "f32[7x90] -> bias -> cast(bf16) -> linear(9)",
+    "f32[7x90] -> cast(f64) -> linear(9)",
+    "f64[7x90] -> cast(f16) -> linear(9)",
+    "f16[7x90] -> linear(9) -> cast(f64)",
+    "f8e4m3[33x40] -> dequantize(bf16) -> linear(24)",
+    "f8e4m3[2x20x5x7] -> conv2d(22, kernel=3, padding=1) -> bias",
+    "f8e5m2[3x40x33, bcs of bsc] -> linear(19) -> relu",
+    "f16[33x40] -> quantize(f8e4m3) -> linear(24) -> dequantize(f16)",
+)
+WHOLE = (
+    Product(16, 32, 32, swapped=True),
+    Product(32, 16, 32, split=2),
+    Product(32, 32, 32, parts=2, split=2),
+    Product(16, 32, 32, ahead=True, joined=4, swapped=True),
+    Product(16, 16, 16, arithmetic="summed"),
+)
+
+
+@pytest.mark.parametrize("target", [SM_90, GFX942], ids=str)
+@pytest.mark.parametrize("plan", INTEGERS)
+def test_integers(plan: str, target: Target) -> None:
+    assert_interpreted(plan, Product, target, slack=0.5 if plan.endswith("linear(24)") else 8)
+
+
+@pytest.mark.parametrize("form", WHOLE, ids=lambda form: form.text)
+def test_forms_of_integers(form: Product) -> None:
+    for plan in (INTEGERS[0], INTEGERS[4]):
+        assert_interpreted(plan, form)
+
+
+def test_integers_by_copies() -> None:
+    plan = "i8[33x48] -> linear(24) -> dequantize(f16)"
+    assert any(each.maps for each in candidates(plan))
+    assert_interpreted(plan, Product(16, 32, 32, maps=True))
+
+
+@pytest.mark.parametrize("depth", [2**17 - 1, 2**17])
+def test_a_sum_of_integers_is_exact_where_i32_may_not_hold_it(depth: int) -> None:
+    """The least numbers of i8, whose products are 2^14, in a sum that begins 2^31."""
+    for each in candidates(f"i8[1x{depth}] -> linear(1) -> dequantize"):
+        assert (each.arithmetic == "native") == (depth * 2**14 < 2**31)
+
+
+@pytest.mark.parametrize("target", [SM_90, GFX942], ids=str)
+@pytest.mark.parametrize("plan", CONVERTED)
+def test_factors_of_another_dtype(plan: str, target: Target) -> None:
+    kernel = lowered(plan)
+    is_rounded = kernel.prologue and kernel.weight.dtype in ("f16", "bf16")
+    slack = 2 * dtype_of(kernel.weight.dtype).epsilon / 2.0**-23 if is_rounded else 8.0
+    assert_interpreted(plan, Product, target, slack=slack)
 
 
 MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not form.ahead)

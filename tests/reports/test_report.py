@@ -20,6 +20,7 @@ from fuseplan.graph.node import line_of
 from fuseplan.graph.type import Type
 from fuseplan.reports.difference import difference
 from fuseplan.reports.report import SCHEMA, Report, read_report
+from fuseplan.reports.rows import MeasuredRow
 from onnx_models import cnn, mlp
 
 TYPES = {"x": Type((1, 3, 32, 32), "f32")}
@@ -215,3 +216,39 @@ def test_refusals_of_plans_are_reasons() -> None:
     assert {code for code, _ in attempt.refusals} > {"accuracy"}
     assert len(told.attempts) >= 3  # with the activation, without it, ..
     assert "[accuracy]" in told.left
+
+
+def test_measured_plans_and_those_left_to_the_framework(tmp_path: Path) -> None:
+    """Times and errors of a choice are in the report, and the plans that lost with their reason."""
+    network = cnn()
+    ours = fuseplan.onnx.load(network, threads=1, choose="measured")
+    cut = ours.prepare(TYPES).session.cut
+    told = ours.report(TYPES)
+    sites = {str(site.plan): site.measured for site in cut.sites}
+    assert len(cut.sites) + len(told.reverted) == 9
+    for row in told.sites:
+        kept = sites[row.plan]
+        assert kept is not None
+        assert row.measured is not None
+        assert (row.measured.seconds, row.measured.error) == (kept.seconds[kept.plan], kept.error)
+        assert row.measured.gain == kept.gain
+    assert [row.plan for row in told.reverted] == [str(site.plan) for site in cut.reverted]
+    states = {row.name: row for row in told.operators}
+    for lost in told.reverted:
+        assert {states[name].state for name in lost.operators} == {"left"}
+        assert lost.code in {row.code for row in told.left}
+    assert sum(row.measured is not None for row in told.sites) == str(told).count(" measured, ")
+    (tmp_path / "a.json").write_text(json.dumps(told.to_json()))
+    assert read_report(tmp_path / "a.json") == told
+
+
+def test_measured_times_count_before_the_models() -> None:
+    before = of_network()
+    own = MeasuredRow("torch", 1e-5, 2e-5, 1e-7, 1e-7, 1e-6, "")
+    fast, slow = (
+        replace(before, sites=(replace(before.sites[0], measured=replace(own, seconds=seconds)),))
+        for seconds in (1e-5, 3e-5)
+    )
+    assert [(each.before, each.after) for each in difference(fast, slow).slower] == [(1e-5, 3e-5)]
+    assert difference(slow, fast).slower == ()
+    assert "0.67 times as fast as torch, error 1.0e-07 of 1.0e-06" in str(slow)

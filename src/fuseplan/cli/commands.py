@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,6 +39,7 @@ from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.stats import Timing
+from fuseplan.reports.page import page
 from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried
@@ -162,6 +164,11 @@ def _spread(timing: Timing) -> str:
 @PATIENCE
 @SHAPES
 @click.option("--node", help="Of a model: tell all plans that were tried for the operator of this name.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of a model: write the report with the model's graph as a page of HTML, too.",
+)
 @click.pass_context
 def explain_command(
     ctx: click.Context,
@@ -170,6 +177,7 @@ def explain_command(
     patience: float,
     shapes: Sequence[str],
     node: str | None,
+    html: Path | None,
 ) -> None:
     """Explain how PLAN is computed and why, or why it is refused.
 
@@ -177,7 +185,10 @@ def explain_command(
     model: its plans, and why its other operators are in none.
     """
     if is_model(asked.plan):
-        _print_told(asked, explain_model(asked, shapes, node))
+        of_model = explain_model(asked, shapes, node)
+        if html and isinstance(of_model, Report):
+            html.write_text(page(of_model, Path(asked.plan).name), "utf-8")
+        _print_told(asked, of_model)
         return
     if measure:
         _measure_peaks(parse_target(asked.target), asked.threads, patience)

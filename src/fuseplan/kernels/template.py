@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
-from fuseplan.language.dtypes import FACTORS, dtype_of
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
 
@@ -120,18 +120,6 @@ def dst_claim(kernel: Kernel) -> Claim:
         kernel.dst.layout is not None,
         Reason.UNNAMED_DST,
         got=str(kernel.dst),
-        operator=kernel.contraction_step,
-    )
-
-
-def factor_claim(kernel: Kernel) -> Claim:
-    """A GPU's products are of elements as they are stored: no operator in front of them changes the dtype."""
-    src, weight = kernel.src.dtype, kernel.weight.dtype
-    return claim(
-        src == weight and src in FACTORS,
-        Reason.CONVERTED_SRC,
-        got=f"{src}, multiplied by {weight}",
-        want=f"one of {', '.join(FACTORS)} for both",
         operator=kernel.contraction_step,
     )
 

@@ -241,11 +241,6 @@ class Reason(Enum):
         "the template reads operands along whole axes, not one element for a block of neighbours",
         "Split the plan in front of that operator",
     )
-    CONVERTED_SRC = (
-        "converted-src",
-        "the template multiplies src in the dtype that it is stored in",
-        "Run the operators in front of the contraction as a plan of their own, or compile for the CPU",
-    )
     RESULT_DTYPE = (
         "result-dtype",
         "the template writes results besides the output in the dtype that the plan computes in",

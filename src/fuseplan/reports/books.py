@@ -12,7 +12,7 @@ from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.why import Reason
 from fuseplan.kernels.target import Target
 from fuseplan.reports.report import Report
-from fuseplan.reports.rows import CopyRow, Launches, OperatorRow, ReasonRow, SiteRow
+from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
 
 
 def books(
@@ -36,7 +36,7 @@ def books(
     """
     whole = origins(cut.graph)
     numbers = {id(node): number for number, site in enumerate(cut.sites, 1) for node in site.nodes}
-    rows = [OperatorRow(*origin, "folded", (), 0, 0) for origin in cut.graph.folded]
+    rows = [OperatorRow(*origin, "folded", (), (), 0, 0) for origin in cut.graph.folded]
     rows += [_row(cut, numbers, origin, nodes) for origin, nodes in whole.items()]
     rows = [_viewed(row) if row.state == "left" and row.name in views else row for row in rows]
     if len({row.name for row in rows}) != len(rows):
@@ -61,6 +61,7 @@ def books(
             for site, row in zip(cut.sites, sites, strict=True)
         ),
         tuple(copies),
+        tuple(_reverted(site, {row.name: row for row in rows}) for site in cut.reverted),
     )
 
 
@@ -101,7 +102,7 @@ def named(node: Node) -> Origin:
 def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[Node]) -> OperatorRow:
     """The row of an operator: left where any of its nodes is."""
     sites = tuple(dict.fromkeys(numbers[id(node)] for node in nodes if id(node) in numbers))
-    row = OperatorRow(*origin, "fused", sites, *moved_by(cut.graph, nodes))
+    row = OperatorRow(*origin, "fused", sites, _read(cut.graph, origin, nodes), *moved_by(cut.graph, nodes))
     reason = _reason(cut, nodes)
     if reason is not None:
         return replace(row, state="left", code=reason.code, got=reason.got)
@@ -109,6 +110,13 @@ def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[N
     if not all(isinstance(node.op, VIEWS) for node in rest):
         raise AssertionError(f"{told(rest[0])} is in no row of the report")
     return row if sites else _viewed(row)
+
+
+def _read(graph: Graph, origin: Origin, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The names of other operators that make what an operator reads."""
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    makers = dict.fromkeys(named(graph.made_by[name]).name for name in read if name in graph.made_by)
+    return tuple(name for name in makers if name != origin.name)
 
 
 def _viewed(row: OperatorRow) -> OperatorRow:
@@ -131,7 +139,23 @@ def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRo
         site.ended.code,
         site.ended.got,
         waiting,
+        _measured(site),
     )
+
+
+def _reverted(site: Site, rows: Mapping[str, OperatorRow]) -> RevertedRow:
+    whose = tuple(dict.fromkeys(named(node).name for node in site.nodes))
+    told = next(((row.code, row.got) for name in whose if (row := rows[name]).code), ("", ""))
+    return RevertedRow(str(site.plan), whose, *told, _measured(site))
+
+
+def _measured(site: Site) -> MeasuredRow | None:
+    found = site.measured
+    if found is None:
+        return None
+    ours, own = found.seconds.get(found.plan), found.seconds.get(found.peer)
+    errors = found.error, found.peer_error, found.allowed
+    return MeasuredRow(found.peer, ours, own, *errors, found.disturbance or "")
 
 
 def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:

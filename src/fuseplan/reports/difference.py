@@ -8,6 +8,7 @@ from typing import Any
 
 from fuseplan.messages.quantities import bytes_text, seconds_text
 from fuseplan.reports.report import Report, listed
+from fuseplan.reports.rows import SiteRow
 
 TOLERANCE = 0.1  # of a site's time: below it, sites are as fast as they were
 
@@ -102,12 +103,7 @@ def difference(first: Report, second: Report, tolerance: float = TOLERANCE) -> D
         tolerance: the share of a site's time by which it may take longer.
     """
     names = [{row.name for row in report.operators} for report in (first, second)]
-    known = {each.operators: each for each in first.sites}
-    slower = (
-        Slower(site.plan, site.operators, known[site.operators].seconds, site.seconds)
-        for site in second.sites
-        if site.operators in known and site.seconds > known[site.operators].seconds * (1 + tolerance)
-    )
+    slower = filter(None, (_slower(site, first, tolerance) for site in second.sites))
     return Difference(
         tuple(_lost(first, second)),
         tuple(_lost(second, first)),
@@ -130,3 +126,15 @@ def _lost(first: Report, second: Report) -> Iterator[Lost]:
         now = {f"{row.name}: {row.state} [{row.code}]": None for row in own if row.state == "left"}
         now |= {plans[number]: None for row in own for number in row.sites}
         yield Lost(site.plan, site.operators, tuple(now))
+
+
+def _slower(site: SiteRow, first: Report, tolerance: float) -> Slower | None:
+    """The site beside that of the same operators, by times that both have: measured, else the model's."""
+    old = next((each for each in first.sites if each.operators == site.operators), None)
+    if old is None:
+        return None
+    before, after = (each.measured.seconds if each.measured else None for each in (old, site))
+    if before is None or after is None:
+        before, after = old.seconds, site.seconds
+    is_slower = after > before * (1 + tolerance)
+    return Slower(site.plan, site.operators, before, after) if is_slower else None

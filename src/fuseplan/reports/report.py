@@ -11,7 +11,7 @@ from typing import Any
 
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.messages.quantities import bytes_text, seconds_text
-from fuseplan.reports.rows import CopyRow, Launches, OperatorRow, ReasonRow, SiteRow
+from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, ReasonRow, RevertedRow, SiteRow
 from fuseplan.system import limits
 from fuseplan.system.reading import bytes_of, json_of, record
 
@@ -33,6 +33,7 @@ class Report:
         left: the reasons of the operators that are in no plan, the most bytes first.
         ends: the reasons why plans end, the most bytes first.
         copies: values that are copied between steps.
+        reverted: plans that were found and left to the framework.
         schema: the version of these records.
     """
 
@@ -45,6 +46,7 @@ class Report:
     left: tuple[ReasonRow, ...]
     ends: tuple[ReasonRow, ...]
     copies: tuple[CopyRow, ...] = ()
+    reverted: tuple[RevertedRow, ...] = ()
     schema: str = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +98,12 @@ def _lines(report: Report) -> Iterator[str]:
     yield "plans"
     for alike in _alike(report.sites):
         yield from _plan_lines(alike)
+    if report.reverted:
+        yield ""
+        yield "left to the framework"
+    for each in report.reverted:
+        yield f"  {each.plan}"
+        yield f"      {listed(each.operators)}: {each.got}  [{each.code}]"
     yield from _reason_lines("in no plan", report.left, is_remedied=True)
     yield from _reason_lines("plans end", report.ends, is_remedied=False)
     if report.copies:
@@ -127,6 +135,18 @@ def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
         f"      {first.template.partition('(')[0]}: {bytes_text(first.before)} before, "
         f"{bytes_text(first.after)} after; {seconds_text(first.seconds)} by the model"
     )
+    if first.measured is not None:
+        yield f"      {measured_text(first.measured)}"
+
+
+def measured_text(measured: MeasuredRow) -> str:
+    """The time beside the framework's, the error beside the one that is right."""
+    times = [] if measured.seconds is None else [f"{seconds_text(measured.seconds)} measured"]
+    if measured.gain is not None:
+        times.append(f"{measured.gain:.2f} times as fast as {measured.peer}")
+    error = "not finite" if measured.error is None else f"{measured.error:.1e}"
+    times.append(f"error {error} of {measured.allowed:.1e}")
+    return ", ".join([*times, *filter(None, [measured.disturbance])])
 
 
 def _reason_lines(head: str, reasons: Sequence[ReasonRow], *, is_remedied: bool) -> Iterator[str]:

@@ -16,6 +16,7 @@ class OperatorRow:
         state: `fused` (a plan's kernel computes it), `folded` (computed before the model runs, or taken
             away), `view` (the same elements), or `left`.
         sites: numbers of the sites that compute it; several where it is several operators of plans.
+        reads: names of the operators whose values it reads; of those that run.
         moved: bytes that it reads and writes by itself.
         between: of these, bytes of values that another operator makes or reads.
         code: why it is left; empty where it is not.
@@ -27,10 +28,39 @@ class OperatorRow:
     line: str
     state: str
     sites: tuple[int, ...]
+    reads: tuple[str, ...]
     moved: int
     between: int
     code: str = ""
     got: str = ""
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """What was measured at a plan, beside the framework's own operators.
+
+    Attributes:
+        peer: the framework and its version.
+        seconds: of the plan, median; None where it was not timed.
+        peer_seconds: of the framework's operators; None where they were not timed.
+        error: the plan's largest distance from float64, over the largest value; None where not finite.
+        peer_error: the framework's; None where its operators were not run.
+        allowed: the largest error that is right.
+        disturbance: which other use of the machine makes the times unreliable; empty where there was none.
+    """
+
+    peer: str
+    seconds: float | None
+    peer_seconds: float | None
+    error: float | None
+    peer_error: float | None
+    allowed: float
+    disturbance: str
+
+    @property
+    def gain(self) -> float | None:
+        """The framework's time over the plan's; None where one was not timed."""
+        return self.peer_seconds / self.seconds if self.seconds and self.peer_seconds else None
 
 
 @dataclass(frozen=True)
@@ -49,6 +79,7 @@ class SiteRow:
         code: why the plan ends where it does.
         got: the value or operator to blame.
         between: bytes written and read again because the plan ends there.
+        measured: beside the framework's own operators; None where nothing was measured.
     """
 
     number: int
@@ -62,6 +93,26 @@ class SiteRow:
     code: str
     got: str
     between: int
+    measured: MeasuredRow | None = None
+
+
+@dataclass(frozen=True)
+class RevertedRow:
+    """A plan that was found and left to the framework: it is slower or wrong, or is not built.
+
+    Attributes:
+        plan: its text.
+        operators: names of the framework's operators that it stands for.
+        code: why it is left.
+        got: the evidence.
+        measured: beside the framework's own operators; None where nothing was measured.
+    """
+
+    plan: str
+    operators: tuple[str, ...]
+    code: str
+    got: str
+    measured: MeasuredRow | None
 
 
 @dataclass(frozen=True)

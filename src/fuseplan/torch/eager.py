@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -87,7 +88,10 @@ class Eager:
 
     def _tensor(self, value: Any, dtype: str | None) -> torch.Tensor:
         """A tensor of NumPy's or torch's as torch's on the device; the bits of bf16 as what they are."""
-        made = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+        if not isinstance(value, torch.Tensor):
+            # Once a package registers NumPy's bfloat16 arrays have it, which torch does not take.
+            value = torch.from_numpy(value.view(np.int16) if value.dtype.name == "bfloat16" else value)
+        made: torch.Tensor = value
         return (made.view(torch.bfloat16) if dtype == "bf16" and made.dtype != torch.bfloat16 else made).to(
             self._device
         )

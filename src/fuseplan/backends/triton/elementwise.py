@@ -230,9 +230,9 @@ class Elementwise:
         """A result as dst has it, or in another dtype."""
         return self._storage.narrow(dtype or self._kernel.dst.dtype, x)
 
-    def widened(self, x: str, dtype: str) -> str:
-        """Loaded elements of a dtype in the compute dtype."""
-        return self._storage.widen(dtype, x)
+    def widened(self, x: str, dtype: str, name: str = "x") -> str:
+        """Loaded elements of a dtype in the compute dtype; `name` begins the result's name."""
+        return self._storage.widen(dtype, x, name)
 
     def shared(
         self,

@@ -43,10 +43,14 @@ def faults(
 
 
 def _wants_matrix_instructions(source: Source, types: tuple[str, ...]) -> bool:
-    """Products of 16-bit elements, which every GPU has instructions for; of f32 where TF32 is asked."""
+    """Products of 16-bit elements and exact ones of i8, which every GPU has instructions for.
+
+    Of f32 where TF32 is asked.
+    """
     is_product = any(word in source.text for word in PRODUCTS)
     is_narrow = any(name in kind for name in NARROW for kind in types)
-    return is_product and (is_narrow or "tf32" in source.text)
+    is_asked = any(word in source.text for word in ("tf32", "out_dtype=tl.int32"))
+    return is_product and (is_narrow or is_asked)
 
 
 def _matrix_instructions(used: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from fuseplan.backends.triton.artifact import MapLayout
 from fuseplan.kernels.emit import TensorMap
 from fuseplan.language.dtypes import dtype_of
 
-ELEMENTS = {"f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
+ELEMENTS = {"i8": 0, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
 ENCODED_BYTES = 128
 ALIGNMENT = 64  # of an encoded map, which is an argument by value
 MOST_AXES = 5

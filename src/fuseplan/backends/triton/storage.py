@@ -97,7 +97,8 @@ class Storage:
         x = self._cut_off() if self.compute == "f64" else "x"
         bits = let("bits", self._bits(x, "int32"))
         size = let("size", f"{bits} & 0x7FFFFFFF")
-        normal = let("normal", f"({size} + (({size} >> {fp8.cut}) & 1) + {fp8.rounder}) >> {fp8.cut}")
+        odd = f"(({size} >> {fp8.cut}) & 1)"
+        normal = let("normal", f"({size} + {odd} - {-fp8.rounder}) >> {fp8.cut}")
         # Added to this number, a float loses the bits that a denormal result has not.
         total = let("total", f"{self._bits(size, 'float32')} + {fp8.unit!r}")
         small = let("small", f"{self._bits(total, 'int32')} - {fp8.denormal}")

@@ -22,7 +22,6 @@ from fuseplan.kernels.template import (
     Traffic,
     accuracy_claim,
     contraction_claims,
-    factor_claim,
     layout_claims,
 )
 from fuseplan.messages.reasons import Claim
@@ -49,8 +48,8 @@ class Product(Knobs, GpuTemplate):
         split: programs that share a tile; each takes a part of the sum, the last adds the parts in order.
         swapped: the product's first axis holds the features, which suits few rows.
         maps: the copy engine reads src and weight (sm_90 and later).
-        arithmetic: arithmetic of the products: `native` (f16 and bf16), `tf32x3`, `tf32`, `ieee`, or `summed`
-            element by element.
+        arithmetic: arithmetic of the products: `native` (f16, bf16, i8, and fp8 as f16), `tf32x3`, `tf32`,
+            `ieee`, or `summed` element by element.
         apart: the small products of `tf32x3` have a sum of their own through all steps.
         group: row tiles in a group; a group goes through all features before the next group begins.
         parts: pieces of the tile that the epilogue takes one after another.
@@ -67,7 +66,6 @@ class Product(Knobs, GpuTemplate):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield from contraction_claims(kernel)
         yield from layout_claims(kernel, gated=True)
-        yield factor_claim(kernel)
         exact = product_search.arithmetics(kernel, target, "strict")[0]
         yield accuracy_claim(product_cost.bound(kernel, exact), accuracy)
 

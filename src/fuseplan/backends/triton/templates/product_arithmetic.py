@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuseplan.backends.triton.names import named
-from fuseplan.backends.triton.templates.product_tiles import Knobs
+from fuseplan.backends.triton.templates.product_tiles import Knobs, sum_dtype
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import HALF_UNIT
@@ -30,19 +30,18 @@ def multiply(text: Text, knobs: Knobs, kernel: Kernel, x: str, weights: Sequence
         x: name of the tile of src.
         weights: names of the weight's tiles; for three products what it leaves, and its parts, behind it.
     """
-    arithmetic, compute = knobs.arithmetic, named(kernel.compute_dtype)
+    arithmetic, sums, w = knobs.arithmetic, named(sum_dtype(knobs, kernel)), weights[0]
     if arithmetic == "tf32x3":
         _multiply_in_three(text, knobs, x, weights)
-    elif arithmetic == "summed":
-        first, second = _ordered(knobs, x, weights[0])
+        return
+    if arithmetic in ("ieee", "summed") and kernel.weight.dtype != kernel.compute_dtype:
+        x, w = f"{x}.to({sums})", f"{w}.to({sums})"
+    first, second = _ordered(knobs, x, w)
+    if arithmetic == "summed":
         text.line(f"total += tl.sum({first}[:, :, None] * {second}[None, :, :], 1)")
     else:
-        w = weights[0]
-        if arithmetic == "ieee" and kernel.src.dtype != kernel.compute_dtype:
-            x, w = f"{x}.to({compute})", f"{w}.to({compute})"
         precision = "" if arithmetic == "native" else f', input_precision="{arithmetic}"'
-        product = ", ".join(_ordered(knobs, x, w))
-        text.line(f"total = tl.dot({product}, total{precision}, out_dtype={compute})")
+        text.line(f"total = tl.dot({first}, {second}, total{precision}, out_dtype={sums})")
 
 
 def halves(knobs: Knobs) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from math import gcd, sqrt
 
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
-from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
+from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, factor_dtype
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.language.dtypes import dtype_of
@@ -23,13 +23,14 @@ def bound(kernel: Kernel, arithmetic: str) -> float:
     tf32: the same, and each factor loses what is below its 11th bit.
     tf32x3: factors keep 22 bits or more; a step's sum is cut as above, sums of steps are rounded.
     ieee: each product and sum is rounded: one unit a product (Higham 2002, section 3.1).
-    A prologue's results are rounded to src's dtype where that is what is multiplied.
+    A prologue's results are rounded to the factors' dtype where that is what is multiplied.
+    Sums of i8 are exact.
     """
     depth = kernel.contraction.depth
     if arithmetic == "summed" or kernel.compute_dtype == "f64":
         return depth * 2.0**-53
     rounded = kernel.prologue and arithmetic == "native"
-    before = dtype_of(kernel.src.dtype).epsilon / 2 if rounded else 0.0
+    before = dtype_of(factor_dtype(kernel)).epsilon / 2 if rounded else 0.0
     cut = depth * 2.0**-23
     return (
         before
@@ -175,4 +176,5 @@ def shared_bytes(knobs: Knobs, kernel: Kernel) -> int:
     stages = max(1, knobs.stages)
     rows = knobs.rows * (1 if knobs.joined > 1 else stages)
     weights = knobs.features * knobs.weights * stages
-    return max(1024, (rows + weights) * knobs.depth * kernel.src.itemsize) + 1024
+    held = rows * kernel.src.itemsize + weights * dtype_of(kernel.weight.dtype).itemsize
+    return max(1024, held * knobs.depth) + 1024

@@ -14,6 +14,7 @@ from fuseplan.backends.triton.templates.product_tiles import (
     MAP_BYTES,
     Knobs,
     Tiles,
+    factor_dtype,
     power_of_two,
     row_axes,
 )
@@ -21,20 +22,28 @@ from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
+from fuseplan.language.dtypes import dtype_of
 
 FEW = 4  # tiles of features that one row tile is kept in the second cache for
 MOST_REGISTERS = 232  # of an estimate, of the 255 that a thread may have
 MOST_LOADED = 256  # features: tiles this wide were never the fastest with channels first
 MOST_HELD = 64  # elements of a gathered tile of src that one thread has in registers
+MAPPED = ("f32", "f16", "bf16", "i8")
+LEAST_OF_I8 = 32  # products of a sum of i8: of the instruction
+EXACT_DEPTH = 2**17  # a sum of fewer products of i8, each at most 2^14, fits in i32
 LEAST_DEPTH = 64  # below it IEEE sums have less error on wide or positive data; one H100
 
 
 def arithmetics(kernel: Kernel, target: Target, accuracy: Accuracy) -> tuple[str, ...]:
     """How the products may be computed, the fastest first: `strict` takes the most exact alone."""
     is_nvidia = target.name.startswith("sm_")
-    if kernel.src.dtype == "f64":
-        found = ["ieee" if is_nvidia else "summed"]  # Triton has no products of f64 tiles for AMD
-    elif kernel.src.dtype == "f32":
+    factor = factor_dtype(kernel)
+    if factor == "i8" and kernel.contraction.depth < EXACT_DEPTH:
+        found = ["native"]
+    elif kernel.compute_dtype == "f64":
+        # Triton has no products of f64 tiles for AMD, and 3.6 none for NVIDIA of elements that were widened.
+        found = ["ieee" if is_nvidia and kernel.src.dtype == factor == "f64" else "summed"]
+    elif factor == "f32":
         has_tf32 = is_nvidia or target.name == "gfx942"
         found = ["tf32"] * (kernel.contraction.precision == "tf32" and has_tf32)
         # Groups share steps with others.
@@ -88,7 +97,7 @@ def mappable(kernel: Kernel, target: Target) -> bool:
     axes = row_axes(spec, 1)
     aligned = all(stride * size % MAP_BYTES == 0 for _, stride in axes or ((1, spec.channels),))
     is_matrix = len(axes) < 2 and spec.element_strides[1] == 1 and not kernel.prologue
-    return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype != "f64"
+    return target.name in ("sm_90", "sm_100", "sm_120") and is_matrix and aligned and spec.dtype in MAPPED
 
 
 def _plain(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs]:
@@ -199,7 +208,10 @@ def _depth(kernel: Kernel, probe: Tiles, arithmetic: str) -> int:
     """Products that one step adds to a sum: of channels, of channels and taps where these are one axis."""
     if probe.merged > 1:
         return power_of_two(probe.channels, 64)
-    most = 32 if kernel.src.itemsize > 2 or probe.is_flat else 64
+    size = max(kernel.src.itemsize, dtype_of(kernel.weight.dtype).itemsize)
+    most = 32 if size > 2 or probe.is_flat else 64
+    if kernel.weight.dtype == "i8" and arithmetic == "native":
+        return max(LEAST_OF_I8, power_of_two(probe.channels, most))
     if arithmetic in ("ieee", "summed"):
         most = min(most, LEAST)
     if arithmetic == "tf32x3" and kernel.contraction.depth < FINE_DEPTH:
@@ -223,11 +235,11 @@ def _extents(
     """Rows, features and warps of tiles, the best guess first."""
     if arithmetic == "summed":
         return ((16, 16, 4),)
-    if kernel.src.dtype == "f64":
+    if kernel.compute_dtype == "f64" and arithmetic != "native":
         return ((32, 32, 4), (64, 32, 4), (16, 16, 4))
     if arithmetic == "ieee":
         return ((64, 64, 4), (128, 64, 8), (32, 32, 4), (16, 16, 4))
-    large = () if kernel.src.dtype == "f32" else ((256, 64, 4),)  # f32 has sums in twice the registers
+    large = () if kernel.weight.dtype == "f32" else ((256, 64, 4),)  # f32 has sums in twice the registers
     usual = ((64, 128, 4), (128, 128, 8), (128, 64, 4), *large, (64, 64, 4), (32, 32, 4), (64, 16, 4))
     # Where tiles leave processors without work, tiles of few rows, their features first.
     has_few = 2 * Tiles(kernel, Knobs(64, 64, LEAST)).count <= target.processors

@@ -20,9 +20,10 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.templates.product_arithmetic import halves, multiply
-from fuseplan.backends.triton.templates.product_tiles import Knobs
+from fuseplan.backends.triton.templates.product_tiles import Knobs, factor_dtype
 from fuseplan.backends.triton.templates.product_writer import ProductWriter
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.dtypes import FP8
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,34 @@ class Sum(ProductWriter):
         """Makes the tile `x` of src a factor: after the prologue, padding zero again, as it is multiplied."""
         kernel, text = self.kernel, self.text
         if kernel.prologue:
-            channel = step.channel + self.group_block * self.tiles.channels
-            known = (channel < self.conv.channels).at(self.src_depth)
-            inside = f"({step.at} - {(self.image * self.image_step).at(self.src_rows).atom})"
-            element = text.index("element", step.at)
-            place = Place(str(element), str(channel.at(self.src_depth)), inside, str(step.mask), str(known))
+            self._apply_prologue(x, step)
+        elif kernel.src.dtype in FP8:
+            self._widen_fp8(x)
+        if self.is_turned and self.joined == 1:
+            text.line(f"{x} = {x}.trans(1, 0)")
+
+    def _apply_prologue(self, x: str, step: Step) -> None:
+        kernel, text = self.kernel, self.text
+        channel = step.channel + self.group_block * self.tiles.channels
+        known = (channel < self.conv.channels).at(self.src_depth)
+        inside = f"({step.at} - {(self.image * self.image_step).at(self.src_rows).atom})"
+        element = text.index("element", step.at)
+        place = Place(str(element), str(channel.at(self.src_depth)), inside, str(step.mask), str(known))
+        if kernel.src.dtype in FP8:
+            made = self.prologue.apply(self.prologue.widened(x, kernel.src.dtype, "wide"), place)
+        else:
             if kernel.compute_dtype != kernel.src.dtype:
                 text.line(f"{x} = {x}.to({named(kernel.compute_dtype)})")
             made = self.prologue.apply(x, place)
-            text.line(f"{x} = tl.where({step.kept}, {made}, 0.0)" if step.kept else f"{x} = {made}")
-            if self.knobs.arithmetic == "native":
-                text.line(f"{x} = {x}.to({named(kernel.src.dtype)})")
-        if self.is_turned and self.joined == 1:
-            text.line(f"{x} = {x}.trans(1, 0)")
+        text.line(f"{x} = tl.where({step.kept}, {made}, 0.0)" if step.kept else f"{x} = {made}")
+        if self.knobs.arithmetic == "native":
+            text.line(f"{x} = {x}.to({named(factor_dtype(kernel))})")
+
+    def _widen_fp8(self, name: str) -> None:
+        """Elements of the weight's dtype as a factor has them."""
+        kernel = self.kernel
+        wide = self.prologue.widened(name, kernel.weight.dtype, "wide")
+        self.text.line(f"{name} = {wide}.to({named(factor_dtype(kernel))})")
 
     def add_product(self, at: Index, own: Mask = ALL) -> None:
         """Adds the product of the tile of src, `x`, and that of the weight, which it loads.
@@ -110,6 +126,8 @@ class Sum(ProductWriter):
     def _load_weight(self, name: str, behind: int, at: Index, mask: Mask) -> None:
         pointer = total([Index(self.weight), as_index(behind), at, self.weight_tile])
         self.text.line(f"{name} = tl.load({pointer}{mask.guard()})")
+        if self.kernel.weight.dtype in FP8:
+            self._widen_fp8(name)
 
     def within(self, axis: int, at: Index) -> Mask:
         """That a coordinate is one of src; where its range says so, nothing is written."""

@@ -10,6 +10,7 @@ from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.dtypes import FP8, dtype_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.system.locks import cached_property
 
@@ -193,7 +194,7 @@ class Tiles:
         """Counters and every part's sums, where the sum is in parts."""
         if self.knobs.split == 1:
             return 0
-        size = 8 if self.kernel.compute_dtype == "f64" else 4
+        size = dtype_of(sum_dtype(self.knobs, self.kernel)).itemsize
         return COUNTER_BYTES + self.count * self.knobs.split * self.knobs.rows * self.knobs.features * size
 
     @property
@@ -218,6 +219,17 @@ class Tiles:
         steps = self.kernel.src.element_strides[2:]
         around = (low + high for low, high in self.conv.padding)
         return sum(map(prod, zip(steps, around, strict=False)))
+
+
+def factor_dtype(kernel: Kernel) -> str:
+    """The dtype in which both factors are multiplied: the weight's, or f16, which has all numbers of fp8."""
+    return "f16" if kernel.weight.dtype in FP8 else kernel.weight.dtype
+
+
+def sum_dtype(knobs: Knobs, kernel: Kernel) -> str:
+    """The dtype of a tile's sum: i32 of products of i8, which are exact, else the compute dtype."""
+    is_exact = kernel.weight.dtype == "i8" and knobs.arithmetic == "native"
+    return "i32" if is_exact else kernel.compute_dtype
 
 
 def is_matrix(conv: Convolution) -> bool:

@@ -25,7 +25,14 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
-from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles, image_axes, row_axes, rows_run
+from fuseplan.backends.triton.templates.product_tiles import (
+    Knobs,
+    Tiles,
+    image_axes,
+    row_axes,
+    rows_run,
+    sum_dtype,
+)
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source, TensorMap
 from fuseplan.kernels.kernel import Kernel
@@ -193,7 +200,9 @@ class ProductWriter(ABC):
         """The sum of this program's part of the products, as `total`."""
         names = ("total", "small") if self.knobs.apart else ("total",)
         for name in names:
-            self.text.line(f"{name} = tl.zeros({list(self._extents)}, {named(self.kernel.compute_dtype)})")
+            self.text.line(
+                f"{name} = tl.zeros({list(self._extents)}, {named(sum_dtype(self.knobs, self.kernel))})"
+            )
         self.write_sum()
         if self.knobs.apart:
             self.text.line("total += small")
@@ -209,10 +218,10 @@ class ProductWriter(ABC):
         each = first * second
         counter = Index("workspace") + place
         sums = (place.wide() if place.constant is None else place) * (split * each)
-        compute = named(self.kernel.compute_dtype)
+        dtype = named(sum_dtype(self.knobs, self.kernel))
         text.line(
             f"within = {(arange(first) * second).at(DOWN) + arange(second).at(ACROSS)}",
-            f"sums = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({compute}))",
+            f"sums = (workspace + {COUNTER_BYTES // 4}).to(tl.pointer_type({dtype}))",
         )
         tile_sums = text.index("tile_sums", Index("sums") + sums)
         text.line(
@@ -232,13 +241,16 @@ class ProductWriter(ABC):
     def _finish(self) -> None:
         """The epilogue and the stores, of the whole tile or of its halves along the last axis."""
         text, summed, (first, second) = self.text, "total", self._extents
-        if self.is_turned:
+        compute = self.kernel.compute_dtype
+        if sum_dtype(self.knobs, self.kernel) != compute:
+            summed = text.let("exact", f"total.to({named(compute)})")
+        if self.is_turned:  # a name keeps its shape in all of Triton's blocks
+            text.line(f"turned = {summed}.trans(1, 0)")
             summed, (first, second) = "turned", (second, first)
-            text.line("turned = total.trans(1, 0)")  # a name keeps its shape in all of Triton's blocks
         if self.kernel.between:
             axes = self.over_features
-            place = Place("", str(self.feature.at(axes)), "", "", str(self.has_feature.at(axes)))
-            summed = self.between.apply(summed, place)
+            lying = Place("", str(self.feature.at(axes)), "", "", str(self.has_feature.at(axes)))
+            summed = self.between.apply(summed, lying)
         if self.knobs.parts == 1:
             made = self._gated(summed, first, second)
             self._store(made, self.row, self.has_row, *self._made_features())
