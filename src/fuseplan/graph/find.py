@@ -26,6 +26,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.activation import Identity
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
@@ -101,6 +102,7 @@ def find(
     threads: int | None = None,
     accuracy: Accuracy = "default",
     weights: Collection[str] = (),
+    last: Collection[str] = (),
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
 
@@ -110,11 +112,12 @@ def find(
         threads: the most threads of a launch.
         accuracy: as for `fuseplan.compile`.
         weights: inputs that may be weights. They may change, so nothing is folded into them.
+        last: values that lie channels last where no plan makes or reads them; all others lie in order.
 
     Raises:
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
-    finder = _Finder(graph, target, threads, accuracy, frozenset(weights))
+    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last))
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
@@ -134,6 +137,7 @@ class _Finder:
     threads: int | None
     accuracy: Accuracy
     weights: frozenset[str]
+    last: frozenset[str]
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
@@ -174,10 +178,36 @@ class _Finder:
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
             found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
-                self._keep(found)
+                on = partial(self._with, node, layer, pieces, region=region, before=reason)
+                self._keep(self._as_it_lies(found, on))
                 return
             reason = reason or found
         self.left[id(node)] = reason or Reason(Why.REFUSED)
+
+    def _as_it_lies(self, site: Site, on: Callable[[TensorSpec], Site | Reason]) -> Site:
+        """The site, or that on tensors with channels first, where this takes less time than copies of them.
+
+        Between plans tensors lie channels last. A plan that stands alone may read and write them as the
+        framework has them.
+        """
+        src, dst = site.plan.src, site.plan.output
+        if not src.is_channels_last or src.rank < 3 or not self._is_alone(site):
+            return site
+        moved = [each for name, each in ((site.src, src), (site.dst, dst)) if name not in self.last]
+        copies = [self._decided(FusionPlan(each, Identity())) for each in moved]
+        other = on(TensorSpec(src.shape, src.dtype))
+        known = [each for each in copies if not isinstance(each, Unsupported)]
+        if isinstance(other, Reason) or len(known) < 2:
+            return site
+        copied = sum(each.choice.seconds for each in known)
+        return other if other.records.choice.seconds < site.records.choice.seconds + copied else site
+
+    def _is_alone(self, site: Site) -> bool:
+        """Whether all that the site reads comes from the framework, and all that reads its output is there."""
+        read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
+        made = self.graph.made_by
+        around = [*self.graph.readers[site.dst], *(made[name] for name in read if name in made)]
+        return all(isinstance(node.op, Foreign) for node in around)
 
     def _with(
         self,

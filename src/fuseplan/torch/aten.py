@@ -296,6 +296,8 @@ TABLE: dict[Any, Row] = {
     aten.pow.Tensor_Scalar: _power,
     aten.add.Tensor: _joined("a + b", "alpha"),
     aten.add.Scalar: _joined("a + b", "alpha"),
+    aten.minimum.default: _joined("minimum(a, b)"),
+    aten.maximum.default: _joined("maximum(a, b)"),
     aten.sub.Tensor: _joined("a - b", "alpha"),
     aten.sub.Scalar: _joined("a - b", "alpha"),
     aten.rsub.Scalar: _subtracted_from,

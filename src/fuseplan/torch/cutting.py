@@ -62,7 +62,8 @@ def fused(
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module)
-    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph))
+    last = {name for name, node in found.makers.items() if _is_channels_last(node)}
+    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last)
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.ELEMENTWISE, lambda site: not is_taken(site))
     cut = chosen(cut, Eager(module, found, device), choose, is_built)
@@ -88,6 +89,12 @@ def _weights(graph: Graph) -> set[str]:
     """The inputs that are second factors of products."""
     layers = (node for node in graph.nodes if isinstance(node.op, Layer) and "weight" in node.op.keys)
     return {node.inputs[1] for node in layers if node.inputs[1] in graph.inputs}
+
+
+def _is_channels_last(node: fx.Node) -> bool:
+    """Whether torch has the channels of the value next to each other, and not its positions."""
+    strides = node.meta["val"].stride()
+    return len(strides) > 2 and all(int(strides[1]) < int(each) for each in strides[2:])
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

@@ -18,7 +18,9 @@ from fuseplan.torch.reporting import report_of, trace
 RESTS = ("torch", "inductor")  # what computes the operators that no plan does
 
 
-def _compiled(given: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[..., Any]:
+def _compiled(
+    given: fx.GraphModule, inputs: Sequence[Any], rest: str, is_inference: bool = False
+) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     device = devices.pop() if len(devices) == 1 else None
@@ -28,7 +30,7 @@ def _compiled(given: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callab
     if rest == "inductor":
         from fuseplan.torch import inductor
 
-        return inductor.compiled(given, inputs, device)
+        return inductor.compiled(given, inputs, device, is_inference=is_inference)
     made = fused(given, device)
     trace(lambda: report_of(made, device))
     return _boxed(made.module)
@@ -61,5 +63,7 @@ def compile_graph(
     if rest or chosen not in RESTS:
         known = " or ".join(map(repr, RESTS))
         raise ArgumentError(f"the backend fuseplan has the option rest={known}; got {dict(options or {})}")
-    made: Callable[..., Any] = aot_autograd(fw_compiler=partial(_compiled, rest=chosen))(given, inputs)
+    training, inference = (partial(_compiled, rest=chosen, is_inference=each) for each in (False, True))
+    backend = aot_autograd(fw_compiler=training, inference_compiler=inference)
+    made: Callable[..., Any] = backend(given, inputs)
     return made

@@ -30,18 +30,21 @@ def has_centre(site: Site) -> bool:
     return any(op.kind != "elementwise" for op in site.plan.ops)
 
 
-def compiled(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> Callable[..., Any]:
+def compiled(
+    given: fx.GraphModule, inputs: Sequence[Any], device: torch.device, *, is_inference: bool = False
+) -> Callable[..., Any]:
     """A graph of ATen operators with plans, and Inductor's kernels for the rest.
 
     Args:
         given: the graph, as autograd leaves it.
         inputs: tensors like those of its calls.
         device: what they lie on.
+        is_inference: no gradient is taken: Inductor chooses layouts then.
     """
     traced = _traced(given, inputs, device)
     with V.set_fake_mode(detect_fake_mode(inputs)):
         joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
-    made: Callable[..., Any] = compile_fx_inner(traced, list(inputs))
+    made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
     return made
 
 

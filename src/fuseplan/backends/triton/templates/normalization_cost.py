@@ -101,4 +101,5 @@ def _used(target: Target, knobs: Knobs, cut: Cut, rounds: int) -> float:
     """The share of the processors' time in which they have something to do."""
     programs, places = knobs.programs * knobs.groups, target.processors * _programs(target, knobs)
     even = cut.tiles / (rounds * knobs.groups) * cut.blocks / (cut.steps * knobs.programs)
+    even *= min(1.0, cut.extent / cut.block)  # rows of 64 in a tile for 2048 leave most threads idle
     return max(0.1, even * model.fill(programs, places))
