@@ -152,7 +152,7 @@ def texts(cut: Cut) -> list[str]:
             SPELLED,
             ['f32[4x16] -> linear(16) -> bias -> elementwise("0.5 * (1 + erf(x / 1.4142135381698608)) * x")'],
         ),
-        (NORM_IN_PIECES, ["f32[1x8x5x5, nhwc] -> conv2d(8, kernel=3) -> bias"]),
+        (NORM_IN_PIECES, ["f32[1x8x5x5] -> conv2d(8, kernel=3) -> bias"]),
         (FORMULAS, ["f32[2x3x4] -> add(alpha2=-1) -> leaky_relu(0.2) -> scale", "f32[2x3x4, bsc] -> bias"]),
     ],
     ids=["bottleneck", "excite", "norm", "pre-norm", "gelu in pieces", "norm in pieces", "formulas"],
@@ -279,3 +279,28 @@ def test_a_gate_of_several_readers_is_one_plan() -> None:
     )
     (plan,) = texts(find(graph, threads=1))
     assert plan == "f32[2x3] -> linear(3) -> silu"
+
+
+ALONE = """
+input x: f32[8x16x30x30, nchw]
+constant w: f32[32x16x3x3]
+y = conv2d(32, kernel=3)(x, w)
+z = relu(y)
+output z
+"""
+TWO = ALONE.replace("output z", "q = conv2d(32, kernel=1)(z, v)\noutput q").replace(
+    "y = conv2d", "constant v: f32[32x32x1x1]\ny = conv2d"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "layouts"),
+    [
+        (ALONE, (), ["nchw"]),  # two copies would take longer than the convolution
+        (ALONE, ("x", "z"), ["nhwc"]),
+        (TWO, (), ["nhwc", "nhwc"]),
+    ],
+)
+def test_a_plan_alone_reads_tensors_as_they_lie(text: str, last: tuple[str, ...], layouts: list[str]) -> None:
+    cut = find(graph_of(text), "triton:sm_90", last=last)
+    assert [site.plan.src.layout for site in cut.sites] == layouts

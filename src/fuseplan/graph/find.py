@@ -203,7 +203,7 @@ class _Finder:
         return other if other.records.choice.seconds < site.records.choice.seconds + copied else site
 
     def _is_alone(self, site: Site) -> bool:
-        """Whether all that the site reads comes from the framework, and all that reads its output is there."""
+        """Whether the framework makes all that the site reads, and reads all that it makes."""
         read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
         made = self.graph.made_by
         around = [*self.graph.readers[site.dst], *(made[name] for name in read if name in made)]

@@ -97,10 +97,10 @@ class Why(Enum):
         "the plan would end inside an operator of the framework, whose last value is wanted",
         "Nothing is to be done",
     )
-    ELEMENTWISE = (
-        "elementwise",
-        "chains of elementwise operators are Inductor's, which fuses them with their neighbours",
-        "Nothing is to be done; without the option rest='inductor' they are plans",
+    INDUCTOR = (
+        "inductor",
+        "operators without a product, a convolution or attention are Inductor's here",
+        "Nothing is to be done; without the option rest='inductor' they are a plan",
     )
 
     def __init__(self, code: str, sentence: str, remedy: str) -> None:

@@ -65,7 +65,7 @@ def fused(
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last)
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
-    cut = _without(cut, Why.ELEMENTWISE, lambda site: not is_taken(site))
+    cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     cut = chosen(cut, Eager(module, found, device), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:

@@ -53,7 +53,7 @@ def compile_graph(
         given: the graph.
         inputs: tensors like those of its calls.
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
-            (the default), or `inductor`, which also keeps chains of elementwise operators.
+            (the default), or `inductor`, which also computes plans without weights.
 
     Raises:
         ArgumentError: there is no such option, or it has no such value.

@@ -1,6 +1,6 @@
-"""Plans beside TorchInductor: Inductor's kernels compute what no plan with a contraction or a reduction does.
+"""Plans beside TorchInductor: products, convolutions and attention are plans, all else is Inductor's.
 
-Chains of elementwise operators stay Inductor's, which fuses them with their neighbours.
+Inductor fuses reductions, pools and chains of elementwise operators with their neighbours.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fuseplan.torch.cutting import fused
 from fuseplan.torch.reporting import report_of, trace
 
 
-def has_centre(site: Site) -> bool:
-    """Whether the site's plan has more than elementwise operators."""
-    return any(op.kind != "elementwise" for op in site.plan.ops)
+def has_weights(site: Site) -> bool:
+    """Whether the site's plan has a product, a convolution or attention."""
+    return any(op.kind == "attention" or "weight" in op.operand_fields for op in site.plan.ops)
 
 
 def compiled(
@@ -50,7 +50,7 @@ def compiled(
 
 def _traced(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> fx.GraphModule:
     """The graph with plans, in the operators that Inductor takes."""
-    fusion = fused(given, device, has_centre)
+    fusion = fused(given, device, has_weights)
     trace(lambda: report_of(fusion, device))
     mode = detect_fake_mode(inputs)
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements
@@ -85,7 +85,7 @@ def inductor_pass() -> InductorPass:
 
         torch.compile(model, options={"post_grad_custom_pre_pass": fuseplan.torch.inductor_pass()})
 
-    Inductor has taken normalizations and softmax apart by then, so plans of contractions are what it finds.
-    `torch.compile(model, backend="fuseplan", options={"rest": "inductor"})` finds those as well.
+    Inductor has taken some operators apart by then: the same in `torch.compile(model, backend="fuseplan",
+    options={"rest": "inductor"})` finds longer plans.
     """
     return InductorPass()
