@@ -12,7 +12,7 @@ from onnx.backend.test.case import node as suite
 
 import fuseplan.onnx
 from fuseplan.onnx.model import OnnxModel
-from fuseplan.onnx.protos import array_of
+from fuseplan.onnx.stored import array_of
 
 RANDOM = ("bernoulli", "training_dropout")  # results that are drawn: shape and dtype are compared
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

@@ -16,12 +16,11 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import spelled
-from fuseplan.graph.op import Tensor
 from fuseplan.graph.ops import VIEWS, Foreign
 from fuseplan.graph.region import Region, regions
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Stage, Unwritten, folded, written
+from fuseplan.graph.write import Constant, Stage, Unwritten, folded, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
@@ -53,7 +52,7 @@ class Site:
     nodes: tuple[Node, ...]
     src: str
     dst: str
-    operands: Mapping[str, str | Tensor]
+    operands: Mapping[str, str | Constant]
     ended: Reason
     other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
     measured: Measured | None = field(default=None, compare=False)
@@ -348,7 +347,7 @@ class _Finder:
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         dtype = numpy_dtype(src.compute_dtype)
-        operands: dict[str, str | Tensor] = {}
+        operands: dict[str, str | Constant] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, given in stage.operands.items():
                 is_wide = not isinstance(given, str) and given.dtype != numpy_dtype(src.dtype)
@@ -380,7 +379,7 @@ def _folded(centre: Stage, stages: list[Stage]) -> tuple[Stage, list[Stage]]:
     """A contraction with the linear stages behind it in its weight and a bias."""
     weight = centre.operands["weight"]
     is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
-    assert not isinstance(weight, str)  # by the caller
+    assert isinstance(weight, np.ndarray)  # by the caller
     if not is_shared:
         return centre, stages
     made, bias, rest = folded(stages, weight, weight.shape[0])

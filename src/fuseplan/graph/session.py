@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, place
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
+from fuseplan.graph.write import aligned
 from fuseplan.system.locks import Lock
 
 SHORT = 8  # elements of an axis: an image of 3 channels is copied 5 times as fast channel by channel
@@ -41,11 +43,21 @@ class Session:
         compiled: the compiled plan of each site, in order.
         arena_bytes: memory for all values of a run that plans and NumPy make.
 
+    Args:
+        cut: the cut graph.
+        libraries: what runs the operators of other libraries, by the library's word.
+        release: called when constants were packed: they are not needed for long.
+
     Any number of threads may call; one runs at a time, since all runs use the same memory.
     """
 
-    def __init__(self, cut: Cut, libraries: Mapping[str, Library] | None = None) -> None:
-        self.cut, self._libraries = cut, libraries or {}
+    def __init__(
+        self,
+        cut: Cut,
+        libraries: Mapping[str, Library] | None = None,
+        release: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.cut, self._libraries, self._release = cut, libraries or {}, release
         self.units = schedule(cut)
         self.placement = place(cut, self.units)
         self.arena_bytes = plan(self.placement.buffers)
@@ -57,7 +69,9 @@ class Session:
         ]
         steps = self.placement.steps
         dropped = self.placement.dropped
-        self._actions = [(self._action(step), dropped.get(index, ())) for index, step in enumerate(steps)]
+        largest = sorted(range(len(steps)), key=lambda index: -_packed(steps[index]))
+        actions = {index: self._action(steps[index]) for index in largest}  # packing needs memory besides
+        self._actions = [(actions[index], dropped.get(index, ())) for index in range(len(steps))]
         self._outputs = [(name, self._where(name)) for name in cut.graph.outputs]
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,8 +119,9 @@ class Session:
 
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
-        bound |= {key: each for key, each in step.site.operands.items() if not isinstance(each, str)}
+        bound |= {key: aligned(each) for key, each in step.site.operands.items() if not isinstance(each, str)}
         call = self._compiled(step.site).bind(**bound)
+        self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
         if not step.given:
             return lambda live: call(src, dst)
@@ -147,6 +162,12 @@ class Session:
                 live[name] = made
 
         return call
+
+
+def _packed(step: Step) -> int:
+    """Elements of constants that are packed for a step."""
+    operands = step.site.operands.values() if isinstance(step, Launch) else ()
+    return sum(math.prod(each.shape) for each in operands if not isinstance(each, str))
 
 
 def _copy(dst: Tensor, src: Tensor) -> None:

@@ -17,6 +17,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Parts
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.write import aligned
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as Rounds
 from fuseplan.measure.ground import allowed_deviation, machine_of
@@ -128,7 +129,7 @@ def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
     compiled = CompiledPlan(records, build(records.choice, records.kernel, records.target))
     shapes = {each.key: each.shape for each in site.plan.operands}
     operands = {
-        key: values[each].reshape(shapes[key]) if isinstance(each, str) else each
+        key: values[each].reshape(shapes[key]) if isinstance(each, str) else aligned(each)
         for key, each in site.operands.items()
     }
     call, src = compiled.bind(**operands), values[site.src].reshape(site.plan.src.shape)

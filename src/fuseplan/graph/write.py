@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,46 @@ class Stage:
     """An operator of a plan, and its operands by name: names of values, or arrays."""
 
     op: Op
-    operands: Mapping[str, str | Tensor] = field(default_factory=dict)
+    operands: Mapping[str, str | Constant] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A weight times a number for each of its features, computed when NumPy asks for the array.
+
+    Models hold many weights, and each is read once, when it is packed.
+    """
+
+    weight: Tensor
+    factor: Tensor
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The weight's."""
+        return self.weight.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's."""
+        return self.weight.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tensor:
+        made = np.empty(self.weight.shape, self.weight.dtype)
+        spread = self.factor.reshape(-1, *(1,) * (self.weight.ndim - 1))
+        np.multiply(self.weight, spread, out=made, casting="same_kind")  # in float64, rounded once
+        return made if dtype is None else made.astype(dtype)
+
+    def astype(self, dtype: Any) -> Tensor:
+        """The array in another dtype."""
+        return np.asarray(self, dtype)
+
+
+Constant = Tensor | Scaled
+
+
+def aligned(constant: Any) -> Tensor:
+    """A constant as an array that a kernel can read where it lies."""
+    return np.require(constant, requirements="A")
 
 
 def written(graph: Graph, region: Region, channel_axis: int) -> list[Stage]:
@@ -202,7 +242,9 @@ def _short(root: Scalar) -> str:
     return told if len(told) <= 80 else f"{told[:77]}..."
 
 
-def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Tensor, Tensor | None, list[Stage]]:
+def folded(
+    stages: list[Stage], weight: Tensor, features: int
+) -> tuple[Tensor | Scaled, Tensor | None, list[Stage]]:
     """The weight and bias that take up the linear stages behind a contraction, and the other stages.
 
     Args:
@@ -222,7 +264,5 @@ def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Tensor, 
         factor, summand, count = factor * slope, summand * slope + ends[0], count + 1
     if not count:
         return weight, None, stages
-    spread = (features, *(1,) * (weight.ndim - 1))
-    is_scaled = bool((factor != 1).any())
-    made = (weight.astype(np.float64) * factor.reshape(spread)).astype(weight.dtype) if is_scaled else weight
+    made = Scaled(weight, factor) if (factor != 1).any() else weight
     return made, summand, stages[count:]

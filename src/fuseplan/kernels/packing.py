@@ -18,6 +18,7 @@ from fuseplan.language.tensor import TensorSpec
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+COLUMNS = 1 << 12  # of a product in float64: the operands stay in the cache, and take little memory
 HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
 
 
@@ -107,9 +108,12 @@ class Product(Step):
         return (len(self.matrix), *shape[1:])
 
     def of(self, array: Array) -> Array:
-        columns = array.astype(np.float64).reshape(array.shape[0], -1)
+        matrix, columns = np.array(self.matrix), array.reshape(array.shape[0], -1)
+        made: Array = np.empty((len(matrix), columns.shape[1]), array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            made: Array = (np.array(self.matrix) @ columns).astype(array.dtype)
+            for begin in range(0, columns.shape[1], COLUMNS):
+                part = columns[:, begin : begin + COLUMNS]
+                made[:, begin : begin + COLUMNS] = matrix @ part.astype(np.float64)
         return made.reshape(self.after(array.shape))
 
 

@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper
 
 from fuseplan.errors import ArgumentError, a_thing
+from fuseplan.onnx.stored import is_plain, is_pointed, parsed, point
 from fuseplan.system import limits
 
 
 def model_of(model: str | PathLike[str] | Any) -> Any:
-    """ONNX's message of a model, its external data loaded.
+    """ONNX's message of a model; `fuseplan.onnx.stored` has the arrays of its large tensors.
 
     Raises:
         ArgumentError: it is no model, or its external data lies outside of the file's folder.
@@ -30,7 +31,7 @@ def model_of(model: str | PathLike[str] | Any) -> Any:
     if path.stat().st_size > limits.MODEL_BYTES:
         raise ArgumentError(f"{path} has more than {limits.MODEL_BYTES} bytes, the most that a message has")
     try:
-        found = onnx.load_model_from_string(path.read_bytes())
+        found = parsed(path)
     except DecodeError as error:
         raise ArgumentError(f"{path} is no ONNX model: {error}") from None
     if not found.graph.node and not found.graph.output:
@@ -40,16 +41,18 @@ def model_of(model: str | PathLike[str] | Any) -> Any:
 
 
 def _load_data(model: Any, path: Path) -> None:
-    """Loads tensors that are stored in other files.
+    """Finds tensors that are stored in other files.
 
     Raises:
         ArgumentError: such a file is outside of the model's folder, missing, or too short.
     """
     folder = path.resolve().parent
-    for tensor in external_data_helper._get_all_tensors(model):
-        if not external_data_helper.uses_external_data(tensor):
+    inner = ((each, False) for each in external_data_helper._get_all_tensors(model))
+    for tensor, is_initializer in (*((each, True) for each in model.graph.initializer), *inner):
+        if not external_data_helper.uses_external_data(tensor) or is_pointed(tensor):
             continue
-        place = external_data_helper.ExternalDataInfo(tensor).location
+        told = external_data_helper.ExternalDataInfo(tensor)
+        place = told.location
         data = Path(os.path.realpath(folder / place))
         if os.path.isabs(place) or not data.is_relative_to(folder):
             raise ArgumentError(
@@ -57,6 +60,10 @@ def _load_data(model: Any, path: Path) -> None:
             )
         if not data.is_file():
             raise ArgumentError(f"{path}: the file {place!r}, with the data of {tensor.name}, is missing")
+        if is_initializer and is_plain(tensor):
+            offset = told.offset or 0
+            point(tensor, data, offset, told.length or data.stat().st_size - offset)
+            continue
         try:
             external_data_helper.load_external_data_for_tensor(tensor, str(folder))
         except (ValueError, onnx.checker.ValidationError) as error:

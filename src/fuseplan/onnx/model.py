@@ -27,6 +27,7 @@ from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, runtime_of
+from fuseplan.onnx.stored import release, whole
 from fuseplan.onnx.writing import Written, written
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.reports.report import Report
@@ -48,7 +49,8 @@ class Prepared:
     def __init__(self, proto: Any, types: Mapping[str, Type], how: How) -> None:
         self.model, cut = cut_of(proto, types, how)
         self.library = Onnx(proto, how.target.threads)
-        self.session = Session(cut, {LIBRARY: self.library})
+        self.session = Session(cut, {LIBRARY: self.library}, release)
+        release()
 
 
 class OnnxModel:
@@ -154,7 +156,7 @@ class OnnxModel:
         given = {name: _array(each) for name, each in input_feed.items()}
         types = {name: _given_type(each) for name, each in given.items()}
         _, found, cut = self._cut(types)
-        seconds = seconds_of(self._proto, found.protos, given, self._how.target.threads)
+        seconds = seconds_of(whole(self._proto), found.protos, given, self._how.target.threads)
         told = report_of(place(cut, schedule(cut)), self._how.target)
         return profiled(told, found.graph, self._how.target, RUNTIME, seconds)
 
@@ -171,7 +173,7 @@ class OnnxModel:
             ArgumentError: as for `prepare`.
         """
         _, found, cut = self._cut(types)
-        return written(self._proto, found, cut)
+        return written(whole(self._proto), found, cut)
 
     def _cut(self, types: Mapping[str, Type] | None) -> tuple[Prepared | None, ReadModel, Cut]:
         """The model where it is compiled for these types, what was read of it, and its plans."""
@@ -204,7 +206,7 @@ class OnnxModel:
         Raises:
             BuildError: ONNX Runtime is not installed.
         """
-        run = runtime_of(self._proto, self._how.target.threads)
+        run = runtime_of(whole(self._proto), self._how.target.threads)
         return lambda: list(run(self.outputs, input_feed))
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from fuseplan.graph.node import Node
-from fuseplan.graph.op import Tensor
 from fuseplan.graph.ops import Foreign
 from fuseplan.graph.type import Type, numpy_dtype, word_of
 
@@ -104,9 +103,3 @@ def _free(graph: Any) -> Iterator[str]:
         yield from (name for name in (*node.input, *read_inside(node.attribute)) if name and name not in made)
         made |= set(node.output)
     yield from (each.name for each in graph.output if each.name not in made)
-
-
-def array_of(tensor: Any) -> Tensor:
-    """The array of a tensor's message."""
-    array: Tensor = numpy_helper.to_array(tensor)
-    return array

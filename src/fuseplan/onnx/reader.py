@@ -17,8 +17,9 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.onnx.given import Given, LeftError
-from fuseplan.onnx.protos import array_of, foreign, proto_of_type, read_inside, type_of_proto
+from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_proto
 from fuseplan.onnx.runtime import reference
+from fuseplan.onnx.stored import array_of
 from fuseplan.onnx.table import OLDER, TABLE
 from fuseplan.system import limits
 

@@ -146,7 +146,7 @@ class _Writer:
     def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
         value = site.operands[operand.key]
         if not isinstance(value, str):
-            return self._constant(value)
+            return self._constant(np.asarray(value))
         node, shape = self._makers[value], operand.shape
         if operand.spec is not None:
             return self._lain(node, operand.spec)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fuseplan.graph.find import Site
+from fuseplan.graph.write import aligned
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.torch.kernels import given_of, operators_text
 from fuseplan.torch.operator import launched
@@ -84,7 +85,7 @@ class Eager:
         value = site.operands[operand.key]
         if isinstance(value, str):
             return self._tensor(values[value], self._read.graph.types[value].dtype)
-        return self._tensor(value, None)
+        return self._tensor(aligned(value), None)
 
     def _tensor(self, value: Any, dtype: str | None) -> torch.Tensor:
         """A tensor of NumPy's or torch's as torch's on the device; the bits of bf16 as what they are."""
