@@ -162,7 +162,7 @@ def _choices(
 ) -> Iterator[GpuTemplate]:
     """The first candidates of every template that takes the kernel."""
     for template in backend_of(target.backend).templates:
-        refused = first_refusal(template.limits(kernel, target, "default")) is not None
+        refused = first_refusal(template.claims(kernel, target, "default")) is not None
         if refused or (only and only != template.name):
             continue
         every = template.candidates(kernel, target, "default")

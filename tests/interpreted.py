@@ -34,6 +34,7 @@ from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernels.kernel import Kernel, Output
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
+from fuseplan.kernels.representative import numbered
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.language.dtypes import DTYPES, dtype_of, narrow
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -141,7 +142,9 @@ class _Call:
         source: Source,
         arrays: Mapping[str, Array],
         parameters: Mapping[str, float],
+        extent: int = 0,
     ) -> None:
+        self.extent = extent
         self.template, self.kernel, self.target = template, kernel, target
         self.source, self.arrays, self.parameters = source, arrays, parameters
         self.memory: dict[tuple[str, str], Array] = {}
@@ -150,6 +153,8 @@ class _Call:
         """An array, an array and its tensor map, or a number."""
         if slot.kind == "parameter":
             return float(self.parameters[slot.key])
+        if slot.kind == "extent":
+            return self.extent
         place = (slot.kind, slot.key)
         if place not in self.memory:
             self.memory[place] = self._made(slot)
@@ -218,11 +223,17 @@ def interpret_all(
     target: Target,
     arrays: Mapping[str, Array],
     parameters: Mapping[str, float] | None = None,
+    extent: int = 0,
 ) -> tuple[Array, dict[str, Array]]:
-    """As `interpret`, and the results by key; `arrays` hold the old values of those that are updated."""
+    """As `interpret`, and the results by key; `arrays` hold the old values of those that are updated.
+
+    Of a kernel with an open axis, they have `extent` elements along it.
+    """
     source = template.emit(kernel, target)
+    if extent:
+        source, kernel = source.at(extent), kernel.with_extent(extent)
     assert source.language == "triton", f"{template.text} is {source.language}, which cannot be interpreted"
-    call = _Call(template, kernel, target, source, arrays, parameters or {})
+    call = _Call(template, kernel, target, source, arrays, parameters or {}, extent)
     values = [call.value(slot) for slot in source.slots]
     reply = ask(
         {
@@ -282,24 +293,30 @@ def assert_interpreted(
     *,
     seed: int = 1,
     slack: float = 8.0,
+    extent: int = 0,
 ) -> None:
     """Within `slack` roundings of the compute type, and one of the storage, of the largest of each tensor.
 
-    Given a class, its first candidate is taken; a refusal fails the test.
+    Given a class, its first candidate is taken; a refusal fails the test. `extent` is that of the
+    open axes, as one.
     """
     plan = FusionPlan.parse(plan) if isinstance(plan, str) else plan
     kernel, known = lower(match(plan)), parse_target(target)
     if isinstance(template, type):
-        refusal = first_refusal(template.limits(kernel, known, "default"))
+        refusal = first_refusal(template.claims(kernel, known, "default"))
         assert refusal is None, f"{template.name} refuses {plan}: {refusal}"
         chosen = next(iter(template.candidates(kernel, known, "default")))
         assert isinstance(chosen, GpuTemplate)
         template = chosen
+    planned = kernel
+    if extent:
+        plan, kernel = numbered(plan, extent), kernel.with_extent(extent)
     arrays = random_arrays(plan, seed)
     parameters = {each.key: each.value for each in plan.parameters}
     with np.errstate(all="ignore"):
         out, saved = evaluated(plan, arrays)
-    got, results = interpret_all(template, kernel, known, in_kernel_order(plan, kernel, arrays), parameters)
+    ordered = in_kernel_order(plan, kernel, arrays)
+    got, results = interpret_all(template, planned, known, ordered, parameters, extent)
     dtypes = {"dst": kernel.dst.dtype} | {each.key: each.dtype for each in kernel.outputs}
     epsilon = DTYPES[kernel.compute_dtype].epsilon * slack
     whole = {"dst": out} | {each.key: saved.pop(each.key) for each in kernel.saved.values()}

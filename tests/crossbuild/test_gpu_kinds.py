@@ -50,6 +50,10 @@ PLANS = (
     "f32[8x65536] -> log_softmax",
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
+    "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
+    "f16[*x64x7x7] -> batch_norm -> relu",
+    "bf16[*x512x768] -> linear(3072) -> bias -> gelu",
+    "f16[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))
 ALLOWED = allowances(ROOT / "benchmarks" / "allowed_spills.toml")

@@ -24,6 +24,7 @@ class TensorMap:
         strides: distance between neighbours along each axis.
         box: extents of what one copy moves.
         steps: distance between the elements of a box along each axis; all 1 unless a convolution strides.
+        per_extent: elements of the first axis for each element along the open axes; 0: its extent is known.
     """
 
     dtype: str
@@ -31,6 +32,33 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     steps: tuple[int, ...]
+    per_extent: int = 0
+
+    def at(self, extent: int) -> TensorMap:
+        """The map of launches on that extent of the open axes."""
+        return replace(self, shape=(extent * self.per_extent, *self.shape[1:])) if self.per_extent else self
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Programs of a launch on an extent of the open axes: `across` for each tile of rows.
+
+    Attributes:
+        rows: of each element along the open axes.
+        tile: rows of a tile.
+        across: programs of a tile.
+        most: tiles that have programs of their own; 0: all.
+    """
+
+    rows: int
+    tile: int
+    across: int = 1
+    most: int = 0
+
+    def at(self, extent: int) -> int:
+        """How many there are."""
+        tiles = -(-extent * self.rows // self.tile)
+        return self.across * min(tiles, self.most or tiles)
 
 
 @dataclass(frozen=True)
@@ -70,6 +98,7 @@ class Source:
     Attributes:
         language: `llvm`, `triton`, `gluon`, or `kernel` for the reference's own.
         grid: programs of a launch along three axes, where the language has a grid.
+        programs: programs along the first axis, where an axis is open.
         options: what the toolchain is told besides the text: `num_warps`, `num_stages`, `maxnreg`; and how it
             is launched: `cooperative`, where all programs have to run at once, because they meet.
     """
@@ -83,10 +112,16 @@ class Source:
     grid: tuple[int, int, int] = (1, 1, 1)
     options: tuple[tuple[str, int], ...] = ()
     workspace_bytes_per_extent: int = 0
+    programs: Programs | None = None
 
     def at(self, extent: int) -> Source:
-        """The source of a launch on that extent of the open axes: its workspace."""
-        return replace(self, workspace_bytes=self.workspace_bytes + extent * self.workspace_bytes_per_extent)
+        """The source of a launch on that extent of the open axes: its workspace, grid and tensor maps."""
+        return replace(
+            self,
+            workspace_bytes=self.workspace_bytes + extent * self.workspace_bytes_per_extent,
+            grid=(self.programs.at(extent), *self.grid[1:]) if self.programs else self.grid,
+            slots=tuple(replace(slot, map=slot.map and slot.map.at(extent)) for slot in self.slots),
+        )
 
     def __repr__(self) -> str:
         return self.text or f"<source of {self.entry}, whose text was not generated: its code was cached>"
@@ -106,6 +141,7 @@ class Source:
             "workspace_bytes_per_extent": self.workspace_bytes_per_extent,
             "language": self.language,
             "grid": list(self.grid),
+            "programs": self.programs and asdict(self.programs),
             "options": [list(option) for option in self.options],
         }
 
@@ -125,6 +161,7 @@ class Source:
             workspace_bytes_per_extent=int(frame["workspace_bytes_per_extent"]),
             language=str(frame["language"]),
             grid=_triple(frame["grid"]),
+            programs=frame["programs"] and Programs(**{k: int(v) for k, v in frame["programs"].items()}),
             options=tuple((str(name), int(value)) for name, value in frame["options"]),
         )
 
@@ -133,7 +170,7 @@ def _map(found: Mapping[str, Any] | None) -> TensorMap | None:
     if found is None:
         return None
     axes = {name: tuple(map(int, found[name])) for name in ("shape", "strides", "box", "steps")}
-    return TensorMap(str(found["dtype"]), **axes)
+    return TensorMap(str(found["dtype"]), **axes, per_extent=int(found["per_extent"]))
 
 
 def _triple(grid: Sequence[int]) -> tuple[int, int, int]:

@@ -157,7 +157,7 @@ class Kernel(Opened):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"src: {self._told(self.src)}"
+        yield f"src: {self.told(self.src)}"
         yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
         yield from (centre.text for centre in (self.convolution, self.attention) if centre)
         which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
@@ -167,7 +167,7 @@ class Kernel(Opened):
             yield self.parts.text
         made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
         yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
-        yield f"dst: {self._told(self.dst)}"
+        yield f"dst: {self.told(self.dst)}"
         yield from (operand.told(self.has_open(operand)) for operand in self.operands)
         yield from (f"result {output.told(self.has_open(output))}" for output in self.outputs)
         if self.parameters:

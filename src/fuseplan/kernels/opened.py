@@ -25,7 +25,7 @@ class Opened:
     over: tuple[int, ...]
     open_axis: int | None
 
-    def _told(self, spec: TensorSpec) -> str:
+    def told(self, spec: TensorSpec) -> str:
         """A tensor's text, a star for the extent that no code depends on."""
         if self.open_axis is None:
             return str(spec)
@@ -53,6 +53,12 @@ class Opened:
             operands=tuple(map(sized, self.operands)),
             outputs=tuple(map(sized, self.outputs)),
         )
+
+    @property
+    def representative(self) -> Any:
+        """The kernel with the representative's number in the place of the open extent; itself without one."""
+        kernel: Any = self
+        return kernel if self.open_axis is None else replace(kernel, open_axis=None)
 
     @property
     def has_known_extents(self) -> bool:

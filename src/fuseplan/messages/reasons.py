@@ -139,7 +139,7 @@ class Reason(Enum):
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "`pointwise` and `direct` on the CPU take open axes; plan.with_extents(...) has none",
+        "`fuseplan explain` says which templates take open axes; plan.with_extents(...) has none",
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",

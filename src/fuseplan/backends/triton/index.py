@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
+from typing import overload
 
 SUM, PRODUCT, ATOM = 1, 2, 3  # how tightly the outermost operator of a text binds
 WIDE = 2**31  # elements: from here on offsets need 64 bits
@@ -111,14 +112,16 @@ class Index:
     def __radd__(self, other: int) -> Index:
         return as_index(other) + self
 
-    def __sub__(self, number: int) -> Index:
-        return self + -number
+    def __sub__(self, other: Index | int) -> Index:
+        other = as_index(other)
+        if other.constant is not None:
+            return self + -other.constant
+        right = other.text if other.binds > SUM else f"({other.text})"
+        ends = self.low - other.high, self.high - other.low
+        return Index(f"{self.text} - {right}", *ends, SUM, self.is_vector or other.is_vector)
 
     def __rsub__(self, other: int) -> Index:
-        if self.constant is not None:
-            return as_index(other - self.constant)
-        right = self.text if self.binds > SUM else f"({self.text})"
-        return Index(f"{other} - {right}", other - self.high, other - self.low, SUM, self.is_vector)
+        return as_index(other) - self
 
     def __mul__(self, other: Index | int) -> Index:
         other = as_index(other)
@@ -235,11 +238,21 @@ def condition(text: str, *, is_vector: bool = True) -> Mask:
 
 
 ALL = Mask()
+EXTENT = Index("extent", 1, 2**31 - 1)  # of the open axes, an argument of 64 bits
 
 
-def ceil_div(a: int, b: int) -> int:
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Index, b: int) -> Index: ...
+def ceil_div(a: Index | int, b: int) -> Index | int:
     """a / b, rounded up."""
-    return -(-a // b)
+    return (a + (b - 1)) // b
+
+
+def divides(number: int, value: Index | int) -> bool:
+    """Whether a value is a multiple of the number, whatever an open extent is."""
+    return as_index(value % number).constant == 0
 
 
 def power_of_two(at_least: int) -> int:
@@ -252,14 +265,15 @@ def as_index(value: Index | int) -> Index:
     return value if isinstance(value, Index) else Index(str(value), value, value)
 
 
-def number(text: str, count: int) -> Index:
+def number(text: str, count: Index | int) -> Index:
     """An expression of `count` values from zero on; the number 0 where there is one value."""
-    return Index(text, 0, count - 1) if count > 1 else as_index(0)
+    most = as_index(count).high
+    return Index(text, 0, most - 1) if most > 1 else as_index(0)
 
 
-def counted(name: str, count: int, is_wide: bool = False) -> Index:
+def counted(name: str, count: Index | int, is_wide: bool = False) -> Index:
     """A loop's variable, from zero on, or in 64 bits."""
-    return Index(name, 0, count - 1).widened(is_wide)
+    return Index(name, 0, as_index(count).high - 1).widened(is_wide)
 
 
 def arange(count: int, namespace: str = "tl") -> Index:
@@ -300,7 +314,7 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     for extent, stride in axes:
         continues = found and found[-1][1] == extent * stride
         outer = found.pop()[0] if continues else 1
-        if outer * extent > 1:
+        if as_index(outer * extent).high > 1:
             found.append((outer * extent, stride))
     return tuple(found)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.convolution import Convolution
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.plans.naming import as_rows
 
@@ -44,8 +44,9 @@ class Shell:
         with self.text.function(f"{self.entry}({', '.join(map(argument, self.slots))})"):
             yield
 
-    def source(self, programs: int, options: Sequence[tuple[str, int]], **more: int) -> Source:
+    def source(self, programs: int | Programs, options: Sequence[tuple[str, int]], **more: int) -> Source:
         """The whole; `more`: `workspace_bytes`, or another extent of the grid as `parts`."""
+        counted = programs if isinstance(programs, Programs) else None
         decorator = {"triton": "@triton.jit", "gluon": "@gluon.jit"}[self.language]
         lines = [*(f"# {line}" for line in header(self.kernel, self.title)), "", *self.imports]
         for function in self.text.functions:
@@ -56,8 +57,9 @@ class Shell:
             tuple(self.slots),
             workspace_bytes=more.get("workspace_bytes", 0),
             language=self.language,
-            grid=(programs, more.get("parts", 1), 1),
+            grid=(programs if isinstance(programs, int) else 1, more.get("parts", 1), 1),
             options=tuple(options),
+            programs=counted,
         )
 
 
@@ -67,7 +69,7 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
     src = as_rows(kernel.src) if kernel.convolution and _is_matmul(kernel) else kernel.src
-    yield " -> ".join([str(src), *before, *middle, *behind])
+    yield " -> ".join([kernel.told(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()
     conv = kernel.convolution

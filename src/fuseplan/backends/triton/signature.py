@@ -9,15 +9,16 @@ from fuseplan.kernels.template import Template
 from fuseplan.language.declarations import IN_PLACE
 from fuseplan.language.dtypes import dtype_of
 
-WORKSPACE = "*i32"  # counters are its usual content; a kernel casts it where it keeps something else
+# Counters are the workspace's usual content; a kernel casts it where it keeps something else.
+_KINDS = {"workspace": "*i32", "extent": "i64"}
 
 
 def types_of(source: Source, kernel: Kernel, template: Template, target: Target) -> tuple[str, ...]:
     """Triton's type of every argument, in the order of the slots.
 
-    A tensor map is a `tensordesc`, a parameter by value a number of the compute dtype, everything else a
-    pointer: to src's, dst's and a result's dtype, to the dtype an operand is packed in, to int32 for the
-    workspace.
+    A tensor map is a `tensordesc`, a parameter by value a number of the compute dtype, the extent of open
+    axes an `i64`, for no value of which the code is specialised. Everything else is a pointer: to src's,
+    dst's and a result's dtype, to the dtype an operand is packed in, to int32 for the workspace.
     """
     return tuple(_type(slot, kernel, template, target) for slot in source.slots)
 
@@ -27,8 +28,8 @@ def _type(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str
         return f"tensordesc<{dtype_of(slot.map.dtype).triton}[{', '.join(map(str, slot.map.box))}]>"
     if slot.kind == "parameter":
         return dtype_of(kernel.compute_dtype).triton
-    if slot.kind == "workspace":
-        return WORKSPACE
+    if slot.kind in _KINDS:
+        return _KINDS[slot.kind]
     return "*" + dtype_of(_element(slot, kernel, template, target)).triton
 
 

@@ -46,6 +46,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
     """
 
     name: ClassVar[str] = "pointwise"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the result of each function of the formulas"
 
     @classmethod
@@ -82,9 +83,8 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
         return model.traffic(kernel)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        writer = PointwiseWriter(self, kernel, "")
-        row, across = writer.extents[1], writer.blocks[1]
-        used = row / (across * self.inner) * min(1.0, writer.programs / target.processors)
+        writer = PointwiseWriter(self, kernel.representative, "")
+        used = writer.filled * min(1.0, writer.programs.high / target.processors)
         used *= _SCATTERED if self.form == "planes" else 1.0
         used *= _LOOPING if self.programs else 1.0
         estimate = model.seconds(target, self.traffic(kernel, target), used=used)

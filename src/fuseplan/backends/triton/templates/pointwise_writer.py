@@ -12,13 +12,16 @@ from fuseplan.backends.triton.index import (
     ACROSS,
     ALL,
     DOWN,
+    EXTENT,
     WIDE,
     Index,
     Mask,
     arange,
+    as_index,
     ceil_div,
     condition,
     counted,
+    divides,
     merged,
     number,
     offset,
@@ -26,7 +29,7 @@ from fuseplan.backends.triton.index import (
 )
 from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot, Source
+from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
 
 VECTOR = 16  # elements: a mask that changes inside of so many keeps them from being moved at once
@@ -56,36 +59,64 @@ class PointwiseWriter:
         self.ends = ends(kernel)
         src, dst = (end.spec for end in self.ends)
         self.channels, self.area = dst.channels, prod(dst.spatial)
-        self.size, self.last = dst.size, dst.is_channels_last
+        self.is_open = kernel.open_axis is not None
+        self.image = kernel.dst.size // kernel.dst.batch
+        self.size = EXTENT * self.image if self.is_open else as_index(dst.size)
+        self.last = dst.is_channels_last
         order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
         order = [axis for axis in order if dst.shape[axis] > 1]
         self.axes = [(dst.shape[axis], src.element_strides[axis], axis) for axis in order]
-        self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.inner * knobs.outer >= WIDE
+        self.is_wide = (
+            self.is_open or max(kernel.src.span, kernel.dst.span) + knobs.inner * knobs.outer >= WIDE
+        )
         self.text = Text()
         self.before, self.behind = (
             [Elementwise(kernel, end.role, self.text, number=number) for number in range(len(end.starts))]
             for end in self.ends
         )
         self.epilogue = self.behind[0]
-        self.slots = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"))
+        extent = (Slot("extent"),) if self.is_open else ()
+        self.slots = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"), *extent)
 
     @property
-    def extents(self) -> tuple[int, int]:
-        """Rows of the matrix and elements in each."""
-        row = {"flat": self.size, "rows": self.channels, "planes": self.area}[self.knobs.form]
-        return self.size // row, row
+    def row(self) -> int:
+        """Elements of a row of the matrix; of the single row, those that one image adds."""
+        return {"flat": self.image, "rows": self.channels, "planes": self.area}[self.knobs.form]
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Tiles along the rows and along each row."""
-        rows, row = self.extents
-        return ceil_div(rows, self.knobs.outer), ceil_div(row, self.knobs.inner)
+    def blocks(self) -> tuple[Index, int]:
+        """Tiles along the rows and along each row; along the single row, and 1."""
+        if self.knobs.form == "flat":
+            return ceil_div(self.size, self.knobs.inner), 1
+        return ceil_div(self.size // self.row, self.knobs.outer), ceil_div(self.row, self.knobs.inner)
 
     @property
-    def programs(self) -> int:
-        """Programs of a launch: as many as tiles, or as the knob says and a loop in each."""
+    def filled(self) -> float:
+        """The share of the elements along a tile's row that there are."""
         down, across = self.blocks
-        return across * min(down, self.knobs.programs or down)
+        is_flat, inner = self.knobs.form == "flat", self.knobs.inner
+        return self.size.high / (down.high * inner) if is_flat else self.row / (across * inner)
+
+    @property
+    def looping(self) -> int:
+        """Programs that share the rows, each of which goes on to further tiles; 0: each tile has its own."""
+        most = self.knobs.programs
+        return most if most < self.blocks[0].high else 0
+
+    @property
+    def programs(self) -> Index:
+        """Programs of a launch, at most."""
+        down, across = self.blocks
+        return (as_index(self.looping) if self.looping else down) * across
+
+    @property
+    def launched(self) -> int | Programs:
+        """Programs of a launch; with an open extent, how they follow from it."""
+        if not self.is_open:
+            return int(self.programs.high)
+        tile = self.knobs.inner if self.knobs.form == "flat" else self.knobs.outer
+        each = self.image if self.knobs.form == "flat" else self.image // self.row
+        return Programs(each, tile, self.blocks[1], self.looping)
 
     def source(self) -> Source:
         """The whole kernel."""
@@ -95,7 +126,7 @@ class PointwiseWriter:
                 self._flat()
             else:
                 self._matrix()
-        return shell.source(self.programs, (("num_warps", self.knobs.warps), ("num_stages", 1)))
+        return shell.source(self.launched, (("num_warps", self.knobs.warps), ("num_stages", 1)))
 
     # ---- one row
 
@@ -103,8 +134,8 @@ class PointwiseWriter:
         text, block = self.text, self.knobs.inner
         program = number("tl.program_id(0)", self.programs).wide(self.is_wide)
         start, lane = text.index("start", program * block), text.index("lane", arange(block))
-        mask = lane < self.size - start if self.size % block else ALL
-        if not mask or not self.size % VECTOR or self.programs == 1:
+        mask = ALL if divides(block, self.size) else lane < self.size - start
+        if not mask or divides(VECTOR, self.size) or self.programs.constant == 1:
             self._flat_tile(start, lane, text.mask("mask", mask))
             return
         # A mask that may end anywhere would keep every program from moving whole vectors.
@@ -123,7 +154,7 @@ class PointwiseWriter:
         self.text.call("tile", {"mask": mask}, write)
 
     def _flat_tile(self, start: Index, lane: Index, mask: Mask) -> None:
-        image = self.size // self.kernel.dst.batch
+        image = self.image
         element = start + lane
         if self.kernel.parts:
             self._parts(self.text.index("element", element), str(mask))
@@ -234,12 +265,11 @@ class PointwiseWriter:
 
     def _matrix(self) -> None:
         text, knobs = self.text, self.knobs
-        row, (down, across) = self.extents[1], self.blocks
+        row, (down, across), programs = self.row, self.blocks, self.looping
         program = text.index("program", number("tl.program_id(0)", self.programs))
         column = program % across * knobs.inner + arange(knobs.inner).wide(self.is_wide)
         column = text.index("column", column)
         has_column = text.mask("has_column", column < row)
-        programs = self.programs // across
         first = program // across
 
         def tile(block: Index, channels: Callable[[], Known | None]) -> None:
@@ -248,7 +278,7 @@ class PointwiseWriter:
         def known() -> Known | None:
             return self._column_channels(column, has_column)
 
-        if programs == down:
+        if not programs:
             tile(text.index("block", first.wide(self.is_wide)), known)
             return
         found = known()
@@ -264,12 +294,12 @@ class PointwiseWriter:
     def _matrix_tile(
         self, block: Index, column: Index, has_column: Mask, channels: Callable[[], Known | None]
     ) -> None:
-        text, (rows, row) = self.text, self.extents
+        text, rows, row = self.text, self.size // self.row, self.row
         row_at = text.index("row", block * self.knobs.outer + arange(self.knobs.outer))
         has_row = text.mask("has_row", row_at < rows)
         mask = text.mask("mask", has_row.at(DOWN) & has_column.at(ACROSS))
         across = column.at(ACROSS)
-        inside = (row_at % (self.size // self.kernel.dst.batch // row)).at(DOWN) * row + across
+        inside = (row_at % (self.image // row)).at(DOWN) * row + across
         at = text.index("at", row_at.at(DOWN) * row + across)
         channel, channel_mask = across, has_column.at(ACROSS)
         if self.knobs.form == "planes":
@@ -285,7 +315,7 @@ class PointwiseWriter:
         along = [axis for axis in self.axes if (axis[2] == 1 if is_rows else axis[2] > 1)]
         inner = merged((extent, stride) for extent, stride, _ in along)
         outer = merged(axis[:2] for axis in self.axes if axis not in along)
-        row = self.extents[1]
+        row = self.row
         if inner in ((), ((row, 1),)) and [stride for _, stride in outer] in ([], [row]):
             return at
         return offset(row_at, outer).at(DOWN) + offset(column, inner).at(ACROSS)

@@ -61,6 +61,7 @@ class Product(Knobs, GpuTemplate):
     """
 
     name: ClassVar[str] = "product"
+    opens: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -71,8 +72,10 @@ class Product(Knobs, GpuTemplate):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        for knobs in product_search.choices(kernel, target, accuracy):
-            yield cls(**vars(knobs))
+        is_open = kernel.open_axis is not None
+        for knobs in product_search.choices(kernel.representative, target, accuracy):
+            if not is_open or knobs.split == 1:  # counters and parts of as many tiles as a call has: no room
+                yield cls(**vars(knobs))
 
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         """The weight as [image][feature][tap][channel]: whole tiles of features, whole steps of channels.
@@ -99,7 +102,7 @@ class Product(Knobs, GpuTemplate):
         return kernel.flops + (times - 1) * kernel.contraction.flops
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return product_cost.seconds(self, kernel, target)
+        return product_cost.seconds(self, kernel.representative, target)
 
     def error_bound(self, kernel: Kernel) -> float:
         """On tensor cores 2^-23 per product plus the factors' rounding; else one rounding per product."""

@@ -147,7 +147,7 @@ def _tiles(
         table = TILES["fine"]
     if kernel.src.element_strides[1] != 1:
         table = tuple(each for each in table if each[1] < MOST_LOADED)
-    fitting = [each for each in table if each[0] < 2 * max(16, probe.rows)]
+    fitting = [each for each in table if each[0] < 2 * max(16, probe.rows.high)]
     fitting = [each for each in fitting if each[1] < 2 * max(32, probe.features)]
     yield from fitting or table[-1:]
 
@@ -185,7 +185,7 @@ def _gathered(kernel: Kernel, target: Target, arithmetic: str) -> Iterator[Knobs
     is_half_first = kernel.src.itemsize == 2 and kernel.dst.element_strides[1] != 1
     for most, features, warps in _extents(kernel, target, probe, arithmetic):
         fitting = min(features, power_of_two(probe.features, 256))
-        rows = min(most, power_of_two(probe.rows, 512))
+        rows = min(most, power_of_two(int(probe.rows.high), 512))
         # All channels of groups side by side are in one step.
         is_held = probe.merged > 1 or rows * depth <= MOST_HELD * 32 * warps
         base = Knobs(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
+from fuseplan.backends.triton.index import EXTENT, WIDE, Axis, Index, as_index, ceil_div, merged
 from fuseplan.kernels.convolution import Convolution
-from fuseplan.kernels.emit import COUNTER_BYTES
+from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import FP8, dtype_of
 from fuseplan.language.tensor import TensorSpec
@@ -89,9 +89,14 @@ class Tiles:
         return self.conv.batch if self.conv.weight_per_batch else 1
 
     @property
-    def rows(self) -> int:
+    def is_open(self) -> bool:
+        """Whether the extent that rows follow from is open."""
+        return self.kernel.open_axis is not None
+
+    @property
+    def rows(self) -> Index:
         """Rows of one product."""
-        return self.conv.rows // self.batches
+        return EXTENT * self.image_rows if self.is_open else as_index(self.conv.rows // self.batches)
 
     @property
     def image_rows(self) -> int:
@@ -136,14 +141,24 @@ class Tiles:
         return self.feature_blocks * self.group_blocks
 
     @property
-    def row_blocks(self) -> int:
+    def row_blocks(self) -> Index:
         """Tiles along the rows."""
         return ceil_div(self.rows, self.knobs.rows)
 
     @property
+    def each(self) -> Index:
+        """Tiles of one product."""
+        return self.row_blocks * self.across
+
+    @property
     def count(self) -> int:
-        """All tiles."""
-        return self.row_blocks * self.across * self.batches
+        """All tiles; with an open extent, the most there can be."""
+        return int(self.each.high) * self.batches
+
+    @property
+    def programs(self) -> int | Programs:
+        """Programs of a launch; with an open extent, how they follow from it."""
+        return Programs(self.image_rows, self.knobs.rows, self.across) if self.is_open else self.count
 
     @property
     def is_flat(self) -> bool:
@@ -203,13 +218,13 @@ class Tiles:
         if self.is_matrix:
             return rows_run(row_axes(self.kernel.src, self.batches))
         extent, step = self.conv.dst_spatial[-1], self.conv.stride[-1] * self.kernel.src.element_strides[-1]
-        return told_run(self.rows // extent, extent, step, is_moved=self.conv.kernel[-1] > 1)
+        return told_run(int(self.rows.high) // extent, extent, step, is_moved=self.conv.kernel[-1] > 1)
 
     @property
     def is_wide(self) -> bool:
         """Whether any offset needs 64 bits."""
         weight = self.batches * self.weight_rows * self.weight_row * self.knobs.weights
-        rows = (self.row_blocks + 1) * self.knobs.rows
+        rows = (self.row_blocks.high + 1) * self.knobs.rows
         reach = max(self.kernel.src.span, self.kernel.dst.span) + self._overhang
         return max(weight, rows, reach) >= WIDE
 

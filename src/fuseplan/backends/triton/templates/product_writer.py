@@ -19,6 +19,7 @@ from fuseplan.backends.triton.index import (
     arange,
     as_index,
     digits,
+    divides,
     number,
     offset,
     total,
@@ -78,12 +79,19 @@ class ProductWriter(ABC):
         src, weight = Slot("src"), Slot("operand", key)
         if knobs.maps:
             ((_, stride),) = row_axes(self.kernel.src, 1) or ((1, tiles.channels),)
-            src = Slot("src", map=self._map(tiles.batches * tiles.rows, tiles.channels, stride, knobs.rows))
+            mapped = self._map(self.conv.rows, tiles.channels, stride, knobs.rows)
+            src = Slot("src", map=replace(mapped, per_extent=tiles.image_rows * tiles.is_open))
             rows, depth = tiles.batches * tiles.weight_rows * knobs.weights, tiles.weight_row
             weight = Slot("operand", key, self._map(rows, depth, depth, knobs.features))
-        extra = () if knobs.split == 1 else (Slot("workspace"),)
         slots = [slot for each in (self.prologue, self.between, self.epilogue) for slot in each.slots]
-        return (src, weight, *slots, Slot("dst"), *extra)
+        extra = {"workspace": knobs.split > 1, "extent": tiles.is_open}
+        return (
+            src,
+            weight,
+            *slots,
+            Slot("dst"),
+            *(Slot(kind) for kind, is_there in extra.items() if is_there),
+        )
 
     def _map(self, rows: int, depth: int, stride: int, box: int) -> TensorMap:
         """Rows of so much depth, which the copy engine takes `box` at a time."""
@@ -103,7 +111,7 @@ class ProductWriter(ABC):
             else:
                 self._finish()
         options = (("num_warps", knobs.warps), ("num_stages", knobs.stages))
-        return shell.source(tiles.count, options, workspace_bytes=tiles.workspace_bytes, parts=knobs.split)
+        return shell.source(tiles.programs, options, workspace_bytes=tiles.workspace_bytes, parts=knobs.split)
 
     # ---- where the tile lies
 
@@ -111,17 +119,20 @@ class ProductWriter(ABC):
         """Which tile: in groups of row tiles, so that programs that run together share what they read."""
         text, tiles, across = self.text, self.tiles, self.tiles.across
         if self.is_wide:
-            text.line("# offsets of tensors this large need 64 bits")
+            large = "as large as these may be" if tiles.is_open else "this large"
+            text.line(f"# offsets of tensors {large} need 64 bits")
         launched = number("tl.program_id(0)", tiles.count).wide(self.is_wide)
         self.launched = text.index("place" if tiles.batches > 1 else "program", launched)
-        each = tiles.count // tiles.batches
-        self.batch = text.index("batch", self.launched // each)
-        program = text.index("program", self.launched % each)
-        group = min(self.knobs.group, tiles.row_blocks)
+        self.batch, program = as_index(0), self.launched
+        if tiles.batches > 1:
+            each = int(tiles.each.high)
+            self.batch = text.index("batch", self.launched // each)
+            program = text.index("program", self.launched % each)
+        group = min(self.knobs.group, int(tiles.row_blocks.high))
         rows, within = program // (group * across) * group, program % (group * across)
         if group == 1 or across == 1:
             row_tile, column = program // across, program % across
-        elif tiles.row_blocks % group == 0:
+        elif divides(group, tiles.row_blocks):
             row_tile, column = rows + within % group, within // group
         else:
             text.line(f"group_rows = tl.minimum({tiles.row_blocks - rows}, {group})")

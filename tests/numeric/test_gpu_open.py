@@ -1,0 +1,74 @@
+"""Open axes on GPUs: one text at many extents, interpreted, beside float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.template import Template
+from fuseplan.plans.plan import FusionPlan
+from interpreted import assert_interpreted
+
+TARGET = parse_target("triton:sm_90")
+PLANS = (
+    ("pointwise", "f32[*x33] -> bias -> relu"),
+    ("pointwise", "f32[*x6x5x4, nhwc] -> batch_norm -> add -> relu"),
+    ("pointwise", "f16[*x64x5x5] -> batch_norm -> relu"),
+    ("pointwise", "f32[*x*x7] -> relu -> save(kept) -> add"),
+    ("pointwise", "bf16[*x8x3, strides=30:3:1] -> gelu"),
+    ("pointwise", "f32[*x1] -> scale"),
+    ("pointwise", "f16[*x2048] -> bias -> relu"),
+    ("pointwise", "f32[*x3x5x4, nhwc] -> batch_norm(per_activation)"),
+    ("product", "f32[*x7] -> linear(6) -> bias -> gelu"),
+    ("product", "f32[*x70] -> add -> linear(65) -> bias"),
+    ("product", "f16[*x64] -> linear(136) -> bias -> save(pre) -> gelu"),
+    ("product", "bf16[*x5x64, strides=400:64:1 of bsc] -> linear(96) -> add"),
+    ("product", "f32[*x6x3x2, nhwc] -> conv2d(8, kernel=3, padding=1) -> batch_norm -> add -> relu"),
+    ("product", "f16[*x16x3x3] -> conv2d(16, kernel=3, groups=4, stride=2) -> bias"),
+)
+EXTENTS = (1, 3, 130)  # one; odd; more than a tile, and no whole number of them
+
+
+def opened(name: str, text: str) -> tuple[Kernel, list[Template]]:
+    """The kernel of a plan with open axes, and a template's candidates for it."""
+    kernel = lower(match(FusionPlan.parse(text)))
+    template = next(each for each in TEMPLATES if each.name == name)
+    return kernel, list(template.candidates(kernel, TARGET, "default"))
+
+
+@pytest.mark.parametrize(("name", "text"), PLANS)
+def test_one_kernel_serves_every_extent(name: str, text: str) -> None:
+    _, found = opened(name, text)
+    for template, extents in ((found[0], EXTENTS), (found[-1], EXTENTS[-1:])):
+        assert isinstance(template, GpuTemplate)
+        for extent in extents:
+            assert_interpreted(text, template, TARGET, slack=200, extent=extent)
+
+
+@pytest.mark.parametrize(("name", "text"), PLANS)
+def test_no_text_depends_on_the_representative(name: str, text: str) -> None:
+    """Its number is odd here, and larger than that of any plan."""
+    kernel, found = opened(name, text)
+    other = kernel.with_extent(40961)
+    for template in found:
+        source = template.emit(kernel, TARGET)
+        assert template.emit(other, TARGET).text == source.text
+        assert source.at(3).grid == template.emit(other, TARGET).at(3).grid
+
+
+def test_more_programs_than_a_part_has_go_on() -> None:
+    kernel, found = opened("pointwise", "f16[*x64] -> bias -> relu")
+    fewer = next(
+        replace(each, programs=2) for each in found if isinstance(each, GpuPointwise) and each.programs
+    )
+    for extent in EXTENTS:
+        assert_interpreted("f16[*x64] -> bias -> relu", fewer, TARGET, extent=extent)
+    assert fewer.emit(kernel, TARGET).at(10**6).grid == (2, 1, 1)
