@@ -19,6 +19,7 @@ from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, v
 from fuseplan.cli.models import (
     SHAPES,
     ModelTrial,
+    compare_command,
     diff_command,
     explain_model,
     fuse_command,
@@ -65,6 +66,7 @@ def fuseplan() -> None:
 
 for _command in (
     bench_command,
+    compare_command,
     diff_command,
     driver_command,
     export_command,

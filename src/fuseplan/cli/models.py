@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from fuseplan.cli.options import AS_JSON, DURATION, Asked, loud_command, plan_command
+from fuseplan.cli.options import AS_JSON, DURATION, SEED, Asked, loud_command, plan_command
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.errors import ArgumentError, counted, installing
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
+from fuseplan.reports.comparison import ALLOWED, distance
 from fuseplan.reports.difference import TOLERANCE, difference
 from fuseplan.reports.profile import Profile
 from fuseplan.reports.report import Report, read_report
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fuseplan.onnx.model import OnnxModel
 
 ENDING = ".onnx"
-ALLOWED = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 1e-1}  # of an output's largest element
 SHAPES = click.option(
     "--shape",
     "shapes",
@@ -139,6 +139,35 @@ def profile_model(asked: Asked, shapes: Iterable[str], seed: int) -> Profile:
     return model.profile(_given(_types(model, shapes), seed))
 
 
+@click.command("compare")
+@plan_command
+@SEED
+@SHAPES
+@click.option("--bisect", is_flag=True, help="Name the first plan or operator that is too far from float64.")
+@click.option(
+    "--tolerance", type=DURATION, help="The most that is right; by the dtype of a value unless given."
+)
+@click.pass_context
+def compare_command(
+    ctx: click.Context,
+    asked: Asked,
+    seed: int,
+    shapes: Sequence[str],
+    bisect: bool,
+    tolerance: float | None,
+) -> None:
+    """Compare the model PLAN, an ONNX file, with its meaning in float64, on random data."""
+    model = _loaded(asked)
+    found = model.compare(_given(_types(model, shapes), seed), tolerance)
+    if not bisect:
+        found = replace(found, steps=(), first=None)
+    if asked.as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        Screen().tell(str(found))
+    ctx.exit(RIGHT if found.is_right and found.first is None else WRONG)
+
+
 @click.command("fuse")
 @plan_command
 @click.option(
@@ -187,7 +216,7 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:
         want, calls[peer] = run(), run
     floats = [word_of(each.dtype) for each in want if isinstance(each, np.ndarray)]
     allowed = max((ALLOWED.get(word, 0.0) for word in floats), default=0.0)
-    error = max(map(_distance, made, want), default=0.0)
+    error = max(map(distance, made, want), default=0.0)
     return ModelTrial(model.report(types), peer, error, allowed, HostClock().interleave(calls))
 
 
@@ -226,17 +255,3 @@ def _random(rng: np.random.Generator, made: Type) -> Any:
     if made.dtype in FLOATS:
         return rng.standard_normal(made.shape).astype(numpy_dtype(made.dtype))
     return rng.integers(0, 2, made.shape).astype(numpy_dtype(made.dtype))
-
-
-def _distance(got: Any, want: Any) -> float:
-    """The largest difference by the largest element; infinite where the outputs are of another kind."""
-    if not isinstance(got, np.ndarray) or not isinstance(want, np.ndarray) or got.shape != want.shape:
-        return 0.0 if got == want else float("inf")
-    if got.dtype.kind not in "fiub" or not got.size:
-        return 0.0 if (got == want).all() else float("inf")
-    wide = [each.astype(np.float64) for each in (got, want)]
-    if not (np.isfinite(wide[0]) == np.isfinite(wide[1])).all():
-        return float("inf")
-    finite = [each[np.isfinite(wide[1])] for each in wide]
-    largest = np.abs(finite[1]).max(initial=0) or 1.0
-    return float(np.abs(finite[0] - finite[1]).max(initial=0) / largest)

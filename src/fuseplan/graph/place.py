@@ -219,6 +219,15 @@ def inputs_of(step: Step) -> tuple[Held, ...]:
     return (step.src,) if isinstance(step, Copy) else step.inputs
 
 
+def made_by(step: Step) -> tuple[str, ...]:
+    """The values that a step makes; a copy makes none."""
+    if isinstance(step, Launch):
+        return (step.site.dst,)
+    if isinstance(step, Compute):
+        return tuple(filter(None, step.node.outputs))
+    return step.unit.writes if isinstance(step, Call) else ()
+
+
 def _lies(held: Placed, strides: Sequence[int]) -> bool:
     """Whether a value has these strides, in the memory of its buffer."""
     memory = held.buffer.alone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from fuseplan.graph.find import Cut
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.memory import arena, plan
 from fuseplan.graph.op import Tensor
-from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, place
+from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, made_by, place
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
 from fuseplan.graph.write import aligned
@@ -88,6 +88,22 @@ class Session:
                 for name in dropped:
                     del live[name]
             return {name: _own(live[name] if where is None else where) for name, where in self._outputs}
+
+    def steps(self, given: Mapping[str, Any]) -> Iterator[tuple[Step, dict[str, Any]]]:
+        """Runs the graph, and gives each step with the values that it makes, in memory of their own.
+
+        Raises:
+            ArgumentError: as for a call.
+        """
+        check_inputs(self.cut.graph, given)
+        with self._guard:
+            live: Live = {**self.cut.graph.constants, **given}
+            for step, (action, dropped) in zip(self.placement.steps, self._actions, strict=True):
+                action(live)
+                places = {name: self._where(name) for name in made_by(step)}
+                yield step, {name: _own(live[name] if at is None else at) for name, at in places.items()}
+                for name in dropped:
+                    del live[name]
 
     def _where(self, name: str) -> Tensor | None:
         placed = self.placement.at.get(name)

@@ -29,6 +29,7 @@ from fuseplan.onnx.reader import ReadModel, input_types, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx, evaluator, runtime_of
 from fuseplan.onnx.stored import release, whole
 from fuseplan.onnx.writing import Written, written
+from fuseplan.reports.comparison import Comparison, compared
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.reports.report import Report
 from fuseplan.reports.runs import report_of
@@ -199,6 +200,23 @@ class OnnxModel:
         found = read(self._proto, self._checked({name: _given_type(each) for name, each in given.items()}))
         made = found.graph.evaluate(given, {LIBRARY: evaluator(self._proto)})
         return [made[found.outputs[name]] for name in self.outputs]
+
+    def compare(self, input_feed: Mapping[str, Any], tolerance: float | None = None) -> Comparison:
+        """Runs the model step by step beside float64; tells the first step that is too far from it.
+
+        Args:
+            input_feed: as for `run`.
+            tolerance: the most that a value may be away, over its largest element; by its dtype unless given.
+
+        Raises:
+            ArgumentError: as for `run`.
+            BuildError: nothing runs one of its operators.
+        """
+        given = {name: _array(each) for name, each in input_feed.items()}
+        types = {name: _given_type(each) for name, each in given.items()}
+        prepared, exact = self.prepare(types), read(self._proto, types)
+        run = {LIBRARY: evaluator(self._proto)}
+        return compared(prepared.session, exact.graph, given, run, prepared.model.outputs, tolerance)
 
     def peer(self, input_feed: Mapping[str, Any]) -> Callable[[], list[Any]]:
         """ONNX Runtime's run of the whole model on these arrays, with as many threads.
