@@ -39,6 +39,7 @@ PLANS = (
     "f32[16x24x7x7] -> batch_norm_backward(relu)",
     "bf16[16x24x7x7] -> batch_norm_backward(tanh, mode=per_activation, statistics=recomputed)",
     "f32[7x40] -> relu -> softmax",
+    "f32[7x40] -> argmax(0)",
     "f32[2x5x3x7, nhwc] -> relu -> mean(hw) -> bias",
 )
 CASES = [(plan, kind, template) for plan in PLANS for kind in TRIPLES for template in TEMPLATES]

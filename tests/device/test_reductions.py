@@ -32,6 +32,11 @@ PLANS = (
     "[2x5x30x70, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias -> add(other=b)",
     "[4x30x50x70, strides=1:200000:4000:50 of bhsc] -> layer_norm -> relu",
     "[5] -> softmax -> bias",
+    "[33x40] -> argmax(1)",
+    "[3x70001] -> argmax(1)",
+    "[20003x5] -> argmax(0)",
+    "[3x17x9x11, nhwc] -> argmax(hw)",
+    "[8x40x57x55] -> argmax",
 )
 SPECIAL = (float("inf"), float("-inf"), float("nan"))
 REPEATS = 8
@@ -68,12 +73,13 @@ def test_every_output_is_within_the_bound(place: int, text: str) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shape", ["70x300", "3x70000"])
-@pytest.mark.parametrize("word", ["softmax", "log_softmax", "amax", "sum"])
+@pytest.mark.parametrize("word", ["softmax", "log_softmax", "amax", "argmax", "sum"])
 def test_infinities_and_nan_are_torchs(word: str, shape: str, axis: int) -> None:
     compiled = fuseplan.compile(f"f32[{shape}] -> {word}({axis})", "cuda")
     (src,) = inputs(compiled.plan, 1).values()
     for place, special in enumerate(SPECIAL):
         src[place, place], src[-1 - place, 30:36] = special, special
     src[2, 100:], src[:, 9] = float("-inf"), float("-inf")
-    want = getattr(torch, word)(src, axis)
-    torch.testing.assert_close(compiled(src), want, rtol=1e-4, atol=1e-4, equal_nan=True)
+    got = compiled(src)
+    want = getattr(torch, word)(src, axis).to(got.dtype)  # torch counts in i64
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)

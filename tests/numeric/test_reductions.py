@@ -19,7 +19,7 @@ from fuseplan.explanation import explain
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target
-from fuseplan.measure.data import random_arrays
+from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
 
@@ -37,6 +37,7 @@ TENSORS = (
     "2x3x2x5x3, abhsc",
 )
 REMOVING = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax}
+FLATTENED = {"argmax": torch.argmax}
 EXPONENTIAL = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 SPECIAL = (np.inf, -np.inf, np.nan)
 
@@ -47,22 +48,26 @@ def subsets(rank: int) -> Iterator[tuple[int, ...]]:
 
 
 def torch_made(word: str, x: torch.Tensor, axes: tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
-    """The operator by torch; softmax over several axes is that over one axis of all their elements."""
+    """The operator by torch; some take one axis, and over several it is that of all their elements."""
     if word in REMOVING:
         return REMOVING[word](x, axes, keepdim=keepdim)
     order = [*(axis for axis in range(x.ndim) if axis not in axes), *axes]
     rows = x.permute(order)
+    if word in FLATTENED:
+        made = FLATTENED[word](rows.flatten(x.ndim - len(axes)), -1)
+        kept = [1 if axis in axes else extent for axis, extent in enumerate(x.shape)]
+        return made.reshape(kept) if keepdim else made
     made = EXPONENTIAL[word](rows.flatten(x.ndim - len(axes)), -1).reshape(rows.shape)
     return made.permute([order.index(axis) for axis in range(x.ndim)])
 
 
-@pytest.mark.parametrize("word", [*REMOVING, *EXPONENTIAL])
+@pytest.mark.parametrize("word", [*REMOVING, *FLATTENED, *EXPONENTIAL])
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_operators_are_torchs(tensor: str, word: str) -> None:
     src = FusionPlan.parse(f"f64[{tensor}] -> relu").src
     x = np.random.default_rng(1).standard_normal(src.shape)
     for axes in subsets(src.rank):
-        for keepdim in {False, word in REMOVING}:
+        for keepdim in {False, word not in EXPONENTIAL}:
             told = f"{axes if len(axes) > 1 else axes[0]}{', keepdim=True' if keepdim else ''}"
             plan = FusionPlan.parse(f"f64[{tensor}] -> {word}({told})")
             want = torch_made(word, torch.from_numpy(x), axes, keepdim=keepdim)
@@ -90,6 +95,7 @@ def test_axes_by_name_and_number(text: str, axes: tuple[int, ...]) -> None:
     ("text", "says"),
     [
         ("f32[2x3] -> sum(2)", "not axes of src"),
+        ("f16[2x3000000000] -> argmax(1)", "more elements than i32 counts"),
         ("f32[2x3] -> sum((0, -2))", "not axes of src"),
         ("f32[2x3] -> sum(h)", "not axes of src"),
         ("f32[2x3] -> sum(hh)", "must tell axes"),
@@ -124,6 +130,18 @@ PLANS = (
     "[3x1x4] -> relu -> log_softmax(1)",
     "[3x1x4] -> sum(1) -> tanh",
 )
+# Equal elements in several places, NaN and infinities: the index has to be the first one's.
+PLACES = (
+    "[7] -> argmax",
+    "[33x40] -> argmax(1)",
+    "[33x40] -> relu -> argmax(0)",
+    "[2x3x70, nwc] -> argmax(wn)",
+    "[3x4x5, cbs of bsc] -> argmax(bs, keepdim=True)",
+    "[2x5x3x7, nhwc] -> add -> argmax(hw)",
+    "[2x3x5x7, strides=1:1000:100:10] -> argmax((1, 2))",
+    "[2x3x2x5x3, abhsc] -> argmax",
+    "[2x3x2x5x19, ndhwc] -> argmax(c) -> cast(f32) -> relu",
+)
 
 
 @pytest.mark.part(4)
@@ -133,6 +151,45 @@ PLANS = (
 def test_any_plan_and_dtype(dtype: str, plan: str, width: int) -> None:
     made = FusionPlan.parse(dtype + plan)
     assert_close(forced(made, Reduction, narrowed(width)), random_arrays(made, 5), slack=64)
+
+
+def with_equals(plan: FusionPlan) -> dict[str, Any]:
+    """Small whole numbers, and in some places NaN and infinities."""
+    arrays = random_arrays(plan, 3)
+    for array in arrays.values():
+        array[...] = np.random.default_rng(array.size).integers(-2, 3, array.shape)
+    src = arrays["src"]
+    for place, special in enumerate((*SPECIAL, np.nan)):
+        src[np.unravel_index((place * 11 + 5) % src.size, src.shape)] = special
+    return arrays
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16"])
+@pytest.mark.parametrize("plan", PLACES)
+def test_the_first_of_equal_elements(dtype: str, plan: str) -> None:
+    made = FusionPlan.parse(dtype + plan)
+    arrays = with_equals(made)
+    with np.errstate(all="ignore"):
+        want = evaluated(made, arrays)[0]
+    for width in (16, 64):
+        np.testing.assert_array_equal(forced(made, Reduction, narrowed(width))(**arrays), want)
+
+
+@pytest.mark.parametrize(("cells", "parts"), [(1, 3), (2, 2)])
+def test_the_first_of_equal_elements_in_parts(cells: int, parts: int) -> None:
+    plan = FusionPlan.parse("f32[3x9001] -> argmax(1)")
+    src = np.zeros((3, 9001), np.float32)
+    src[0, [7, 8000]], src[1, [4999, 5000]], src[2, [8999, 9000]] = 1, np.nan, 3
+    compiled = forced(plan, Reduction, narrowed(32, threads=2), Reduction(cells, parts))
+    np.testing.assert_array_equal(compiled(src), [7, 4999, 8999])
+
+
+def test_indices_that_f32_does_not_hold() -> None:
+    plan = FusionPlan.parse(f"f16[1x{2**24 + 9}] -> argmax(1)")
+    src = np.zeros(plan.src.shape, np.float16)
+    src[0, 2**24 + 1] = 1
+    assert forced(plan, Reduction, narrowed(32))(src) == 2**24 + 1
+    assert lower(match(plan)).compute_dtype == "f64"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +253,10 @@ INTERPRETED = (
     ("f32[2x5x3x7, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias", GpuReduction(2, 8, 1, 4)),
     ("f32[2x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu", GpuReduction(4, 4, 2, 4)),
     ("bf16[2x3x5x7, bhsc] -> bias -> amax(h) -> add", GpuReduction(4, 4, 1, 4)),
+    ("f32[9x40] -> argmax(1)", GpuReduction(4, 64, 1, 4)),
+    ("f32[3x100] -> argmax(1)", GpuReduction(1, 32, 4, 4)),
+    ("f64[3x4x5, cbs of bsc] -> argmax(bs, keepdim=True)", GpuReduction(2, 8, 1, 4)),
+    ("f16[2x5x3x7, nhwc] -> argmax(hw) -> cast(f32)", GpuReduction(8, 8, 2, 4)),
 )
 
 

@@ -12,6 +12,7 @@ from math import prod
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.layouts import dense
+from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
 
 
@@ -31,7 +32,8 @@ class Lattice:
     """The loops of a kernel.
 
     Attributes:
-        tensors: src, dst and the keys of operands and saved values, in the order of an axis' steps.
+        tensors: src, dst, the keys of operands and saved values, and `INDEX` where a statistic reads it, in
+            the order of an axis' steps; an offset of the last is the index itself.
         cells: the axes that are kept, outermost in src first.
         elements: the reduced axes, likewise.
         is_along: src's innermost axis is a reduced one.
@@ -40,11 +42,12 @@ class Lattice:
 
     def __init__(self, kernel: Kernel) -> None:
         saved = kernel.saved.values()
-        self.tensors = ("src", "dst", *(each.key for each in kernel.operands), *(each.key for each in saved))
+        keys = [*(each.key for each in kernel.operands), *(each.key for each in saved)]
+        self.tensors = ("src", "dst", *keys, *((INDEX,) if kernel.index else ()))
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
         others = (_written(each.strides, each.shape) for each in saved)
         read = (_steps(each, kernel.src.rank) for each in kernel.operands)
-        steps = [kernel.src.element_strides, dst, *read, *others]
+        steps = [kernel.src.element_strides, dst, *read, *others, *((kernel.index,) if kernel.index else ())]
         listed = [
             (place in kernel.over, Axis(extent, tuple(each[place] for each in steps)))
             for place, extent in enumerate(kernel.src.shape)

@@ -20,10 +20,12 @@ from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.parts import Split
-from fuseplan.language.reduction import Statistic
+from fuseplan.language.reduction import INDEX, Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
 from fuseplan.system.locks import cached_property
+
+EXACT_IN_F32 = 2**24  # indices below it
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Kernel(Opened):
     With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
 
     Statistics are per `channel` or `activation`, and dst has src's shape; or they are `over` any axes, and
-    dst has extent 1 along those of them that the plan's output does not have.
+    dst has extent 1 along those of them that the plan's output does not have. Where a statistic reads an
+    element's place, `index` has what a step along each axis of src adds to it.
     """
 
     src: TensorSpec
@@ -147,6 +150,7 @@ class Kernel(Opened):
     reduced_per: str = "channel"
     parts: Split | None = None
     over: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()
     between: tuple[Stage, ...] = ()
     open_axis: int | None = None
     attention: Attend | None = None
@@ -162,6 +166,7 @@ class Kernel(Opened):
         yield from (centre.text for centre in (self.convolution, self.attention) if centre)
         which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
         yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
+        yield from (f"{INDEX} steps {_listed(steps)}" for steps in (self.index,) if steps)
         yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
         if self.parts:
             yield self.parts.text
@@ -185,9 +190,10 @@ class Kernel(Opened):
 
     @cached_property
     def compute_dtype(self) -> str:
-        """The dtype of sums, expressions and parameters: f64 for f64 and exact sums of i8, else f32."""
+        """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
         is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
+        is_exact |= bool(self.index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property

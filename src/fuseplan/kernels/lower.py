@@ -9,6 +9,7 @@ from fuseplan.kernels.convolution import Convolution, Pool
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
 from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.layouts import dense
 from fuseplan.language.parts import Split
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
@@ -219,6 +220,8 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     removed = op.removes(src)
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = _spread(steps[-1].dst, behind, kernel.src.rank)
+    steps_of_index = dict(zip(places, dense(src.shape, op.over(src)), strict=True))
+    reads_index = any(each.reads_index for each in kernel.reductions)
     return replace(
         kernel,
         dst=dst,
@@ -231,6 +234,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
         ),
         over=tuple(sorted(places[axis] for axis in op.over(src))),
+        index=tuple(steps_of_index.get(place, 0) for place in range(kernel.src.rank)) if reads_index else (),
         reduced_per="",
     )
 

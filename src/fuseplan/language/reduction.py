@@ -16,10 +16,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fuseplan.scalar import NUMPY, Scalar, call, const, exp, fold, leaf, text, where
+from fuseplan.language.layouts import dense
+from fuseplan.scalar import NUMPY, Scalar, call, const, exp, fold, leaf, leaves_of, text, where
 
 T = TypeVar("T")
 
+INDEX = "index()"  # the leaf of an element's place among the reduced ones; no key has parentheses
 # Functions that join terms, each with its identity: the value of no terms.
 JOINS = {"add": 0.0, "maximum": -inf, "minimum": inf}
 # The float64 meaning of each over axes that stay with extent 1.
@@ -74,7 +76,7 @@ class Statistic(ABC):
     Attributes:
         names: the names of the numbers in later expressions.
         expressions: the reduced values, each of one element: over `x`, which is the prologue's result, keys
-            of operands and parameters, and names of earlier statistics.
+            of operands and parameters, names of earlier statistics, and `INDEX`.
     """
 
     names: tuple[str, ...]
@@ -90,6 +92,11 @@ class Statistic(ABC):
     @abstractmethod
     def numbers(self) -> tuple[Scalar, ...]:
         """The finished numbers in the order of `names`, over names of parts."""
+
+    @property
+    def reads_index(self) -> bool:
+        """Whether a value depends on the element's place."""
+        return any(INDEX in leaves_of(each) for each in self.expressions)
 
     @property
     def text(self) -> str:
@@ -240,6 +247,12 @@ def _is_number(value: Scalar) -> Scalar:
 STATISTICS: tuple[type[Statistic], ...] = (Sums, Moments, Max, SumExp, ArgMax)
 
 
+def indices(shape: Sequence[int], steps: Sequence[int]) -> Any:
+    """`INDEX` of all elements in float64, from what a step along each axis adds to it."""
+    grid = np.ogrid[tuple(slice(extent) for extent in shape)]
+    return np.asarray(sum((axis * step for axis, step in zip(grid, steps, strict=True)), 0.0), np.float64)
+
+
 def reduce(
     statistic: Statistic,
     leaves: Mapping[str, Any],
@@ -261,6 +274,8 @@ def reduce(
         broadcast: spreads an array over a shape, likewise.
     """
     state: dict[str, Any] = {}
+    if statistic.reads_index and INDEX not in leaves:
+        leaves = {**leaves, INDEX: meanings["const"](indices(shape, dense(shape, axes)))}
     for part in statistic.parts:
         terms = broadcast(fold(part.term, {**leaves, **state}, meanings), shape)
         state[part.name] = joins[part.join](terms, axes, keepdims=True)

@@ -53,8 +53,8 @@ _STATISTICS = (
     "`layer_norm` and `rms_norm` of each row, the last axis"
 )
 _ROWS = (
-    "The operators over axes are `softmax`, `log_softmax`, `sum`, `mean` and `amax`: run it before or after "
-    "the plan"
+    "The operators over axes are `softmax`, `log_softmax`, `sum`, `mean`, `amax` and `argmax`: run it before "
+    "or after the plan"
 )
 _GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
 _GATED = "Write `glu({})`; where the gate's features come first, `glu({}, gate=first)`"
@@ -68,7 +68,7 @@ LACKING: Answers = {
     **_each("groupnorm groupnormalization instancenorm instancenorm1d instancenorm2d", _STATISTICS),
     **_each("instancenorm3d instancenormalization localresponsenorm lrn normalize l2norm", _STATISTICS),
     **_each("softmin hardmax sparsemax gumbelsoftmax reducemin var std prod norm logsumexp cumsum", _ROWS),
-    **_each("argmax argmin topk sort min any all crossentropy mseloss nllloss", _ROWS),
+    **_each("argmin topk sort min any all crossentropy mseloss nllloss", _ROWS),
     **_each("max", "`amax` is the maximum over axes, `clamp` bounds each element"),
     **_each("softmax2d", "`softmax(c)` is that over the channels"),
     **_each("multiheadattention", "`attention` is that of one plan's heads: run the projections as `linear`"),

@@ -1,4 +1,4 @@
-"""Sums, means, maxima and softmax over any axes: by numbers, by names, or over all."""
+"""Sums, means, maxima, their places and softmax over any axes: by numbers, by names, or over all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import refused, true_or_false
-from fuseplan.language.reduction import Max, Statistic, SumExp, Sums
+from fuseplan.language.reduction import INDEX, ArgMax, Max, Statistic, SumExp, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
@@ -15,6 +15,7 @@ from fuseplan.scalar import Scalar, exp, leaf, log
 
 Axes = int | tuple[int, ...] | str
 ALL = "all"
+MOST_INDICES = 2**31
 WANT = "a number such as -1, numbers such as (2, 3), names such as hw, or all"
 
 
@@ -237,4 +238,38 @@ class Amax(Removing):
         return leaf(keys["largest"])
 
 
-REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax)
+@operator
+class Argmax(Removing):
+    """the first index at which x is max(x)
+
+    The index of the largest element over `axes`, over all unless told, as in torch.argmax: the first of equal
+    ones, or of NaN where there is one. Over several axes it counts their elements in src's logical order,
+    the last axis fastest. The output has the dtype i32; torch's has i64. It does not have these axes; with
+    `keepdim` they have extent 1.
+    """
+
+    torch = "argmax"
+
+    axes: Axes = ALL
+    keepdim: bool = False
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """i32, the other axes in the same order in memory; the reduced ones with extent 1 if `keepdim`.
+
+        Raises:
+            PlanError: src has no such axes, or an index does not fit in i32.
+        """
+        if self.count(src) > MOST_INDICES:
+            raise refused(self.name, "axes", "have more elements than i32 counts", got=self.count(src))
+        return super().output(src).with_dtype("i32")
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum and its index."""
+        return (ArgMax((keys["largest"], keys["place"]), (leaf("x"), leaf(INDEX))),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The index."""
+        return leaf(keys["place"])
+
+
+REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax, Argmax)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from fuseplan.backends.cpu.ir import Builder, Value
-from fuseplan.backends.cpu.ir_text import element_of, lanes_of
+from fuseplan.backends.cpu.ir_text import element_of, lanes_of, literal
 
 
 def lane(b: Builder, value: Value, number: int) -> Value:
     """One lane, as a scalar."""
     return b.op(element_of(value.type), f"extractelement {value.type} {value.name}, i32 {number}")
+
+
+def lane_numbers(b: Builder, step: int) -> Value:
+    """0, step, 2 * step and so on."""
+    listed = ", ".join(f"{b.element} {literal(step * number, b.element)}" for number in range(b.lanes))
+    return Value(b, b.vector, f"<{listed}>")
 
 
 def with_lane(b: Builder, value: Value, number: int, one: Value) -> Value:

@@ -15,7 +15,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.language.attend import Attend
 from fuseplan.language.declarations import PER, broadcast
 from fuseplan.language.dtypes import narrow
-from fuseplan.language.reduction import NUMPY_JOINS, reduce
+from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.matmul import product
@@ -52,6 +52,8 @@ class Interpreter:
             x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
         if kernel.attention is not None:
             x = self._attend(kernel.attention, x, leaves)
+        if kernel.index:
+            leaves[INDEX] = indices(x.shape, kernel.index)
         for reduction in kernel.reductions:
             with np.errstate(all="ignore"):
                 axes = kernel.over or reduced_axes(kernel.reduced_per, x.ndim)

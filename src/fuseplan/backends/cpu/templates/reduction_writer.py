@@ -16,15 +16,15 @@ from fuseplan.backends.cpu import dialect, storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.ir_text import BITS
-from fuseplan.backends.cpu.lanes import chosen_lanes, lane
+from fuseplan.backends.cpu.ir_text import BITS, I64
+from fuseplan.backends.cpu.lanes import chosen_lanes, lane, lane_numbers
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
-from fuseplan.language.reduction import Part, Statistic
+from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.scalar import Scalar, fold
 
 State = dict[str, Value]
@@ -93,7 +93,7 @@ class ReductionWriter:
         parts = [part.name for each in kernel.reductions for part in each.parts]
         self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
         self.total, self.chunk = ({name: self.b.buffer(self.loops.width) for name in parts} for _ in range(2))
-        self.leaves = (*operands, *names, *parts)
+        self.leaves = (*operands, *names, *parts, INDEX)
         self.before = self._formulas(kernel.prologue)
         self.whole = self._formulas((*kernel.prologue, *kernel.epilogue))
         self.behind = self._formulas(kernel.epilogue)
@@ -261,9 +261,17 @@ class ReductionWriter:
         def load(name: str) -> Value:
             if name in self.numbers:
                 return self.b.load(self.b.at(self.numbers[name], at))
+            if name == INDEX:
+                return self._counted(offsets[name])
             return self._read(name, offsets[name], count)
 
         return Spot(offsets["dst"], 0, False, count, offsets=offsets, leaves=Leaves(load))
+
+    def _counted(self, first: Index) -> Value:
+        """The indices of the lanes, from the first lane's on."""
+        b, step = self.b, self.lattice.run.steps[self.lattice.tensors.index(INDEX)]
+        begin = b.splat(b.convert("sitofp", b.const(first, I64), b.element))
+        return begin + lane_numbers(b, step) if step else begin
 
     def _read(self, name: str, offset: Index, count: int) -> Value:
         """The lanes of a tensor; one element for all of them where it does not have the run's axis."""

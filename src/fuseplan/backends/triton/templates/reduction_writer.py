@@ -36,7 +36,7 @@ from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel, Stage
-from fuseplan.language.reduction import Part, Statistic
+from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.scalar import Scalar, fold, leaves_of
 
 State = dict[str, str]  # names of tensors by the names of parts
@@ -194,6 +194,8 @@ class ReductionWriter:
     def _made(self, along: Mapping[str, Index], exists: Mask) -> Tile:
         def load(name: str) -> str:
             where, mask = self._where(name, along, exists)
+            if name == INDEX:
+                return self.text.let("index", f"({where}).to({self.compute})")
             slot = Slot(name) if name == "src" else Slot("operand", name)
             return self._loaded(name, argument(slot), where, mask)
 
