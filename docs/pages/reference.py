@@ -19,6 +19,7 @@ from typing import Any, cast
 from docs.pages.docstrings import between, markdown, parse, prose
 from docs.pages.manual import command_line, public_names
 from docs.pages.miopen_names import miopen_names
+from docs.pages.reports import reports
 from fuseplan.backends import BACKENDS
 from fuseplan.bench.markdown import table
 from fuseplan.errors import PlanError
@@ -272,6 +273,7 @@ PAGES: dict[str, tuple[str, Callable[[], Lines]]] = {
     "rules.md": ("Rules", rules),
     "templates.md": ("Templates", templates),
     "reasons.md": ("Reasons to refuse", reasons),
+    "reports.md": ("Reports on models", reports),
     "settings.md": ("Settings", settings),
     "limits.md": ("Limits", bounds),
     "command_line.md": ("The command line", command_line),
