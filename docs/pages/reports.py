@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeGuard, get_args, get_type_hints
 
 from docs.pages.docstrings import parse, prose
 from fuseplan.bench.markdown import table
@@ -40,8 +40,12 @@ def _records(whole: type) -> list[type]:
         inner = dict.fromkeys(
             each for hint in get_type_hints(kind).values() for each in (hint, *get_args(hint))
         )
-        found += [each for each in inner if dataclasses.is_dataclass(each) and each not in found]
+        found += [each for each in inner if _is_record(each) and each not in found]
     return found
+
+
+def _is_record(each: Any) -> TypeGuard[type]:
+    return isinstance(each, type) and dataclasses.is_dataclass(each)
 
 
 def _record(kind: Any) -> Iterator[str]:
