@@ -15,6 +15,7 @@ from fuseplan.graph.memory import Buffer, plan
 from fuseplan.graph.place import Call, Compute, Copy, Launch
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.session import Session
+from fuseplan.tensors.arrays import aligned_copy
 from graphs import graph_of, random_inputs
 
 CHAIN = """
@@ -150,3 +151,31 @@ def test_buffers_that_live_at_once_lie_apart() -> None:
         sum(each.nbytes for each in buffers if each.first <= step <= each.last) for step in range(30)
     )
     assert busiest <= nbytes <= 1.5 * busiest
+
+
+@pytest.mark.parametrize(("channels", "stays"), [(64, True), (5, False)])
+def test_gates_of_channels_are_read_where_they_lie(channels: int, stays: bool) -> None:
+    """A value of a run that a plan takes for each channel is packed only where it fills no whole vectors."""
+    graph = graph_of(
+        f"input x: f32[1x{channels}x6x6]\nconstant w: f32[{channels}x{channels}x1x1]\n"
+        "p = mean((2, 3), keepdim=True)(x)\ng = sigmoid(p)\ny = map('a * b')(x, g)\n"
+        f"z = conv2d({channels}, kernel=1)(y, w)\noutput z"
+    )
+    session = Session(find(graph, threads=1))
+    for number in (1, 2):
+        given = {name: number * each for name, each in random_inputs(graph).items()}
+        np.testing.assert_allclose(session(given)["z"], graph.evaluate(given)["z"], rtol=1e-4, atol=1e-5)
+    gate = next(each for each in session.compiled if str(each.plan).endswith("scale"))
+    scale = aligned_copy(np.ones(channels, np.float32))
+    assert gate.borrow({"scale": scale}).lent == ({"scale"} if stays else set())
+    assert gate.bind(scale=scale).lent == set()
+
+
+def test_a_join_is_written_once() -> None:
+    graph = graph_of(
+        "input x: f32[1x3x6x6]\nconstant w: f32[4x3x1x1]\na = conv2d(4, kernel=1)(x, w)\n"
+        "b = max_pool2d(3, stride=1, padding=1)(x)\ny = concat(1)(a, b)\noutput y"
+    )
+    given = random_inputs(graph)
+    made = Session(find(graph, threads=1))(given)["y"]
+    np.testing.assert_allclose(made, graph.evaluate(given)["y"], rtol=1e-5, atol=1e-6)

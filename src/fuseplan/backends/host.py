@@ -11,6 +11,7 @@ from fuseplan.backends.backend import Addresses
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import (
+    ALIGNMENT,
     Buffer,
     Form,
     NumpyForm,
@@ -30,14 +31,14 @@ class HostCopy:
     """An array that a kernel reads, aligned to 64 bytes.
 
     Attributes:
-        array: the copy.
+        array: the copy; where `stays`, the array itself.
         address: where it begins.
     """
 
     __slots__ = ("address", "array")
 
-    def __init__(self, values: NDArray[Any]) -> None:
-        self.array = aligned_copy(values)
+    def __init__(self, values: NDArray[Any], *, stays: bool = False) -> None:
+        self.array = values if stays else aligned_copy(values)
         self.address = address_of(self.array)
 
 
@@ -82,9 +83,10 @@ class HostMemory:
         return make
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> HostCopy:
-        """The operand packed, which is a copy in any case."""
-        values = buffer.widened().astype(dtype_of(packing.dtype).array, copy=False)
-        return HostCopy(packing.of(values))
+        """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
+        values = packing.of(buffer.widened().astype(dtype_of(packing.dtype).array, copy=False))
+        is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
+        return HostCopy(values, stays=is_there and values.flags.c_contiguous and not keep)
 
     def kept(self, values: NDArray[Any]) -> HostCopy:
         """The copy."""

@@ -88,6 +88,11 @@ class BoundPlan:
         self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
 
     @property
+    def lent(self) -> frozenset[str]:
+        """The bound operands that every call reads where they lie."""
+        return frozenset(self._in_place)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The operands, and the results that are updated, that each call has to give."""
         return self._missing
@@ -283,6 +288,8 @@ class BoundPlan:
                 continue
             packed = runner.memory.packed(packing, buffer, keep=keep and not self._borrows)
             words.append((place, packed.address))
+            if packed.address == buffer.address:
+                in_place[key] = buffer
             if not self._borrows or packed.address != buffer.address:
                 held.append(packed)
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}

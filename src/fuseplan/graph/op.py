@@ -61,6 +61,10 @@ class GraphOp(ABC):
     def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Its results, computed by NumPy in the dtype of what it is given."""
 
+    def write(self, given: Sequence[Tensor], dst: Tensor) -> None:
+        """Writes its only result."""
+        np.copyto(dst, self.evaluate(given)[0])
+
     @classmethod
     def read(cls, values: Sequence[Any], named: dict[str, Any]) -> Self:
         """The operator with attributes as a text writes them.

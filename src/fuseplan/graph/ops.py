@@ -154,6 +154,10 @@ class Concat(GraphOp):
         """NumPy's."""
         return (np.concatenate(given, self.axis),)
 
+    def write(self, given: Sequence[Tensor], dst: Tensor) -> None:
+        """Writes each element once."""
+        np.concatenate(given, self.axis, out=dst)
+
 
 @dataclass(frozen=True)
 class Reduce(GraphOp):

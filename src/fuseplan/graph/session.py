@@ -136,25 +136,36 @@ class Session:
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
         bound |= {key: aligned(each) for key, each in step.site.operands.items() if not isinstance(each, str)}
-        call = self._compiled(step.site).bind(**bound)
+        shapes = {each.key: each.shape for each in step.site.plan.operands}
+        lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
+        bound |= {key: each for key, each in lent.items() if each is not None}
+        call = self._compiled(step.site).borrow(bound)
         self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
-        if not step.given:
+        late = {key: each for key, each in step.given.items() if key not in call.lent}
+        if not late:
             return lambda live: call(src, dst)
-        shapes = {each.key: each.shape for each in step.site.plan.operands}
-        given = {key: (self._taker(each), shapes[key]) for key, each in step.given.items()}
+        given = {key: (self._taker(each), shapes[key]) for key, each in late.items()}
 
         def launch(live: Live) -> None:
             call(src, dst, **{key: take(live).reshape(shape) for key, (take, shape) in given.items()})
 
         return launch
 
+    def _lying(self, held: Held, shape: tuple[int, ...]) -> Tensor | None:
+        """A value of the arena in an operand's shape; None where its elements do not lie so."""
+        if not isinstance(held, Placed):
+            return None
+        array = held.array(self._memory)
+        found = array.reshape(shape)
+        return found if np.shares_memory(found, array) else None
+
     def _compute(self, step: Compute) -> Action:
         takers = [self._taker(each) for each in step.inputs]
         evaluate, outputs = step.node.op.evaluate, step.node.outputs
         if step.dst is not None:
-            dst = step.dst.array(self._memory)
-            return lambda live: np.copyto(dst, evaluate([take(live) for take in takers])[0])
+            write, dst = step.node.op.write, step.dst.array(self._memory)
+            return lambda live: write([take(live) for take in takers], dst)
 
         def compute(live: Live) -> None:
             made = evaluate([take(live) for take in takers])

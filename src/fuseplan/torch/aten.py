@@ -35,7 +35,7 @@ from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, AvgPool, MaxPool
-from fuseplan.ops.reductions import Amax, Mean, Sum
+from fuseplan.ops.reductions import Mean
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
 
@@ -153,19 +153,16 @@ def _pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Row:
     return row
 
 
-def _reduction(kind: str, make: Callable[..., Op], axes: str = "dim") -> Row:
-    def row(given: Given) -> str:
-        src = given.tensor("self")
-        if given.result.dtype != given.type_of(src).dtype:
-            raise LeftError(Why.DTYPE, given.result)
-        rank = len(given.shape(src))
-        listed = tuple(sorted({axis % rank for axis in given.argument(axes) or range(rank)}))
-        keepdim = bool(given.argument("keepdim"))
-        if not given.type_of(src).is_spec:
-            return given.add(Reduce(kind, listed, keepdim), src)
-        return given.layer(make(listed, keepdim=keepdim), src)
-
-    return row
+def _mean(given: Given) -> str:
+    src = given.tensor("self")
+    if given.result.dtype != given.type_of(src).dtype:
+        raise LeftError(Why.DTYPE, given.result)
+    rank = len(given.shape(src))
+    axes = tuple(sorted({axis % rank for axis in given.argument("dim") or range(rank)}))
+    keepdim = bool(given.argument("keepdim"))
+    if not given.type_of(src).is_spec:
+        return given.add(Reduce("mean", axes, keepdim), src)
+    return given.layer(Mean(axes, keepdim=keepdim), src)
 
 
 def _linear(given: Given) -> str:
@@ -321,9 +318,7 @@ TABLE: dict[Any, Row] = {
     aten.avg_pool1d.default: _pool(AVG_POOLS),
     aten.avg_pool2d.default: _pool(AVG_POOLS),
     aten.avg_pool3d.default: _pool(AVG_POOLS),
-    aten.mean.dim: _reduction("mean", Mean),
-    aten.sum.dim_IntList: _reduction("sum", Sum),
-    aten.amax.default: _reduction("amax", Amax),
+    aten.mean.dim: _mean,
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
     aten.addmm.default: _addmm,
