@@ -80,15 +80,15 @@ def wanted(compiled: CompiledPlan, tensors: Mapping[str, Tensor]) -> tuple[Tenso
     spread = torch.zeros_like(want)
     if step is not None:
         bound = compiled.choice.template.error_bound(compiled.kernel)
-        magnitudes = {key: tensor.abs() for key, tensor in tensors.items()}
+        magnitudes = {key: tensor.double().abs() for key, tensor in tensors.items()}
         off = bound * applied(plan[step], before.abs(), magnitudes)
         rest = plan.steps[step + 1 :]
         above, below = _through(rest, want + off, tensors), _through(rest, want - off, tensors)
         want = _through(rest, want, tensors)
         spread = torch.maximum((above - want).abs(), (below - want).abs())
-    dtype = plan.output.dtype
-    slack = 64 * DTYPES[plan.src.compute_dtype].epsilon * want.abs().amax() + UNDERFLOW[dtype]
-    return want, 1.01 * spread + slack + DTYPES[dtype].epsilon * want.abs()
+    dtype, made = plan.output.dtype, DTYPES[plan.output.dtype]
+    slack = 64 * DTYPES[plan.src.compute_dtype].epsilon * want.abs().amax() + UNDERFLOW.get(dtype, 0.0)
+    return want, 1.01 * spread + slack + (made.epsilon if made.is_float else 0.0) * want.abs()
 
 
 def _through(steps: tuple[Step, ...], x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:

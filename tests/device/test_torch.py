@@ -80,7 +80,10 @@ def test_weights_that_lie_as_the_kernel_reads_them_are_neither_copied_nor_kept()
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("way", ["fuse", "backend", "recorded"])
-def test_whole_models_compute_what_torch_computes(dtype: torch.dtype, way: str) -> None:
+def test_whole_models_compute_what_torch_computes(
+    dtype: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),

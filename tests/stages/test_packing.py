@@ -4,12 +4,25 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+from fuseplan.backends.triton.memory import packed
 from fuseplan.execution.runner import packings_of
 from fuseplan.execution.select import select
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.packing import Halves, Join, Packing, Pad, Product, Reshape, Step, Tiles, Transpose
+from fuseplan.kernels.packing import (
+    Halves,
+    Join,
+    Packing,
+    Pad,
+    Product,
+    Reshape,
+    Rounded,
+    Step,
+    Tiles,
+    Transpose,
+)
 from fuseplan.kernels.target import parse_target
 from fuseplan.plans.plan import FusionPlan
 
@@ -59,6 +72,31 @@ def test_every_element_of_a_weight_is_packed(text: str, target: str) -> None:
         assert packed.shape == packing.extents
         is_halved = Halves() in again.steps
         assert set(values.flat) <= set((packed.sum(0) if is_halved else packed).flat)
+
+
+EDGES = np.array(
+    [1.0, 1 + 2**-11, -1 - 2**-11 - 2**-12, 2**-140, np.finfo(np.float32).max, -np.inf, np.nan, 0.0],
+    np.float32,
+)
+
+
+def test_factors_are_rounded_to_the_bits_that_are_multiplied() -> None:
+    rounded = Packing((8,), "f32", (Rounded(),)).of(EDGES)
+    np.testing.assert_array_equal(rounded[:3], np.array([1.0, 1 + 2**-10, -1 - 2**-10], np.float32))
+    np.testing.assert_array_equal(rounded[4:], EDGES[4:])  # the largest would become infinite
+    random = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
+    off = (Packing((1000,), "f32", (Rounded(),)).of(random) - random) / random
+    assert np.abs(off).max() <= 2.0**-11 < 1.1 * np.abs(off).max()
+    assert abs(off.mean()) < 0.05 * 2.0**-11  # to nearest: errors of both signs
+
+
+@pytest.mark.parametrize(
+    "steps", [(Reshape((2, 4)), Transpose((1, 0)), Pad((8, 5))), (Rounded(),), (Halves(),)]
+)
+def test_torch_packs_as_numpy_does(steps: tuple[Step, ...]) -> None:
+    packing = Packing((8,), "f32", steps)
+    made = packed(torch.from_numpy(EDGES), packing, keep=False)
+    np.testing.assert_array_equal(made.numpy(), packing.of(EDGES))
 
 
 @pytest.mark.parametrize("told", [[], [[4], "f32"], [[4], "f32", [["turn", [1]]]], [[4], "f32", [["pad"]]]])

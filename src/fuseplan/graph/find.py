@@ -192,11 +192,12 @@ class _Finder:
         src, dst = site.plan.src, site.plan.output
         if not src.is_channels_last or src.rank < 3 or not self._is_alone(site):
             return site
-        moved = [each for name, each in ((site.src, src), (site.dst, dst)) if name not in self.last]
+        moved = [src] if site.src not in self.last else []
+        moved += [dst] if site.dst in {*self.graph.outputs} - self.last else []
         copies = [self._decided(FusionPlan(each, Identity())) for each in moved]
         other = on(TensorSpec(src.shape, src.dtype))
         known = [each for each in copies if not isinstance(each, Unsupported)]
-        if isinstance(other, Reason) or len(known) < 2:
+        if isinstance(other, Reason) or not known:
             return site
         copied = sum(each.choice.seconds for each in known)
         return other if other.records.choice.seconds < site.records.choice.seconds + copied else site

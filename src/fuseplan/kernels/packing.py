@@ -130,12 +130,33 @@ class Halves(Step):
 
     def of(self, array: Array) -> Array:
         whole = array.astype(np.float32)
-        bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
         rounded = np.where(
-            np.isnan(whole), whole, bits.view(np.float32)
-        )  # its bits might carry into the sign
+            np.isnan(whole), whole, _to_11_bits(whole)
+        )  # a NaN's bits might carry into the sign
         rounded = np.where(np.isinf(rounded), np.float32(0), rounded)
         return np.stack([rounded, whole - rounded])
+
+
+@dataclass(frozen=True)
+class Rounded(Step):
+    """Of f32: elements rounded to the 11 bits that a tensor core multiplies.
+
+    A tensor core cuts the other bits, so that all factors are too small, and a sum's error grows with its
+    length. A half is rounded up. Infinities, NaN, and numbers that would become infinite stay as they are.
+    """
+
+    def after(self, shape: Shape) -> Shape:
+        return shape
+
+    def of(self, array: Array) -> Array:
+        whole = array.astype(np.float32)
+        rounded = _to_11_bits(whole)
+        return np.where(np.isfinite(rounded) & np.isfinite(whole), rounded, whole)
+
+
+def _to_11_bits(whole: Array) -> Array:
+    bits = (whole.view(np.int32) + np.int32(HALF_UNIT)) & np.int32(-2 * HALF_UNIT)
+    return bits.view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -199,7 +220,7 @@ class Packing:
 
 
 STEPS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (Reshape, Transpose, Pad, Tiles, Product, Halves, Join)
+    kind.__name__.lower(): kind for kind in (Reshape, Transpose, Pad, Tiles, Product, Halves, Rounded, Join)
 }
 
 

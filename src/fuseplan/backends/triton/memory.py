@@ -16,7 +16,7 @@ from fuseplan.backends.backend import Addresses
 from fuseplan.backends.triton.views import exported
 from fuseplan.errors import ArgumentError
 from fuseplan.kernels.emit import COUNTER_BYTES
-from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Step, Transpose
+from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Reshape, Rounded, Step, Transpose
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import Buffer, is_torch
 from fuseplan.tensors.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
@@ -180,18 +180,28 @@ def _padded(tensor: torch.Tensor, step: Pad) -> torch.Tensor:
 
 
 def _in_halves(whole: torch.Tensor, _: Halves) -> torch.Tensor:
-    whole = whole.contiguous()
-    bits = (whole.view(torch.int32) + HALF_UNIT) & -2 * HALF_UNIT
-    rounded = torch.where(whole.isnan(), whole, bits.view(torch.float32))
+    rounded = torch.where(whole.isnan(), whole, _to_11_bits(whole))
     rounded = torch.where(rounded.isinf(), 0.0, rounded)
     return torch.stack([rounded, whole - rounded])
 
 
+def _rounded(whole: torch.Tensor, _: Rounded) -> torch.Tensor:
+    rounded = _to_11_bits(whole)
+    return torch.where(rounded.isfinite() & whole.isfinite(), rounded, whole)
+
+
+def _to_11_bits(whole: torch.Tensor) -> torch.Tensor:
+    bits = (whole.contiguous().view(torch.int32) + HALF_UNIT) & -2 * HALF_UNIT
+    return bits.view(torch.float32)
+
+
 # The steps that templates for GPUs take, on the device.
 _STEPS: dict[type[Step], Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    Reshape: lambda tensor, step: tensor.reshape(step.shape),
     Transpose: lambda tensor, step: tensor.permute(step.axes),
     Pad: _padded,
     Halves: _in_halves,
+    Rounded: _rounded,
 }
 
 

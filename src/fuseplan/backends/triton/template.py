@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Halves, Packing, Pad, Step, Transpose, storage_axes
+from fuseplan.kernels.packing import Packing, Pad, Step, Transpose, storage_axes
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
 
@@ -36,7 +36,7 @@ def weight_packing(
     extents: tuple[int, ...] | None = None,
     *,
     gates: tuple[Step, ...] = (),
-    halves: bool = False,
+    last: tuple[Step, ...] = (),
 ) -> Packing:
     """How a weight is read on a GPU: in its own dtype, its axes in the order `axes`.
 
@@ -45,8 +45,7 @@ def weight_packing(
         axes: the logical axis that stands at each place, outermost first.
         extents: in that order; zeros follow the operand's own.
         gates: steps that bring gates and values together.
-        halves: in two parts, each of 11 bits.
+        last: steps that make other numbers of the elements.
     """
     padded = () if extents is None else (Pad(extents),)
-    steps: tuple[Step, ...] = (Transpose(axes), *gates, *padded, *((Halves(),) if halves else ()))
-    return Packing(operand.shape, operand.dtype, steps)
+    return Packing(operand.shape, operand.dtype, (Transpose(axes), *gates, *padded, *last))

@@ -14,7 +14,7 @@ from fuseplan.backends.triton.templates.product_pairs import writer_of
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.packing import Halves, Packing, Rounded
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
@@ -92,7 +92,8 @@ class Product(Knobs, GpuTemplate):
         extents = (*(tiles.batches,) * per_batch, tiles.weight_rows, *sizes, tiles.weight_channels)
         axes, inner = (*images, features, *taps, channels), (*sizes, kernel.contraction.channels_per_group)
         gates = gates_beside(kernel.parts, kernel.contraction.features // 2, 1, inner)
-        return weight_packing(operand, axes, extents, gates=gates, halves=self.is_halved)
+        last = (Halves(),) if self.is_halved else (Rounded(),) if self.arithmetic == "tf32" else ()
+        return weight_packing(operand, axes, extents, gates=gates, last=last)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         return model.traffic(kernel, workspace=Tiles(kernel, self).workspace_bytes)

@@ -79,6 +79,7 @@ _GATHERED = Fit(
 _TILE = 1.5e-6  # seconds of a program's first loads and last stores
 _ARRIVING = 10e-6  # sums to the second cache, and the last program's way there and back
 _CLOCK = 1.7e9
+_APART = 1.6  # channels apart in memory, over channels side by side: four convolutions of f32, geometric mean
 
 
 def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
@@ -102,7 +103,8 @@ def seconds(knobs: Knobs, kernel: Kernel, target: Target) -> float:
     memory = kernel.minimum_bytes / model.rates(target).memory + kept / (_ROWS.l2_bytes * processors)
     arriving = _ARRIVING if knobs.split > 1 else 0.0
     working = waves * (tiles.steps * step + _TILE)
-    estimate = model.LAUNCH_SECONDS + max(working, memory) + arriving
+    apart = _APART if tiles.is_gathered and kernel.src.element_strides[1] != 1 else 1.0
+    estimate = model.LAUNCH_SECONDS + max(working * apart, memory) + arriving
     return estimate * (fit.half if kernel.src.itemsize == 2 else fit.single)
 
 
