@@ -91,7 +91,7 @@ class KernelOperand:
 
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
-        per = f"{self.per} {self.axes} {self.blocks}".rstrip(" ()") if self.axes else self.per
+        per = " ".join([self.per, *(_listed(each) for each in (self.axes, self.blocks) if each)])
         return f"{self.key}: {self.role} per {per} {_lies(self, is_open)}"
 
 

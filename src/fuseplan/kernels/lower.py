@@ -220,11 +220,14 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     removed = op.removes(src)
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = _spread(steps[-1].dst, behind, kernel.src.rank)
+    over = tuple(sorted(places[axis] for axis in op.over(src)))
+    first, *others = kernel.epilogue
     steps_of_index = dict(zip(places, dense(src.shape, op.over(src)), strict=True))
     reads_index = any(each.reads_index for each in kernel.reductions)
     return replace(
         kernel,
         dst=dst,
+        epilogue=(replace(first, op_text=operator_text(op.numbered(over), parameters=False)), *others),
         operands=tuple(
             _placed(each, step, behind if step.index > centre.index else places, step.index < centre.index)
             for step in steps
@@ -233,9 +236,9 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         outputs=tuple(
             _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
         ),
-        over=tuple(sorted(places[axis] for axis in op.over(src))),
+        over=over,
         index=tuple(steps_of_index.get(place, 0) for place in range(kernel.src.rank)) if reads_index else (),
-        reduced_per="",
+        reduced_per=op.per,
     )
 
 

@@ -60,6 +60,10 @@ class Normalization(Op):
         """
         return (src.channel_axis,) if self.per == "row" else reduced_axes(self.per, src.rank)
 
+    def numbered(self, axes: tuple[int, ...]) -> Normalization:
+        """The operator with these axes, where a field tells them."""
+        return self
+
     @abstractmethod
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The statistics, in order: each may use those before."""

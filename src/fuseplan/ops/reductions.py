@@ -64,6 +64,10 @@ class OverAxes(Normalization):
             raise refused(self.name, "axes", f"of {shown(self.axes)} are not axes of src", got=told)
         return tuple(sorted(found))
 
+    def numbered(self, axes: tuple[int, ...]) -> Normalization:
+        """The operator over these axes."""
+        return type(self)(**{**self.attributes(), "axes": axes})
+
     def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
         """It gives nothing but its output."""
         return {}

@@ -68,7 +68,8 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     middle = [contraction(kernel)] if kernel.convolution else ["attention"] if kernel.attention else []
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
-    src = as_rows(kernel.src) if kernel.convolution and _is_matmul(kernel) else kernel.src
+    reads_rows = _is_matmul(kernel) if kernel.convolution else kernel.over and kernel.reduced_per == "row"
+    src = as_rows(kernel.src) if reads_rows else kernel.src
     yield " -> ".join([kernel.told(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from fuseplan.backends.lattice import Axis, Lattice
 from fuseplan.backends.triton import dialect
@@ -40,6 +41,7 @@ from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.scalar import Scalar, fold, leaves_of
 
 State = dict[str, str]  # names of tensors by the names of parts
+Functions = Mapping[str, Callable[..., str]]
 # How a tile's terms are joined; functions of two values are written where a kernel needs them.
 JOINED = {
     "add": "tl.sum({term}, {axis})",
@@ -106,6 +108,7 @@ class ReductionWriter:
         formulas += [part.term for each in kernel.reductions for part in each.parts]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
+        self.masks: dict[str, Mask] = {}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.slots = (
             Slot("src"),
@@ -132,8 +135,8 @@ class ReductionWriter:
 
     def _pair(self, name: str, sign: str) -> None:
         """A function of two values: the larger or smaller; NaN where one is."""
-        with self.text.function(f"{name}(a, b)"):
-            self.text.line(f"return tl.where((a {sign} b) | (a != a), a, b)")
+        with self.text.function(f"{name}(x, other)"):
+            self.text.line(f"return tl.where((x {sign} other) | (x != x), x, other)")
 
     def _body(self) -> None:
         text, knobs = self.text, self.knobs
@@ -178,7 +181,15 @@ class ReductionWriter:
         """The offset of a tensor's elements in the tile, and which of them exist."""
         down, across = self.at_cell[name], along.get(name, as_index(0))
         exists = self.has_cell if down.constant is None else ALL
-        return down + across, exists & tile if across.constant is None else exists
+        return down + across, self._mask(exists & tile) if across.constant is None else exists
+
+    def _mask(self, both: Mask) -> Mask:
+        """The mask of a tile by its name, which is written where it is asked for first."""
+        if len(both.terms) < 2:
+            return both
+        if str(both) not in self.masks:
+            self.masks[str(both)] = self.text.mask(self.text.name("mask"), both)
+        return self.masks[str(both)]
 
     def _tile(self, block: Index, *, keeps: bool) -> Tile:
         """The elements of a block behind the prologue; `keeps`: values with names are written."""
@@ -215,9 +226,11 @@ class ReductionWriter:
 
     # ---- formulas
 
-    def _value(self, formula: Scalar, leaves: Mapping[str, str], like: str) -> str:
+    def _value(
+        self, formula: Scalar, leaves: Mapping[str, str], like: str, table: Functions | None = None
+    ) -> str:
         """A tensor even of a formula that comes to a number."""
-        value = fold(dialect.simplified(formula), leaves, self.table)
+        value = fold(dialect.simplified(formula), leaves, table or self.table)
         if value.isidentifier() and not value.startswith(argument(Slot("parameter"))):
             return value
         return self.text.let("constant", f"tl.zeros_like({like}) + {value}")
@@ -263,17 +276,18 @@ class ReductionWriter:
     def _joined(self, statistic: Statistic, tile: Tile, state: State) -> State:
         """The numbers of a tile, joined to a state where there is one."""
         made: State = {}
+        table = _once(self.table)
         tile.leaves.update(self.known)
         for part in statistic.parts:
             tile.leaves.update(made)
-            term = self._value(part.term, tile.leaves, tile.leaves["x"])
-            exists = self.has_cell & tile.exists
+            term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
+            exists = self._mask(self.has_cell & tile.exists)
             if exists:
                 identity = self.table["const"](part.identity)
                 term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
             joined = self.text.let(_word(part), JOINED[part.join].format(term=term, axis=1) + "[:, None]")
             if state:
-                own = part.corrected(state, made, self.table)
+                own = part.corrected(state, made, table)
                 joined = self.table[part.join](own, joined)
             made[part.name] = joined
         return made
@@ -330,6 +344,18 @@ class ReductionWriter:
         tile.leaves.update(self.known)
         x = self._applied(self.kernel.epilogue, tile.leaves["x"], tile, keeps=True)
         self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
+
+
+def _once(table: Functions) -> Functions:
+    """The functions of a table; of calls with the same values one is written, while their names last."""
+    made: dict[tuple[str, ...], str] = {}
+
+    def called(name: str, *values: str) -> str:
+        if (name, *values) not in made:
+            made[name, *values] = table[name](*values)
+        return made[name, *values]
+
+    return {name: partial(called, name) for name in table}
 
 
 def _word(part: Part) -> str:
