@@ -4,12 +4,13 @@
 
 Each model has random weights, and all libraries take turns. `sum` is the time of the model's plans, each
 alone, added up: the rest of fuseplan's time is lost between plans. A row has medians and the least times,
-since other programs may share the machine.
+and the CPU time of a call, since other programs may share the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from fuseplan.measure.versions import commit, versions
 
 PROTOCOL = Protocol(rounds=9, block_seconds=0.1)
 PLAN = Protocol(rounds=5, block_seconds=0.004)
+CALLS = 40  # of a measurement of CPU time
 TOLERANCE = 1e-4  # of the largest output: sums of thousands of f32 products, layer after layer
 
 
@@ -86,9 +88,20 @@ def measured(name: str, threads: int) -> dict[str, Any]:
         "error": errors["fuseplan"],
         "seconds": {each: timing.median for each, timing in timings.items()},
         "least": {each: timing.minimum for each, timing in timings.items()},
+        "cpu": {each: cpu_seconds(partial(call, x)) for each, call in calls.items()},
         "sum": sum_of_plans(session.compiled),
         "steps": dict(kinds),
     }
+
+
+def cpu_seconds(call: Callable[[], Any]) -> float:
+    """The least time that the process's threads take for a call, whatever else the machine does."""
+    taken = []
+    for _ in range(CALLS):
+        begin = time.process_time()
+        call()
+        taken.append(time.process_time() - begin)
+    return min(taken)
 
 
 def sum_of_plans(compiled: list[Any]) -> float:
@@ -109,9 +122,11 @@ def told(row: dict[str, Any]) -> str:
     times = ", ".join(
         f"{name} {1e3 * row['seconds'][name]:.2f} ({1e3 * row['least'][name]:.2f})" for name in row["least"]
     )
-    lost = row["least"]["fuseplan"] / row["sum"]
+    lost = row["cpu"]["fuseplan"] / row["threads"] / row["sum"]
+    cpu = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in row["cpu"].items())
     steps = ", ".join(f"{count} {kind}" for kind, count in row["steps"].items())
-    return f"{row['model']} {row['threads']}t: {times}; sum {1e3 * row['sum']:.2f}, {lost:.2f} of it; {steps}"
+    plans = f"sum {1e3 * row['sum']:.2f}, {lost:.2f} of it"
+    return f"{row['model']} {row['threads']}t: {times}; CPU {cpu}; {plans}; {steps}"
 
 
 def main() -> None:

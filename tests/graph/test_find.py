@@ -304,3 +304,39 @@ TWO = ALONE.replace("output z", "q = conv2d(32, kernel=1)(z, v)\noutput q").repl
 def test_a_plan_alone_reads_tensors_as_they_lie(text: str, last: tuple[str, ...], layouts: list[str]) -> None:
     cut = find(graph_of(text), "triton:sm_90", last=last)
     assert [site.plan.src.layout for site in cut.sites] == layouts
+
+
+@pytest.mark.parametrize(
+    ("window", "value", "plan"),
+    [
+        ("conv2d(4, kernel=3, padding=1)(p, w)", 0.0, "conv2d(4, kernel=3, padding=((1, 2), (2, 1)))"),
+        ("max_pool2d(3, stride=1)(p)", -np.inf, "max_pool2d(3, stride=1, padding=((0, 1), (1, 0)))"),
+        ("avg_pool2d(3, stride=1)(p)", 0.0, "avg_pool2d(3, stride=1, padding=((0, 1), (1, 0)))"),
+        ("max_pool2d(3, stride=1)(p)", 0.0, "max_pool2d(3, stride=1)"),
+        ("avg_pool2d(3, stride=1, padding=1, count_include_pad=False)(p)", 0.0, None),
+        ("max_pool2d(3, ceil_mode=True)(p)", -np.inf, None),
+    ],
+)
+def test_padding_is_the_window_s_own_where_it_stands_for_the_same(
+    window: str, value: float, plan: str | None
+) -> None:
+    graph = graph_of(
+        "input x: f32[1x3x6x7]\nconstant w: f32[4x3x3x3]\n"
+        f"p = pad(((0, 0), (0, 0), (0, 1), (1, 0)), value={value})(x)\ny = {window}\noutput y"
+    )
+    cut = find(graph, threads=1)
+    (site,) = cut.sites
+    given = random_inputs(graph)
+    np.testing.assert_allclose(Session(cut)(given)["y"], graph.evaluate(given)["y"], rtol=1e-5, atol=1e-6)
+    books(cut)
+    assert plan is None or str(site.plan).endswith(plan)
+    is_folded = plan is not None and "padding" in plan
+    assert (len(site.nodes), site.src) == ((2, "x") if is_folded else (1, "p"))
+
+
+def test_padding_that_others_read_stays() -> None:
+    graph = graph_of(
+        "input x: f32[1x3x6x7]\nconstant w: f32[4x3x3x3]\np = pad(((0, 0), (0, 0), (1, 1), (1, 1)))(x)\n"
+        "y = conv2d(4, kernel=3)(p, w)\noutput y\noutput p"
+    )
+    assert [site.src for site in find(graph, threads=1).sites] == ["p"]

@@ -17,6 +17,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import spelled
 from fuseplan.graph.ops import VIEWS, Foreign
+from fuseplan.graph.pads import anchors
 from fuseplan.graph.region import Region, regions
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
@@ -155,9 +156,10 @@ class _Finder:
                 self._alone(node)
 
     def _anchors(self, kind: str) -> None:
-        for node in self.graph.nodes:
-            if isinstance(node.op, Layer) and node.op.op.kind == kind and id(node) not in self.claimed:
-                self._anchored(node, node.op, (node,))
+        layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind == kind)
+        for layer, anchor in ((each, anchor) for each in layers for anchor in anchors(self.graph, each)):
+            if id(layer) not in self.claimed:
+                self._anchored(*anchor)
 
     def _anchored(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> None:
         """The site around a contraction or an operator with statistics, which a node or its pieces are."""

@@ -160,6 +160,29 @@ class Concat(GraphOp):
 
 
 @dataclass(frozen=True)
+class Pad(GraphOp):
+    """The tensor with `value` around it: so many elements (low, high) along each axis."""
+
+    name: ClassVar[str] = "pad"
+
+    padding: tuple[tuple[int, int], ...]
+    value: float = 0.0
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The extents with what is put around them."""
+        (src,) = known(self, given)
+        float_type(self, given)
+        if len(self.padding) != src.rank or any(side < 0 for pair in self.padding for side in pair):
+            raise PlanError("pad takes (low, high) of each axis, none negative", got=f"{self.text} of {src}")
+        extents = zip(src.shape or (), self.padding, strict=True)
+        return (Type(tuple(extent + low + high for extent, (low, high) in extents), src.dtype, src.names),)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """NumPy's."""
+        return (np.pad(given[0], self.padding, constant_values=self.value),)
+
+
+@dataclass(frozen=True)
 class Reduce(GraphOp):
     """The mean, sum, largest or smallest element along axes, which stay with extent 1 where `keepdims`."""
 
@@ -246,5 +269,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Concat, Reduce)
+OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Concat, Pad, Reduce)
 BY_WORD = {each.name: each for each in OPS}

@@ -18,7 +18,7 @@ class Why(Enum):
     )
     NO_PLAN = (
         "no-plan",
-        "no plan says joins and reductions of many axes: NumPy runs them",
+        "no plan says joins, padding by itself and reductions of many axes: NumPy runs them",
         "Leave it to NumPy",
     )
     WEIGHT_NOT_CONSTANT = (

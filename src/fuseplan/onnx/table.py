@@ -17,7 +17,7 @@ from onnx import helper
 from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.onnx.given import Given, LeftError
-from fuseplan.onnx.windows import average_pool, convolution, max_pool
+from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
 from fuseplan.ops.activation import (
     Abs,
@@ -376,6 +376,7 @@ TABLE: dict[str, Row] = {
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Concat": _concat,
+    "Pad": pad,
     "GlobalAveragePool": _global("ReduceMean"),
     "GlobalMaxPool": _global("ReduceMax"),
     "Softmax": _softmax(Softmax),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fuseplan.graph.ops import Pad
 from fuseplan.graph.why import Why
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.ops.affine import Bias
@@ -98,3 +99,21 @@ def _pool(given: Given, kinds: Sequence[Callable[..., Pool]], **attributes: bool
     if op.window(given.type().spec()).dst != window.dst:
         raise LeftError(Why.SHAPE, f"ceil_mode and auto_pad of {given.type()}")
     return given.layer(op, given.inputs[0])
+
+
+def pad(given: Given) -> str:
+    """Pad with a number."""
+    given.floats_of_first()
+    if given.attribute("mode", "constant") != "constant":
+        raise LeftError(Why.NOT_IN_TABLE, "Pad with elements of the tensor")
+    rank = len(given.shape())
+    axes = given.integers(3, "") if given.has(3) else None
+    listed = [axis % rank for axis in axes or range(rank)]
+    sides = given.integers(1, "pads") or ()
+    value = float(given.known(2, Why.FORMULA).reshape(())) if given.has(2) else 0.0
+    padding = [(0, 0)] * rank
+    for place, axis in enumerate(listed):
+        padding[axis] = sides[place], sides[place + len(listed)]
+    if not any(map(any, padding)):
+        return given.inputs[0]
+    return given.add(Pad(tuple(padding), value), given.inputs[0])
