@@ -236,10 +236,44 @@ def test_modules_that_cannot_be_exported_are_refused() -> None:
         fused.fuse(nn.Identity(), 3)
 
 
-@pytest.mark.parametrize("options", [{"mode": 1}, {"rest": "eager"}])
+def _compiled(module: nn.Module, **options: object) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(module, backend=compile_graph, options=options)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"mode": 1}, {"rest": "eager"}, {"choose": "best"}, {"dryrun": "yes"}])
 def test_other_options_of_the_backend_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(Exception, match="has the option rest='torch' or 'inductor'; got"):
-        torch.compile(nn.ReLU(), backend=compile_graph, options=options)(torch.randn(3))
+    with pytest.raises(Exception, match="has the options rest='torch' or 'inductor', choose='predicted' or"):
+        _compiled(nn.ReLU(), **options)(torch.randn(3))
+    with pytest.raises(Exception, match="times plans beside torch's own operators: leave `rest` out"):
+        _compiled(nn.ReLU(), rest="inductor", choose="measured")(torch.randn(3))
+
+
+def _calls_of(run: Callable[[], object]) -> int:
+    with torch.profiler.profile() as profiled:
+        run()
+    return sum(each.count for each in profiled.key_averages() if each.key == "fuseplan::run")
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_the_backend_measures_and_tells_without_compiling(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, src = Residual().eval(), torch.randn(2, 6, 8, 8)
+    with torch.no_grad():
+        want = module(src)
+        dry = _compiled(module, dryrun=True)
+        _same(dry(src), want, 0)
+        told = capsys.readouterr().out
+        assert "conv2d(8, kernel=3, padding=1) -> batch_norm -> relu" in told
+        assert _calls_of(lambda: dry(src)) == 0
+        measured = _compiled(module, choose="measured")
+        _same(measured(src), want)
+        monkeypatch.setattr(trial, "_lost", lambda *_: Reason(Why.SLOWER, "told so"))
+        monkeypatch.setattr(sites.KEPT, "records", dict)
+        reverted = _compiled(module, choose="measured")
+        _same(reverted(src), want)
+        assert _calls_of(lambda: reverted(src)) == 0
 
 
 def _with_pass(module: nn.Module) -> Callable[..., torch.Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import fx
@@ -12,14 +13,40 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from fuseplan.errors import ArgumentError
+from fuseplan.graph.choose import Mode
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.reporting import report_of, trace
 
-RESTS = ("torch", "inductor")  # what computes the operators that no plan does
+
+@dataclass(frozen=True)
+class Options:
+    """What torch.compile is given as `options`; the values that each may have, its default first."""
+
+    rest: Literal["torch", "inductor"] = "torch"
+    choose: Mode = "predicted"
+    dryrun: Literal[False, True] = False
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Options:
+        """The options that a caller gave.
+
+        Raises:
+            ArgumentError: there is no such option, or it has no such value, or not beside the others.
+        """
+        known = {name: get_args(hint) for name, hint in get_type_hints(cls).items()}
+        if any(value not in known.get(name, ()) for name, value in given.items()):
+            told = ", ".join(f"{name}={' or '.join(map(repr, values))}" for name, values in known.items())
+            raise ArgumentError(f"the backend fuseplan has the options {told}; got {dict(given)}")
+        made = cls(**given)
+        if made.rest == "inductor" and made.choose == "measured":
+            raise ArgumentError(
+                "choose='measured' times plans beside torch's own operators: leave `rest` out"
+            )
+        return made
 
 
 def _compiled(
-    given: fx.GraphModule, inputs: Sequence[Any], rest: str, is_inference: bool = False
+    given: fx.GraphModule, inputs: Sequence[Any], options: Options, is_inference: bool = False
 ) -> Callable[..., Any]:
     """The graph with plans; as it is where its tensors lie on several devices, or on one without plans."""
     devices = {each.device for each in inputs if isinstance(each, torch.Tensor)}
@@ -27,11 +54,14 @@ def _compiled(
     is_known = device is not None and device.type in ("cpu", "cuda")
     if not is_known or device is None:
         return _boxed(given)
-    if rest == "inductor":
+    if options.dryrun:
+        print(report_of(fused(given, device, is_built=False), device))
+        return _boxed(given)
+    if options.rest == "inductor":
         from fuseplan.torch import inductor
 
         return inductor.compiled(given, inputs, device, is_inference=is_inference)
-    made = fused(given, device)
+    made = fused(given, device, choose=options.choose)
     trace(lambda: report_of(made, device))
     return _boxed(made.module)
 
@@ -53,17 +83,15 @@ def compile_graph(
         given: the graph.
         inputs: tensors like those of its calls.
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
-            (the default), or `inductor`, which also computes plans without weights.
+            (the default), or `inductor`, which also computes plans without weights. `choose` is that of
+            `fuseplan.torch.fuse`. `dryrun=True` prints the report on each graph; nothing is compiled, and
+            torch runs the graph.
 
     Raises:
         ArgumentError: there is no such option, or it has no such value.
     """
-    rest = dict(options or {})
-    chosen = rest.pop("rest", RESTS[0])
-    if rest or chosen not in RESTS:
-        known = " or ".join(map(repr, RESTS))
-        raise ArgumentError(f"the backend fuseplan has the option rest={known}; got {dict(options or {})}")
-    training, inference = (partial(_compiled, rest=chosen, is_inference=each) for each in (False, True))
+    how = Options.read(options or {})
+    training, inference = (partial(_compiled, options=how, is_inference=each) for each in (False, True))
     backend = aot_autograd(fw_compiler=training, inference_compiler=inference)
     made: Callable[..., Any] = backend(given, inputs)
     return made
