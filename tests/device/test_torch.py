@@ -1,6 +1,7 @@
 """Plans as operators of torch's on a GPU: beside torch's layers, compiled, and recorded in CUDA graphs."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import fuseplan.torch as fused
+from fuseplan.stores import sites
 from fuseplan.torch.dynamo import compile_graph
 
 BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # of the largest value
@@ -75,6 +77,36 @@ def test_weights_that_lie_as_the_kernel_reads_them_are_neither_copied_nor_kept()
     other(src)
     del other
     assert torch.cuda.memory_allocated() <= before + 4096 * 4096
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_sites_are_measured_beside_torch(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(2),
+        nn.Linear(196, 64),
+        nn.GELU(),
+    )
+    model, src = model.to("cuda", dtype).eval(), torch.randn(2, 16, 14, 14, device="cuda").to(dtype)
+    whole = fused.fuse(model, src, choose="measured")
+    found = [*whole.fusion.cut.sites, *whole.fusion.cut.reverted]
+    assert len(found) == 2
+    for site in found:
+        made = site.measured
+        assert made.code in ("", "slower"), made.said
+        assert made.error <= made.allowed
+        assert all(1e-6 < seconds < 1e-3 for seconds in made.seconds.values())
+        assert len(made.seconds) == 2
+    want = model.double()(src.double())
+    model.to(dtype)
+    assert (whole(src).double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

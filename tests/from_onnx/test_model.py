@@ -326,7 +326,9 @@ def test_a_run_that_fails_goes_to_the_reference_evaluator(monkeypatch: pytest.Mo
     np.testing.assert_allclose(ours.run(None, given)[0], ours.exact(given)[0], rtol=1e-5)
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
     path = tmp_path / "network.onnx"
     onnx.save_model(cnn(), path)
     told = CliRunner().invoke(command, ["explain", str(path), "--json"])
@@ -335,8 +337,9 @@ def test_the_commands(tmp_path: Path) -> None:
     shaped = CliRunner().invoke(command, ["explain", str(path), "--shape", "x=2x3x64x64"])
     first = "f32[2x3x64x64, nhwc] -> conv2d(16, kernel=7, stride=2, padding=3) -> bias -> relu"
     assert first in " ".join(shaped.output.split())
-    ran = CliRunner().invoke(command, ["run", str(path), "--threads", "1"])
+    ran = CliRunner().invoke(command, ["run", str(path), "--threads", "1", "--choose", "measured"])
     assert ran.exit_code == 0, ran.output
+    assert (tmp_path / "cache" / sites.FILE).exists()
     assert "beside onnxruntime: right" in ran.output
     wrong = CliRunner().invoke(command, ["explain", str(path), "--shape", "z=1"])
     assert wrong.exit_code == 2

@@ -17,6 +17,7 @@ from fuseplan.cli.export import export_command
 from fuseplan.cli.group import Commands
 from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, verdict_command
 from fuseplan.cli.models import (
+    CHOOSE,
     SHAPES,
     ModelTrial,
     compare_command,
@@ -104,16 +105,23 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
 )
 @PATIENCE
 @SHAPES
+@CHOOSE
 @click.pass_context
 def run(
-    ctx: click.Context, asked: Asked, seed: int, inputs: str, patience: float, shapes: Sequence[str]
+    ctx: click.Context,
+    asked: Asked,
+    seed: int,
+    inputs: str,
+    patience: float,
+    shapes: Sequence[str],
+    choose: str,
 ) -> None:
     """Compile PLAN, run it on random data, check the result against float64 and time it.
 
     The name of an ONNX file in the place of PLAN runs that model, beside ONNX Runtime where it is installed.
     """
     if is_model(asked.plan):
-        of_model = run_model(asked, shapes, seed)
+        of_model = run_model(asked, shapes, seed, choose)
         _print_told(asked, of_model)
         ctx.exit(RIGHT if of_model.is_right else WRONG)
     trial = run_trial(asked.plan, asked.target, seed=seed, inputs=inputs, patience=patience, **asked.how)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 import numpy as np
@@ -16,6 +16,7 @@ from fuseplan.cli.options import AS_JSON, DURATION, SEED, Asked, loud_command, p
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.errors import ArgumentError, counted, installing
+from fuseplan.graph.choose import Mode
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from fuseplan.onnx.model import OnnxModel
 
 ENDING = ".onnx"
+CHOOSE = click.option(
+    "--choose",
+    type=click.Choice(get_args(Mode)),
+    default=get_args(Mode)[0],
+    show_default=True,
+    help="Of a model: leave plans that are slower than ONNX Runtime to it, measured now unless stored.",
+)
 SHAPES = click.option(
     "--shape",
     "shapes",
@@ -197,14 +205,14 @@ def fuse_command(asked: Asked, output: Path, shapes: Sequence[str]) -> None:
     Screen().tell("\n".join(lines))
 
 
-def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:
+def run_model(asked: Asked, shapes: Iterable[str], seed: int, choose: str) -> ModelTrial:
     """Runs a model on random data, beside ONNX Runtime where that is installed, else beside float64.
 
     Raises:
         ArgumentError: as for `explain_model`.
         BuildError: nothing runs one of its operators.
     """
-    model = _loaded(asked)
+    model = _loaded(asked, choose)
     types = _types(model, shapes)
     given = _given(types, seed)
     made = model.run(None, given)
@@ -220,13 +228,15 @@ def run_model(asked: Asked, shapes: Iterable[str], seed: int) -> ModelTrial:
     return ModelTrial(model.report(types), peer, error, allowed, HostClock().interleave(calls))
 
 
-def _loaded(asked: Asked) -> OnnxModel:
+def _loaded(asked: Asked, choose: str = "predicted") -> OnnxModel:
     if importlib.util.find_spec("onnx") is None:
         raise ArgumentError(f"reading {asked.plan} needs onnx: {installing('onnx', 'onnx')}")
     from fuseplan.onnx import load  # noqa: PLC0415 - onnx is optional
 
     try:
-        found: OnnxModel = load(asked.plan, asked.target, threads=asked.threads, accuracy=asked.accuracy)
+        found: OnnxModel = load(
+            asked.plan, asked.target, threads=asked.threads, accuracy=asked.accuracy, choose=choose
+        )
     except OSError as error:
         raise ArgumentError(f"{asked.plan} cannot be read: {error}") from None
     return found

@@ -18,7 +18,7 @@ from fuseplan.language.tensor import TensorSpec
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
-COLUMNS = 1 << 12  # of a product in float64: the operands stay in the cache, and take little memory
+COLUMNS = 1 << 15  # of a product in float64: some MB of operands besides
 HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
 
 
