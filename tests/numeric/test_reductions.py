@@ -36,8 +36,8 @@ TENSORS = (
     "2x3x2x5x3, ndhwc",
     "2x3x2x5x3, abhsc",
 )
-REMOVING = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax}
-FLATTENED = {"argmax": torch.argmax}
+REMOVING = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin}
+FLATTENED = {"argmax": torch.argmax, "prod": torch.prod}
 EXPONENTIAL = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 SPECIAL = (np.inf, -np.inf, np.nan)
 
@@ -129,6 +129,10 @@ PLANS = (
     "[7x1] -> softmax -> scale",
     "[3x1x4] -> relu -> log_softmax(1)",
     "[3x1x4] -> sum(1) -> tanh",
+    "[2x3x5x7, bhsc] -> bias -> amin(hs) -> add",
+    "[5x77] -> relu -> amin(0, keepdim=True)",
+    "[33x9] -> prod(1) -> bias",
+    "[2x5x3x7, nhwc] -> add -> prod(hw)",
 )
 # Equal elements in several places, NaN and infinities: the index has to be the first one's.
 PLACES = (
@@ -213,7 +217,15 @@ def test_any_cut(plan: str, cells: int, parts: int) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    ["f32[33x40] -> softmax", "f32[40x33] -> log_softmax(0)", "f16[7x70] -> amax(1)", "f32[7x70] -> sum(0)"],
+    [
+        "f32[33x40] -> softmax",
+        "f32[40x33] -> log_softmax(0)",
+        "f16[7x70] -> amax(1)",
+        "f32[7x70] -> sum(0)",
+        "f32[7x70] -> amin(0)",
+        "f32[7x70] -> amin(1)",
+        "f32[7x70] -> prod(0)",
+    ],
 )
 def test_infinities_and_nan(plan: str) -> None:
     """Rows and columns with one such element, with several, and with nothing but -inf."""
@@ -253,6 +265,8 @@ INTERPRETED = (
     ("f32[2x5x3x7, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias", GpuReduction(2, 8, 1, 4)),
     ("f32[2x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu", GpuReduction(4, 4, 2, 4)),
     ("bf16[2x3x5x7, bhsc] -> bias -> amax(h) -> add", GpuReduction(4, 4, 1, 4)),
+    ("f32[9x40] -> amin(1)", GpuReduction(4, 64, 1, 4)),
+    ("f32[3x30] -> prod(1)", GpuReduction(1, 8, 4, 4)),
     ("f32[9x40] -> argmax(1)", GpuReduction(4, 64, 1, 4)),
     ("f32[3x100] -> argmax(1)", GpuReduction(1, 32, 4, 4)),
     ("f64[3x4x5, cbs of bsc] -> argmax(bs, keepdim=True)", GpuReduction(2, 8, 1, 4)),

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from fuseplan.language.reduction import NUMPY_JOINS, STATISTICS, Statistic, reduce
 from fuseplan.scalar import NUMPY, fold, leaf
 
-NAMES = {"Sums": ("a",), "Max": ("a",)}
+NAMES = dict.fromkeys(("Sums", "Max", "Min", "Product"), ("a",))
 FORMULAS = {"ArgMax": (leaf("x"), leaf("at"))}
 MEANINGS = {
     "Sums": lambda x: [x.sum()],
     "Moments": lambda x: [x.mean(), x.var()],
     "Max": lambda x: [x.max()],
+    "Min": lambda x: [x.min()],
+    "Product": lambda x: [x.prod()],
     "SumExp": lambda x: [x.max(), np.exp(x - x.max()).sum()],
     "ArgMax": lambda x: [x.max(), np.argmax(x)],
 }

@@ -51,7 +51,7 @@ def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
     "word",
     [
         "group_norm", "Dense", "gemm",
-        "softmin", "max", "swiglu", "softmax2d", "ReduceMin", "reshape", "permute", "dropout",
+        "softmin", "max", "swiglu", "softmax2d", "ReduceL1", "reshape", "permute", "dropout",
     ],
 )  # fmt: skip
 def test_an_operator_that_no_plan_has_is_said_plainly(word: str) -> None:

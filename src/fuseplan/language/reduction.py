@@ -1,6 +1,6 @@
 """Statistics: numbers made of many elements, each class a declaration of a few lines.
 
-A statistic consists of parts. A part joins one term of every element by addition, maximum or minimum. The
+A statistic consists of parts. A part joins one term of every element by a function of `JOINS`. The
 term may use the parts before it, as a sum of exponentials uses the maximum; `moved` corrects a part when the
 parts before it change. From these follow the identity, the step, the merge of two states, the float64
 reference, and in every backend the code and the split over threads and programs.
@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 INDEX = "index()"  # the leaf of an element's place among the reduced ones; no key has parentheses
 # Functions that join terms, each with its identity: the value of no terms.
-JOINS = {"add": 0.0, "maximum": -inf, "minimum": inf}
+JOINS = {"add": 0.0, "mul": 1.0, "maximum": -inf, "minimum": inf}
 # The float64 meaning of each over axes that stay with extent 1.
 NUMPY_JOINS: dict[str, Callable[..., Any]] = {
     "add": np.add.reduce,
+    "mul": np.multiply.reduce,
     "maximum": np.maximum.reduce,
     "minimum": np.minimum.reduce,
 }
@@ -124,21 +125,45 @@ class Statistic(ABC):
         return made
 
 
-class Sums(Statistic):
-    """The sum of each expression."""
+class Joined(Statistic):
+    """Each expression's terms, joined."""
 
-    word = "sums"
+    join: ClassVar[str]
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """One sum for each expression."""
+        """One number for each expression."""
         listed = zip(self.names, self.expressions, strict=True)
-        return tuple(Part(self.part(name), "add", each) for name, each in listed)
+        return tuple(Part(self.part(name), self.join, each) for name, each in listed)
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:
-        """The sums."""
+        """The parts."""
         return tuple(leaf(part.name) for part in self.parts)
+
+
+class Sums(Joined):
+    """The sum of each expression."""
+
+    word, join = "sums", "add"
+
+
+class Max(Joined):
+    """The largest value of one expression; NaN if any is."""
+
+    word, join = "max", "maximum"
+
+
+class Min(Joined):
+    """The smallest value of one expression; NaN if any is."""
+
+    word, join = "min", "minimum"
+
+
+class Product(Joined):
+    """The product of one expression's values."""
+
+    word, join = "product", "mul"
 
 
 class Moments(Statistic):
@@ -169,22 +194,6 @@ class Moments(Statistic):
         """Mean and variance."""
         count, total, square = (leaf(part.name) for part in self.parts)
         return total / count, square / count
-
-
-class Max(Statistic):
-    """The largest value of one expression; NaN if any is."""
-
-    word = "max"
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The maximum."""
-        return (Part(self.part("max"), "maximum", self.expressions[0]),)
-
-    @property
-    def numbers(self) -> tuple[Scalar, ...]:
-        """The maximum."""
-        return (leaf(self.parts[0].name),)
 
 
 class SumExp(Statistic):
@@ -244,7 +253,7 @@ def _is_number(value: Scalar) -> Scalar:
     return call("ge", value, value)
 
 
-STATISTICS: tuple[type[Statistic], ...] = (Sums, Moments, Max, SumExp, ArgMax)
+STATISTICS: tuple[type[Statistic], ...] = (Sums, Moments, Max, Min, Product, SumExp, ArgMax)
 
 
 def indices(shape: Sequence[int], steps: Sequence[int]) -> Any:

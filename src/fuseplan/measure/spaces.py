@@ -86,6 +86,7 @@ class Device:
         self.broadcast = torch.broadcast_to
         self.joins: dict[str, Callable[..., Any]] = {
             "add": torch.sum,
+            "mul": self._product,
             "maximum": torch.amax,
             "minimum": torch.amin,
         }
@@ -96,6 +97,13 @@ class Device:
         if not row.is_float and dtype != "bool":
             values = values.nan_to_num(0.0).clamp(-row.largest - 1, row.largest)
         return values.to(torch_dtype(dtype)).double()
+
+    def _product(self, values: Tensor, axes: Shape, *, keepdims: bool) -> Tensor:
+        """The product over axes, which stay; torch takes one at a time."""
+        assert keepdims
+        for axis in axes:
+            values = self._torch.prod(values, axis, keepdim=True)
+        return values
 
     def draws(self, seed: int | None) -> Draws:
         """Random values; without a seed, other values each time."""

@@ -35,7 +35,7 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.matmul import Linear, Matmul
-from fuseplan.ops.reductions import Amax, LogSoftmax, Mean, Softmax, Sum
+from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 
 Row = Callable[[Given], str]
@@ -75,12 +75,11 @@ ACTIVATIONS: dict[str, Callable[[Given], Op]] = {
     "LeakyRelu": lambda given: LeakyRelu(given.attribute("alpha", 0.01)),
     "Gelu": lambda given: Gelu(given.attribute("approximate", "none")),
 }
-# Reductions: ours, and NumPy's where plans have none.
-REDUCTIONS: dict[str, tuple[str, Callable[..., Op] | None]] = {
+REDUCTIONS: dict[str, tuple[str, Callable[..., Op]]] = {
     "ReduceMean": ("mean", Mean),
     "ReduceSum": ("sum", Sum),
     "ReduceMax": ("amax", Amax),
-    "ReduceMin": ("amin", None),
+    "ReduceMin": ("amin", Amin),
 }
 # Operators whose versions before opset 13 the rows read too, and the first of these versions.
 OLDER = {
@@ -129,7 +128,7 @@ def _activation(make: Callable[[Given], Op]) -> Row:
 
 def _reduced(given: Given, name: str, axes: tuple[int, ...], keepdims: bool) -> str:
     kind, op = REDUCTIONS[name]
-    if op is None or not given.type().is_spec:
+    if not given.type().is_spec:
         return given.add(Reduce(kind, axes, keepdims), given.inputs[0])
     return given.layer(op(axes, keepdim=keepdims), given.inputs[0])
 

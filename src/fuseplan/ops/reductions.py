@@ -1,12 +1,14 @@
-"""Sums, means, maxima, their places and softmax over any axes: by numbers, by names, or over all."""
+"""Softmax, and sums, means, extremes and their kin, over any axes: by numbers, by names, or over all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import refused, true_or_false
-from fuseplan.language.reduction import INDEX, ArgMax, Max, Statistic, SumExp, Sums
+from fuseplan.language.reduction import INDEX, ArgMax, Max, Min, Product, Statistic, SumExp, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
@@ -145,11 +147,20 @@ class LogSoftmax(OverAxes):
         return leaf("x") - leaf(keys["largest"]) - log(leaf(keys["exp_sum"]))
 
 
+@dataclass(frozen=True)
 class Removing(OverAxes):
-    """An operator whose output has one element for each place along the other axes."""
+    """An operator whose output has one element for each place along the other axes.
 
-    axes: Axes
-    keepdim: bool
+    Attributes:
+        statistic: a statistic of x; the output is its number unless the class says otherwise.
+        number: the operator's name of that.
+    """
+
+    statistic: ClassVar[type[Statistic]]
+    number: ClassVar[str]
+
+    axes: Axes = ALL
+    keepdim: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,6 +183,14 @@ class Removing(OverAxes):
         over = self.over(src)
         return tuple(1 if axis in over else extent for axis, extent in enumerate(src.shape))
 
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The statistic."""
+        return (self.statistic((keys[self.number],), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The number."""
+        return leaf(keys[self.number])
+
 
 @operator
 class Sum(Removing):
@@ -183,17 +202,7 @@ class Sum(Removing):
 
     onnx = "ReduceSum"
     torch = "sum"
-
-    axes: Axes = ALL
-    keepdim: bool = False
-
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sum."""
-        return (Sums((keys["total"],), (leaf("x"),)),)
-
-    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The sum."""
-        return leaf(keys["total"])
+    statistic, number = Sums, "total"
 
 
 @operator
@@ -206,13 +215,7 @@ class Mean(Removing):
 
     onnx = "ReduceMean"
     torch = "mean"
-
-    axes: Axes = ALL
-    keepdim: bool = False
-
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The sum."""
-        return (Sums((keys["total"],), (leaf("x"),)),)
+    statistic, number = Sums, "total"
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The sum over the number of elements."""
@@ -229,17 +232,33 @@ class Amax(Removing):
 
     onnx = "ReduceMax"
     torch = "amax"
+    statistic, number = Max, "largest"
 
-    axes: Axes = ALL
-    keepdim: bool = False
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """The maximum."""
-        return (Max((keys["largest"],), (leaf("x"),)),)
+@operator
+class Amin(Removing):
+    """min(x)
 
-    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The maximum."""
-        return leaf(keys["largest"])
+    The smallest element over `axes`, over all unless told; NaN where there is one. The output does not have
+    these axes; with `keepdim` they have extent 1.
+    """
+
+    onnx = "ReduceMin"
+    torch = "amin"
+    statistic, number = Min, "smallest"
+
+
+@operator
+class Prod(Removing):
+    """product(x)
+
+    The product over `axes`, over all unless told. The output does not have these axes; with `keepdim` they
+    have extent 1. A product that is too large or too small on the way becomes infinite or 0.
+    """
+
+    onnx = "ReduceProd"
+    torch = "prod"
+    statistic, number = Product, "total"
 
 
 @operator
@@ -253,9 +272,7 @@ class Argmax(Removing):
     """
 
     torch = "argmax"
-
-    axes: Axes = ALL
-    keepdim: bool = False
+    number = "place"
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """i32, the other axes in the same order in memory; the reduced ones with extent 1 if `keepdim`.
@@ -271,9 +288,5 @@ class Argmax(Removing):
         """The maximum and its index."""
         return (ArgMax((keys["largest"], keys["place"]), (leaf("x"), leaf(INDEX))),)
 
-    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The index."""
-        return leaf(keys["place"])
 
-
-REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax, Argmax)
+REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax, Amin, Prod, Argmax)

@@ -45,10 +45,16 @@ Functions = Mapping[str, Callable[..., str]]
 # How a tile's terms are joined; functions of two values are written where a kernel needs them.
 JOINED = {
     "add": "tl.sum({term}, {axis})",
+    "mul": "tl.reduce({term}, {axis}, product)",
     "maximum": "tl.reduce({term}, {axis}, larger)",
     "minimum": "tl.reduce({term}, {axis}, smaller)",
 }
-PAIRED = {"maximum": ("larger", ">"), "minimum": ("smaller", "<")}
+_PICKED = "tl.where((x {} other) | (x != x), x, other)"  # NaN where one is
+PAIRED = {
+    "mul": ("product", "x * other"),
+    "maximum": ("larger", _PICKED.format(">")),
+    "minimum": ("smaller", _PICKED.format("<")),
+}
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,10 @@ class ReductionWriter:
             self.groups * self.knobs.programs, options, workspace_bytes=self.meeting.workspace_bytes
         )
 
-    def _pair(self, name: str, sign: str) -> None:
-        """A function of two values: the larger or smaller; NaN where one is."""
+    def _pair(self, name: str, joined: str) -> None:
+        """A function of two values."""
         with self.text.function(f"{name}(x, other)"):
-            self.text.line(f"return tl.where((x {sign} other) | (x != x), x, other)")
+            self.text.line(f"return {joined}")
 
     def _body(self) -> None:
         text, knobs = self.text, self.knobs
