@@ -48,8 +48,6 @@ PLANS = (
     "f32[64x37x9x9, nhwc] -> batch_norm_training(mode=per_activation)",
     "f16[2048x768] -> scale -> softmax",
     "f32[8x65536] -> log_softmax",
-    "f16[3x17x9x11, nhwc] -> argmax(hw)",
-    "f32[3x70001] -> argmax(1)",
     "f16[1x16777225] -> argmax(1)",
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",

@@ -35,6 +35,9 @@ PLANS = (
     "[2x3x5x7, bhsc] -> bias -> amin(h) -> add",
     "[3x70001] -> amin(1)",
     "[33x40] -> prod(0)",
+    "[3x70001] -> var(1)",
+    "[3x17x9x11, nhwc] -> var(hw, correction=0) -> bias",
+    "[20003x5] -> logsumexp(0)",
     "[33x40] -> argmax(1)",
     "[3x70001] -> argmax(1)",
     "[20003x5] -> argmax(0)",
@@ -76,7 +79,7 @@ def test_every_output_is_within_the_bound(place: int, text: str) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shape", ["70x300", "3x70000"])
-@pytest.mark.parametrize("word", ["softmax", "log_softmax", "amax", "amin", "argmax", "sum"])
+@pytest.mark.parametrize("word", ["softmax", "log_softmax", "amax", "amin", "argmax", "logsumexp", "sum"])
 def test_infinities_and_nan_are_torchs(word: str, shape: str, axis: int) -> None:
     compiled = fuseplan.compile(f"f32[{shape}] -> {word}({axis})", "cuda")
     (src,) = inputs(compiled.plan, 1).values()

@@ -36,7 +36,13 @@ TENSORS = (
     "2x3x2x5x3, ndhwc",
     "2x3x2x5x3, abhsc",
 )
-REMOVING = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin}
+REMOVING = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": torch.logsumexp,
+}
 FLATTENED = {"argmax": torch.argmax, "prod": torch.prod}
 EXPONENTIAL = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 SPECIAL = (np.inf, -np.inf, np.nan)
@@ -95,6 +101,8 @@ def test_axes_by_name_and_number(text: str, axes: tuple[int, ...]) -> None:
     ("text", "says"),
     [
         ("f32[2x3] -> sum(2)", "not axes of src"),
+        ("f32[2x1] -> var(1)", "leaves nothing to divide by"),
+        ("f32[2x3] -> var(1, correction=-1)", "must be a number of elements"),
         ("f16[2x3000000000] -> argmax(1)", "more elements than i32 counts"),
         ("f32[2x3] -> sum((0, -2))", "not axes of src"),
         ("f32[2x3] -> sum(h)", "not axes of src"),
@@ -132,6 +140,10 @@ PLANS = (
     "[2x3x5x7, bhsc] -> bias -> amin(hs) -> add",
     "[5x77] -> relu -> amin(0, keepdim=True)",
     "[33x9] -> prod(1) -> bias",
+    "[33x40] -> var(1)",
+    "[2x5x3x7, nhwc] -> scale -> var(hw, correction=0) -> bias",
+    "[5x77] -> logsumexp(1) -> add",
+    "[2x3x70, nwc] -> logsumexp(w, keepdim=True)",
     "[2x5x3x7, nhwc] -> add -> prod(hw)",
 )
 # Equal elements in several places, NaN and infinities: the index has to be the first one's.
@@ -225,6 +237,8 @@ def test_any_cut(plan: str, cells: int, parts: int) -> None:
         "f32[7x70] -> amin(0)",
         "f32[7x70] -> amin(1)",
         "f32[7x70] -> prod(0)",
+        "f32[7x70] -> logsumexp(0)",
+        "f32[7x70] -> logsumexp(1)",
     ],
 )
 def test_infinities_and_nan(plan: str) -> None:
@@ -240,6 +254,17 @@ def test_infinities_and_nan(plan: str) -> None:
         with np.errstate(all="ignore"):
             want = torch_made(made.ops[0].name, torch.from_numpy(src).double(), made.ops[0].over(made.src))  # type: ignore[attr-defined]
             np.testing.assert_array_equal(np.isnan(made.reference(src, {})), want.isnan().numpy())
+
+
+@pytest.mark.parametrize("correction", [0, 1, 3])
+def test_the_variance_is_torchs_at_any_mean(correction: int) -> None:
+    """In f64 with a mean of a million; in f32 with one that its elements hold."""
+    for dtype, mean, kept in ((np.float64, 1e6, 1e-9), (np.float32, 100.0, 1e-4)):
+        x = (np.random.default_rng(1).standard_normal((3, 5, 700)) + mean).astype(dtype)
+        plan = FusionPlan.parse(f"f{8 * x.itemsize}[3x5x700] -> var((0, 2), correction={correction})")
+        want = torch.var(torch.from_numpy(x).double(), (0, 2), correction=correction).numpy()
+        np.testing.assert_allclose(plan.reference(x, {}), want, rtol=1e-9)
+        np.testing.assert_allclose(forced(plan, Reduction, narrowed(32))(x), want, rtol=kept)
 
 
 def test_long_sums_keep_their_digits() -> None:
@@ -265,6 +290,8 @@ INTERPRETED = (
     ("f32[2x5x3x7, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias", GpuReduction(2, 8, 1, 4)),
     ("f32[2x3x5x7, strides=1:1000:100:10 of bhsc] -> layer_norm -> relu", GpuReduction(4, 4, 2, 4)),
     ("bf16[2x3x5x7, bhsc] -> bias -> amax(h) -> add", GpuReduction(4, 4, 1, 4)),
+    ("f32[9x40] -> var(1)", GpuReduction(4, 16, 2, 4)),
+    ("f32[9x40] -> logsumexp(1)", GpuReduction(4, 16, 1, 4)),
     ("f32[9x40] -> amin(1)", GpuReduction(4, 64, 1, 4)),
     ("f32[3x30] -> prod(1)", GpuReduction(1, 8, 4, 4)),
     ("f32[9x40] -> argmax(1)", GpuReduction(4, 64, 1, 4)),

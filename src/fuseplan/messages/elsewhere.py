@@ -53,8 +53,8 @@ _STATISTICS = (
     "`layer_norm` and `rms_norm` of each row, the last axis"
 )
 _ROWS = (
-    "The operators over axes are `softmax`, `log_softmax`, `sum`, `mean`, `prod`, `amax`, `amin` and "
-    "`argmax`: run it before or after the plan"
+    "The operators over axes are `softmax`, `log_softmax`, `sum`, `mean`, `prod`, `var`, `amax`, `amin`, "
+    "`logsumexp` and `argmax`: run it before or after the plan"
 )
 _GATES = "`mul` multiplies by another tensor of the same shape, or by an earlier value of the plan"
 _GATED = "Write `glu({})`; where the gate's features come first, `glu({}, gate=first)`"
@@ -67,7 +67,7 @@ LACKING: Answers = {
     **_each("dense gemm addmm fullyconnected innerproduct fc", _PRODUCT),
     **_each("groupnorm groupnormalization instancenorm instancenorm1d instancenorm2d", _STATISTICS),
     **_each("instancenorm3d instancenormalization localresponsenorm lrn normalize l2norm", _STATISTICS),
-    **_each("softmin hardmax sparsemax gumbelsoftmax var std norm logsumexp cumsum reducel1", _ROWS),
+    **_each("softmin hardmax sparsemax gumbelsoftmax std norm cumsum reducel1", _ROWS),
     **_each("argmin topk sort min any all crossentropy mseloss nllloss", _ROWS),
     **_each("max", "`amax` is the maximum over axes, `clamp` bounds each element"),
     **_each("softmax2d", "`softmax(c)` is that over the channels"),

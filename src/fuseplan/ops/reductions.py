@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import refused, true_or_false
-from fuseplan.language.reduction import INDEX, ArgMax, Max, Min, Product, Statistic, SumExp, Sums
+from fuseplan.language.reduction import INDEX, ArgMax, Max, Min, Moments, Product, Statistic, SumExp, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op, operator
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.scalar import Scalar, exp, leaf, log
+from fuseplan.scalar import Scalar, exp, leaf, log, where
 
 Axes = int | tuple[int, ...] | str
 ALL = "all"
@@ -262,6 +263,66 @@ class Prod(Removing):
 
 
 @operator
+class Logsumexp(Removing):
+    """max(x) + log(sum(exp(x - max(x))))
+
+    The logarithm of the sum of exponentials over `axes`, over all unless told. No exponential overflows; it
+    is infinite where the maximum is. The output does not have these axes; with `keepdim` they have extent 1.
+    """
+
+    onnx = "ReduceLogSumExp"
+    torch = "logsumexp"
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The maximum, and the sum of exponentials."""
+        return (SumExp((keys["largest"], keys["exp_sum"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the maximum itself where it is +inf or NaN."""
+        most = leaf(keys["largest"])
+        return where(most < inf, most + log(leaf(keys["exp_sum"])), most)
+
+
+@operator
+class Var(Removing):
+    """sum((x - mean(x))**2) / (count - correction)
+
+    The variance over `axes`, over all unless told, of deviations from the mean: it keeps its digits at any
+    mean. `correction=0` divides by the number of elements. The output does not have these axes; with
+    `keepdim` they have extent 1.
+    """
+
+    torch = "var"
+
+    correction: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_integer(self.correction) or self.correction < 0:
+            raise refused(self.name, "correction", "must be a number of elements", got=shown(self.correction))
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The other axes in the same order in memory; the reduced ones with extent 1 if `keepdim`.
+
+        Raises:
+            PlanError: src has no such axes, or too few elements along them.
+        """
+        if self.count(src) <= self.correction:
+            problem = "leaves nothing to divide by"
+            raise refused(self.name, "correction", problem, got=f"{self.count(src)} elements along the axes")
+        return super().output(src)
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """The mean, and the mean of squared deviations."""
+        return (Moments((keys["mean"], keys["variance"]), (leaf("x"),)),)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The variance, corrected."""
+        count = self.count(src)
+        return leaf(keys["variance"]) * (count / (count - self.correction))
+
+
+@operator
 class Argmax(Removing):
     """the first index at which x is max(x)
 
@@ -289,4 +350,4 @@ class Argmax(Removing):
         return (ArgMax((keys["largest"], keys["place"]), (leaf("x"), leaf(INDEX))),)
 
 
-REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax, Amin, Prod, Argmax)
+REDUCTIONS = (Softmax, LogSoftmax, Sum, Mean, Amax, Amin, Prod, Logsumexp, Var, Argmax)
