@@ -83,7 +83,9 @@ REDUCTIONS: dict[str, tuple[str, Callable[..., Op]]] = {
 }
 # Operators whose versions before opset 13 the rows read too, and the first of these versions.
 OLDER = {
-    **dict.fromkeys((*FORMULAS, *JOINED, *ACTIVATIONS), 7),
+    **dict.fromkeys((*FORMULAS, *JOINED, *ACTIVATIONS), 6),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), 7),  # attributes of theirs said how they broadcast
+    **dict.fromkeys(("Softplus", "Softsign"), 1),
     **dict.fromkeys(("Conv", "Flatten", "Transpose", "Concat", "GlobalAveragePool", "GlobalMaxPool"), 1),
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
     **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
@@ -315,10 +317,12 @@ def _gemm(given: Given) -> str:
         made = given.formula(f"a * {alpha!r}", made)
     if not given.has(2) or beta == 0:
         return made
-    summand = given.inputs[2]
-    if beta != 1:
+    summand, stored = given.inputs[2], given.constant(2)
+    if beta != 1 and stored is not None:
+        summand = given.store((stored * beta).astype(stored.dtype))
+    elif beta != 1:
         return given.formula(f"a + b * {beta!r}", made, summand)
-    if given.constant(2) is not None and given.shape(2) == (features,):
+    if stored is not None and given.shape(2) == (features,):
         return given.layer(Bias(), made, summand)
     return given.formula("a + b", made, summand)
 

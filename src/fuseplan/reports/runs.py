@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import told
+from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.place import Call, Compute, Copy, Launch, Placed, Placement, Step, inputs_of
 from fuseplan.kernels.target import Target
 from fuseplan.reports.books import books
@@ -29,18 +30,27 @@ def report_of(placement: Placement, target: Target | str, ran: Mapping[int, str]
         if isinstance(step, Call):
             nodes = step.unit.nodes
             libraries[(ran or {}).get(id(nodes[0]), step.unit.library)] += len(nodes)
-    by_numpy = sum(isinstance(step, Compute) for step in placement.steps)
+    by_numpy = sum(isinstance(step, Compute) and not _is_copy(step) for step in placement.steps)
     copies = tuple(_copies(placement))
     return books(placement.cut, target, numpy=by_numpy, libraries=libraries, copies=copies)
 
 
 def _copies(placement: Placement) -> Iterator[CopyRow]:
+    """Copies between steps, and views of elements that do not lie so."""
     for index, step in enumerate(placement.steps):
-        if isinstance(step, Copy):
-            buffer = step.dst.buffer
-            readers = (each for each in placement.steps[index + 1 :] if _reads(each, buffer))
-            nbytes = 2 * math.prod(buffer.shape) * buffer.dtype.itemsize
-            yield CopyRow(step.value, nbytes, next(map(_told, readers), "the outputs"))
+        if not _is_copy(step) or not isinstance(step, Copy | Compute) or step.dst is None:
+            continue
+        buffer = step.dst.buffer
+        value = step.value if isinstance(step, Copy) else step.node.outputs[0]
+        readers = (each for each in placement.steps[index + 1 :] if _reads(each, buffer))
+        nbytes = 2 * math.prod(buffer.shape) * buffer.dtype.itemsize
+        yield CopyRow(value, nbytes, next(map(_told, readers), "the outputs"))
+
+
+def _is_copy(step: Step) -> bool:
+    """Whether a step gives the same elements: a copy, or a view whose elements do not lie so."""
+    is_view = isinstance(step, Compute) and isinstance(step.node.op, VIEWS) and step.dst is not None
+    return isinstance(step, Copy) or is_view
 
 
 def _reads(step: Step, buffer: Buffer) -> bool:
