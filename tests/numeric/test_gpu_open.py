@@ -29,6 +29,8 @@ PLANS = (
     ("pointwise", "f32[*x3x5x4, nhwc] -> batch_norm(per_activation)"),
     ("product", "f32[*x7] -> linear(6) -> bias -> gelu"),
     ("product", "f32[*x70] -> add -> linear(65) -> bias"),
+    ("product", "f16[*x33] -> linear(70) -> bias -> glu(silu) -> add"),
+    ("product", "i8[*x48] -> linear(24) -> dequantize(f16) -> bias"),
     ("product", "f16[*x64] -> linear(136) -> bias -> save(pre) -> gelu"),
     ("product", "bf16[*x5x64, strides=400:64:1 of bsc] -> linear(96) -> add"),
     ("product", "f32[*x6x3x2, nhwc] -> conv2d(8, kernel=3, padding=1) -> batch_norm -> add -> relu"),

@@ -31,6 +31,8 @@ CONTRACTIONS = (
     "f32[*x7] -> linear(6) -> bias -> gelu",
     "f16[*x70] -> add -> linear(65) -> bias",
     "f32[*x*x7] -> linear(10) -> add",
+    "f32[*x33] -> linear(70) -> bias -> glu(silu) -> add",
+    "f32[*x5x4x6, nhwc] -> conv2d(14, kernel=3) -> glu(axis=c, interleaved=True)",
     "f32[*x9x7, strides=100:9:1 of bsc] -> linear(10)",
     "f32[*x6x5x4, nhwc] -> conv2d(8, kernel=3, padding=1) -> batch_norm -> add -> relu",
     "bf16[*x6x5x4] -> relu -> conv2d(8, kernel=3, padding=1) -> save(kept) -> relu",

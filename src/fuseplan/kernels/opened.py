@@ -64,13 +64,11 @@ class Opened:
     def has_known_extents(self) -> bool:
         """Whether it has a part that no template writes for an open axis.
 
-        These are weights of each image, parts, sums over chosen axes, operands with axes of their own, and
-        scales of blocks.
+        These are weights of each image, parts but those of features, sums over chosen axes, operands with
+        axes of their own, and scales of blocks.
         """
-        is_own = self.convolution is not None and self.convolution.weight_per_batch
-        return bool(
-            is_own or self.parts or self.over or any(each.per in ("axes", "blocks") for each in self.operands)
-        )
+        is_own = self.parts if self.convolution is None else self.convolution.weight_per_batch
+        return bool(is_own or self.over or any(each.per in ("axes", "blocks") for each in self.operands))
 
     def has_open(self, tensor: Any) -> bool:
         """Whether the first axis of an operand or output is the open one."""
