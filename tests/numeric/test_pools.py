@@ -25,7 +25,7 @@ SHAPES = (
     ("1x20x14x14", "max_pool2d(5, stride=1, padding=2)"),
     ("1x5x21x30", "max_pool2d((2, 3), stride=(1, 2), padding=((0, 1), (2, 0)), dilation=(2, 3))"),
     ("1x3x20x100", "max_pool2d((1, 70), stride=1, padding=(0, 30))"),
-    ("2x5x7x9", "max_pool2d(3, stride=1, padding=(1, 60))"),
+    ("2x5x7x35", "max_pool2d((3, 50), stride=1, padding=(1, 48))"),
     ("2x9x12x13", "avg_pool2d(3, stride=1, padding=1)"),
     ("1x9x35x35", f"avg_pool2d(3, stride=1, padding=1, {MEANS})"),
     ("1x4x10x23", f"avg_pool2d(3, stride=2, padding=1, ceil_mode=True, {MEANS})"),
@@ -70,6 +70,12 @@ def test_nan_and_infinity_reach_what_they_touch(kind: type[Template], pool: str,
     arrays = random_arrays(plan, 3)
     arrays["src"].flat[[0, arrays["src"].size // 2]] = bad
     assert_same_exceptions(forced(plan, kind, narrowed(32)), arrays)
+
+
+@BOTH
+def test_windows_of_padding_alone_are_minus_infinity(kind: type[Template]) -> None:
+    plan = plan_of(kind, "2x5x7x9", "max_pool2d(3, stride=1, padding=(1, 60))")
+    assert_same_exceptions(forced(plan, kind, narrowed(32)), random_arrays(plan, 5))
 
 
 def test_one_channel_and_one_position() -> None:
