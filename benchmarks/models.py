@@ -1,6 +1,6 @@
 """Whole models on this CPU: fuseplan beside ONNX Runtime and, where it is installed, OpenVINO.
 
-    python -m benchmarks.models --threads 1 --results benchmarks/results
+    python -m benchmarks.models --results benchmarks/results
 
 Each model has random weights, and all libraries take turns. `sum` is the time of the model's plans, each
 alone, added up: the rest of fuseplan's time is lost between plans. A row has medians and the least times,
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,11 @@ def told(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures the models, and writes a row of each."""
+    """Measures the models, and writes a record with a row of each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2))
     parser.add_argument("--only", default="", help="models whose name contains this text")
     parser.add_argument("--results", type=Path, help="the folder of models.jsonl")
     given = parser.parse_args()
@@ -145,12 +146,13 @@ def main() -> None:
         "versions": versions("onnxruntime", "openvino"),
         "commit": commit(),
     }
-    for name in NETWORKS:
+    rows = []
+    for threads, name in product(given.threads, NETWORKS):
         if given.only in name:
-            row = measured(name, given.threads)
-            print(told(row), flush=True)
-            if given.results:
-                append_json([stamp | row], "models", given.results)
+            rows.append(measured(name, threads))
+            print(told(rows[-1]), flush=True)
+    if given.results:
+        append_json([stamp | {"rows": rows}], "models", given.results)
 
 
 if __name__ == "__main__":

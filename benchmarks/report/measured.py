@@ -28,7 +28,7 @@ from fuseplan.measure.clock import AHEAD, FLUSH_BYTES, GPU_PROTOCOL, SHORTEST_SA
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 # Records of one line a run; those of compile times are named apart.
-SINGLE = ("peaks", "footprint", "accuracy", *RECORDS)
+SINGLE = ("peaks", "footprint", "accuracy", "models", *RECORDS)
 COMPILE = "compile-"
 PUBLISHED = "published_"  # have a page of their own
 
@@ -94,6 +94,12 @@ earlier times may include some host time.
   products; in f32 the floor allows three products in TF32. If statistics need several passes over the
   data, the floor counts the bytes of each pass; tensors that fit the L2 cache can be faster than the
   floor."""
+
+
+MODELS = (
+    "`python -m benchmarks.models`: networks with random weights, one f32 image of 224 x 224. Milliseconds: "
+    "the least time of a call, and the least CPU time of all threads; the plans of a model alone, added up."
+)
 
 
 def _protocol() -> str:
@@ -202,6 +208,10 @@ def _single(record: Record) -> Lines:
     elif name == "footprint":
         yield from ("", "### Footprint", "", f"`fuseplan bench footprint`. {_stamp(record)}", "")
         yield from table(["what", "is"], list(_footprint(record)))
+    elif name == "models":
+        yield from ("", "### Whole models", "", f"{MODELS} {_stamp(record)}", "")
+        libraries = list(record["rows"][0]["cpu"])
+        yield from table(["model", "threads", *libraries, "plans alone"], list(_models(record, libraries)))
     elif name.startswith(COMPILE):
         chosen = name.removeprefix(COMPILE)
         yield from ("", f"### Compile times of {chosen}", "")
@@ -216,6 +226,12 @@ def _footprint(record: Record) -> Iterator[list[str]]:
     for package, nbytes in record["installed"].items():
         yield [f"{package} on disk", f"{nbytes / 1e6:.1f} MB"]
     yield ["together", f"{record['total'] / 1e6:.1f} MB"]
+
+
+def _models(record: Record, libraries: Sequence[str]) -> Iterator[list[str]]:
+    for row in record["rows"]:
+        times = [f"{row['least'][name] * 1e3:.1f} ({row['cpu'][name] * 1e3:.1f})" for name in libraries]
+        yield [row["model"], str(row["threads"]), *times, f"{row['sum'] * 1e3:.1f}"]
 
 
 def _compile(record: Record) -> Iterator[list[str]]:
