@@ -74,8 +74,8 @@ Constant = Tensor | Scaled
 
 
 def aligned(constant: Any) -> Tensor:
-    """A constant as an array that a kernel can read where it lies."""
-    return np.require(constant, requirements="A")
+    """A constant as an array that a kernel can read where it lies: in memory that no file backs."""
+    return np.require(constant, requirements=("A", "O"))
 
 
 def written(graph: Graph, region: Region, channel_axis: int) -> list[Stage]:
