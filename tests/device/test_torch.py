@@ -128,3 +128,25 @@ def test_whole_models_compute_what_torch_computes(
     whole = torch.compile(model, backend=compile_graph) if way == "backend" else fused.fuse(model, src)
     got = _called(whole, src, way)
     assert (got.double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
+
+
+def test_a_report_counts_the_launches_of_a_gpu() -> None:
+    """Torch's profiler sees a kernel a plan; the profile has a time for each operator before that."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.LayerNorm(256))
+    module, src = module.to("cuda", torch.float16).eval(), torch.randn(64, 256, device="cuda").half()
+    whole = fused.fuse(module, src)
+    activity = torch.profiler.ProfilerActivity
+    with torch.no_grad():
+        whole(src)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as seen:
+            whole(src)
+            torch.cuda.synchronize()
+    calls = [event.name for event in seen.events()]
+    launches = whole.report.launches
+    assert calls.count("fuseplan::run") == launches.kernels == len(whole.report.sites)
+    assert launches.after < launches.before == 4
+    told = fused.profile(module, src)
+    assert {row.name for row in told.operators} == {row.name for row in whole.report.operators}
+    assert min(row.seconds for row in told.operators) > 0
