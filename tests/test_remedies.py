@@ -37,6 +37,8 @@ SPLITS = (
     Reason.PARTS_OF_FEATURES,
     Reason.NOT_ALONE,
     Reason.OPERANDS_BETWEEN,
+    Reason.BEFORE_ATTENTION,
+    Reason.BESIDE_ATTENTION,
 )
 
 
@@ -81,6 +83,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
         yield from (decide(laid_out(plan, each), target) for each in words)
     elif refusal.reason is Reason.UNNAMED_DST or refusal.reason is Reason.SCATTERED_ROWS:
         yield decide(laid_out(plan, plan.src.names), target)
+    elif refusal.reason in (Reason.ATTENTION_DTYPE, Reason.HEAD_SIZE):
+        yield decide(plan, "cpu:avx2", template="attention")
     elif refusal.reason is Reason.PADDED_SRC:
         yield decide(plan, "triton:sm_90", template="product")
     elif refusal.reason in (Reason.OPEN_AXES, Reason.KNOWN_EXTENTS):

@@ -60,6 +60,26 @@ class Block(nn.Module):  # type: ignore[misc]
         return src + self.down(F.silu(self.gate(held)) * self.up(held)), {"held": held}
 
 
+class Heads(nn.Module):  # type: ignore[misc]
+    """Attention behind projections: grouped heads, a mask, a bias, other extents of the keys, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(24, width) for width in (24, 12, 12))
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch, length, _ = src.shape
+        made = [each(src) for each in (self.query, self.key, self.value)]
+        query, key, value = (each.view(batch, length, -1, 6).transpose(1, 2) for each in made)
+        attend = F.scaled_dot_product_attention
+        grouped = attend(query, key, value, is_causal=True, enable_gqa=True)
+        seen = torch.ones(length, length, dtype=torch.bool, device=src.device).tril()
+        masked = attend(key, key, value, attn_mask=seen, scale=0.3)
+        biased = attend(key[:, :, :3], key, value, attn_mask=src[:, None, :3, :length])
+        dropped = attend(key, key, value, dropout_p=0.0 if not self.training else 0.5)
+        return grouped.transpose(1, 2).flatten(2), masked, biased, dropped
+
+
 class Odd(nn.Module):  # type: ignore[misc]
     """Ranks and dtypes that plans lack beside some that they have."""
 
@@ -73,6 +93,7 @@ class Odd(nn.Module):  # type: ignore[misc]
 MODELS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...], int], ...] = (
     (Residual, (2, 6, 8, 8), 4),
     (Block, (2, 5, 16), 7),
+    (Heads, (2, 11, 24), 7),
     (Odd, (3, 4, 5), 0),
 )
 
@@ -114,6 +135,17 @@ def test_each_operator_of_the_model_is_in_one_place() -> None:
     plans = [str(site.plan).partition(" -> ")[2] for site in cut.sites]
     assert "conv2d(8, kernel=3, padding=1) -> batch_norm -> relu" in plans
     assert sum(each.endswith("bias -> add -> relu") for each in plans) == 1
+
+
+def test_heads_are_read_as_the_projections_left_them() -> None:
+    cut = fused.fuse(Heads().eval(), torch.randn(2, 11, 24)).fusion.cut
+    plans = [str(site.plan) for site in cut.sites if "attention" in str(site.plan)]
+    assert plans == [
+        "f32[2x4x11x6, bshc of bhsc] -> attention(is_causal=True, key_heads=2)",
+        "f32[2x2x11x6, bshc of bhsc] -> attention(scale=0.3, mask_axes=st)",
+        "f32[2x2x3x6] -> attention(keys=11, bias_axes=bst)",
+        "f32[2x2x11x6, bshc of bhsc] -> attention",
+    ]
 
 
 def test_weights_stay_the_modules_own() -> None:

@@ -23,6 +23,7 @@ from interpreted import assert_interpreted
 CPU, GPU = parse_target("cpu"), parse_target("triton:sm_90")
 PLANS = (
     "f32[2x3x5x8, bhsd] -> attention",
+    "f32[2x4x9x8, bhsd] -> attention(keys=13, key_heads=2, is_causal=True, window=11)",
     "f16[1x2x130x80, bhsd] -> attention(is_causal=True, return_lse=True)",
     "bf16[2x4x70x96, bshd of bhsd] -> attention(key_heads=2, keys=99, is_causal=True, offset=29) -> add",
     "f16[1x8x1x64, bhsd] -> attention(key_heads=2, keys=1000, return_lse=True) -> bias",

@@ -14,6 +14,7 @@ from fuseplan.execution.stages import Records, decide
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.layouts import layout_for
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import spelled
 from fuseplan.graph.ops import VIEWS, Foreign
@@ -124,12 +125,6 @@ def find(
     return Cut(graph, tuple(sites), finder.left, tuple(finder.tried))
 
 
-def layout_of(made: Type) -> str | None:
-    """How a value lies: channels last where the operator that made it names channels, else in its order."""
-    is_image = made.shape is not None and made.rank in LAYOUTS and made.names == channel_names(made.rank)
-    return LAYOUTS[made.rank][-1] if is_image else None
-
-
 @dataclass
 class _Finder:
     graph: Graph
@@ -145,7 +140,7 @@ class _Finder:
     known: dict[str, Records | Unsupported] = field(default_factory=dict)
 
     def find(self) -> None:
-        self._anchors("contraction")
+        self._anchors("contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):
                 layer = Layer(found.op)
@@ -155,8 +150,8 @@ class _Finder:
             if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
                 self._alone(node)
 
-    def _anchors(self, kind: str) -> None:
-        layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind == kind)
+    def _anchors(self, *kind: str) -> None:
+        layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind in kind)
         for layer, anchor in ((each, anchor) for each in layers for anchor in anchors(self.graph, each)):
             if id(layer) not in self.claimed:
                 self._anchored(*anchor)
@@ -172,7 +167,7 @@ class _Finder:
             return
         given = [self.graph.types[name] for name in node.inputs]
         src = layer.src(given)
-        layout = LAYOUTS[src.rank][-1] if layer.op.reads == "channels" else layout_of(given[0])
+        layout = layout_for(self.graph, node, layer, given[0])
         if layout:
             src = TensorSpec(src.shape, src.dtype, layout)
         reason = None
@@ -353,7 +348,7 @@ class _Finder:
         operands: dict[str, str | Constant] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, given in stage.operands.items():
-                is_wide = not isinstance(given, str) and given.dtype != numpy_dtype(src.dtype)
+                is_wide = not isinstance(given, str) and given.dtype not in (numpy_dtype(src.dtype), bool)
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         return Site(plan, records, nodes, start, head, operands, ended)
 

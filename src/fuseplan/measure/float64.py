@@ -50,9 +50,9 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
 
 
 def attended(step: Step, op: Attention, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of attention and its result by key, in float64."""
+    """The output of attention and its result by key, in the dtype of x."""
     made, space = op.attend(step.src), space_of(x)
-    given = {each.name: tensors[each.key].double() for each in step.operands}
+    given = {each.name: tensors[each.key].to(x.dtype) for each in step.operands}
     dst, sums = x.new_empty(step.dst.shape), x.new_empty(x.shape[:3])
     largest = space.joins["maximum"]
     made.evaluate({**given, "query": x}, dst, sums, space.meanings, largest, x.new_tensor)

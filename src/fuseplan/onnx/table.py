@@ -16,6 +16,7 @@ from onnx import helper
 
 from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
+from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
@@ -390,6 +391,7 @@ TABLE: dict[str, Row] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "BatchNormalization": _batch_norm,
+    "Attention": attention,
     "LayerNormalization": lambda given: _rows(given, LayerNorm, 2),
     "RMSNormalization": lambda given: _rows(given, RmsNorm, 1),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fuseplan.graph.attention import attention
 from fuseplan.graph.ops import Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
@@ -32,6 +33,7 @@ from fuseplan.ops.activation import (
     Tanh,
 )
 from fuseplan.ops.affine import BatchNorm, Bias
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, AvgPool, MaxPool
@@ -223,6 +225,18 @@ def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) ->
     return row
 
 
+def _attention(given: Given) -> str:
+    if given.number("dropout_p"):
+        raise LeftError(Why.FORMULA, "attention with dropout")
+    query, key, value = (given.tensor(name) for name in ("query", "key", "value"))
+    if not given.argument("enable_gqa") and given.shape(query)[1:2] != given.shape(key)[1:2]:
+        raise LeftError(Why.SHAPE, f"{given.type_of(query)} and {given.type_of(key)}")
+    mask = given.maker("attn_mask")
+    scale = given.number("scale") if given.has("scale") else 0.0
+    op = Attention(is_causal=given.argument("is_causal"), scale=scale)
+    return attention(given, (query, key, value), None if mask is None else given.value(mask), op)
+
+
 def _reshape(given: Given) -> str:
     src, shape = given.tensor("self"), given.result.shape
     if shape is None:
@@ -327,6 +341,7 @@ TABLE: dict[Any, Row] = {
     aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.native_layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
+    aten.scaled_dot_product_attention.default: _attention,
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
     aten._unsafe_view.default: _reshape,

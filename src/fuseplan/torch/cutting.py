@@ -148,11 +148,9 @@ class _Writer:
         if not isinstance(value, str):
             return self._constant(np.asarray(value))
         node, shape = self._makers[value], operand.shape
-        if operand.spec is not None:
-            return self._lain(node, operand.spec)
-        if tuple(node.meta["val"].shape) == shape:
-            return node
-        return self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
+        if tuple(node.meta["val"].shape) != shape:
+            node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
+        return node if operand.spec is None else self._lain(node, operand.spec)
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

@@ -139,10 +139,10 @@ class Given:
         """Adds an operator on values, and gives its result's name.
 
         Raises:
-            LeftError: the inputs have different dtypes.
+            LeftError: the inputs have different dtypes, masks aside.
         """
         types = [self.type_of(each) for each in inputs]
-        if len({each.dtype for each in types}) != 1:
+        if len({each.dtype for each in types if each.dtype != "bool"}) > 1:
             raise LeftError(Why.DTYPE, " and ".join(map(str, types)))
         name = f"{self.node.name}.{len(self.added)}"
         (self.made[name], *_) = op.infer(types)

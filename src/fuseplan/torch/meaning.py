@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fuseplan.measure.float64 import formed
+from fuseplan.measure.float64 import attended, formed
+from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -40,7 +41,10 @@ def evaluated(
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
-        x, made = formed(step, x, tensors | results, values)
+        if isinstance(step.op, Attention):
+            x, made = attended(step, step.op, x, tensors)
+        else:
+            x, made = formed(step, x, tensors | results, values)
         results |= made
     saved = [results[each.key].to(DTYPES[each.spec.dtype]) for each in plan.results]
     return [x.to(DTYPES[plan.output.dtype]), *saved]

@@ -11,7 +11,7 @@ from torch import fx
 from fuseplan.errors import PlanError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin
-from fuseplan.graph.ops import Foreign
+from fuseplan.graph.ops import Foreign, Reshape
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.torch.aten import TABLE
@@ -85,8 +85,15 @@ class _Reader:
                     self.folded.append(origin_of(node))
                 self._types |= given.made
                 self._is(node, name, given.type_of(name))
+                self._reshaped(given)
                 return
         self._foreign(node, why)
+
+    def _reshaped(self, given: Given) -> None:
+        """A mask without its axes of extent 1 is made by torch's node of the mask."""
+        for each in given.added:
+            if isinstance(each.op, Reshape) and each.inputs[0] in self.makers:
+                self.makers.setdefault(each.outputs[0], self.makers[each.inputs[0]])
 
     def _check(self, given: Given, name: str, node: fx.Node) -> None:
         """The row's result has torch's shape and dtype, but for one of several, which `getitem` takes."""

@@ -21,6 +21,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "slt": operator.lt,
+    "sle": operator.le,
     "sgt": operator.gt,
     "sge": operator.ge,
     "ult": lambda x, y: 0 <= x < y,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import sqrt
 
+from fuseplan.backends.attending import attend_of
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.convolution import Convolution
@@ -65,16 +67,36 @@ class Shell:
 
 def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
-    middle = [contraction(kernel)] if kernel.convolution else ["attention"] if kernel.attention else []
+    middle = [contraction(kernel)] if kernel.convolution else [attention(kernel)] if kernel.attention else []
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
     reads_rows = _is_matmul(kernel) if kernel.convolution else kernel.over and kernel.reduced_per == "row"
-    src = as_rows(kernel.src) if reads_rows else kernel.src
+    src = as_rows(kernel.src) if reads_rows or kernel.attention else kernel.src
     yield " -> ".join([kernel.told(src), *before, *middle, *behind])
     yield title
     told = kernel.text.splitlines()
     conv = kernel.convolution
     yield from (line for line in told if conv is None or conv.pool or line != conv.text)
+
+
+def attention(kernel: Kernel) -> str:
+    """Attention as a plan writes it."""
+    made = attend_of(kernel)
+    fields = (
+        ("is_causal", made.is_causal, False),
+        ("keys", made.keys, made.queries),
+        ("key_heads", made.key_heads, made.heads),
+        ("features", made.features, made.size),
+        ("scale", made.scale, 1 / sqrt(made.size)),
+        ("offset", made.offset, 0),
+        ("window", made.window, 0),
+        ("softcap", made.softcap, 0.0),
+        ("bias_axes", made.bias_axes, ""),
+        ("mask_axes", made.mask_axes, ""),
+        ("is_padded", made.is_padded, False),
+        ("return_lse", bool(kernel.results), False),
+    )
+    return f"attention({', '.join(f'{name}={value}' for name, value, usual in fields if value != usual)})"
 
 
 def contraction(kernel: Kernel) -> str:

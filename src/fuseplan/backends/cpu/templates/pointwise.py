@@ -75,11 +75,11 @@ class Pointwise(CpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield claim(kernel.attention is None, Reason.ATTENTION_IN_POINTWISE, operator=0)
         yield claim(
             kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
         )
         yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
-        yield claim(kernel.attention is None, Reason.ATTENTION_IN_POINTWISE, operator=0)
         yield from layout_claims(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 

@@ -17,6 +17,7 @@ from fuseplan.backends.triton.index import (
     ACROSS,
     ALL,
     DOWN,
+    PRODUCT,
     WIDE,
     Index,
     Mask,
@@ -199,20 +200,28 @@ class AttentionWriter:
             begin = last - (made.window - 1)
         low, high = text.index("low", low), text.index("high", _most(high))
         if parts > 1:
-            text.line(
-                f"share = tl.cdiv(tl.maximum({high} - {low.atom}, 0), {keys * parts}) * {keys}",
-                f"low = {low} + tl.program_id(1) * share",
-                f"high = tl.minimum({high}, low + share)",
-            )
-            low, high = Index("low", 0, made.keys), Index("high", 0, made.keys)
+            low, high = self._part(low, high)
         begin, end = text.index("begin", begin), text.index("end", end)
-        with text.block(f"for first in range({low}, {high}, {keys})"):
+        with text.block(f"for start in range({low}, {high}, {keys})"):
             self._block(limit, begin, end)
+
+    def _part(self, low: Index, high: Index) -> tuple[Index, Index]:
+        """The keys of this program, of those that its tile goes through: whole blocks."""
+        text, keys, parts = self.text, self.knobs.keys, self.knobs.parts
+        if low.constant == 0 and high.constant is not None:
+            share = str(ceil_div(high.constant, keys * parts) * keys)
+        else:
+            span = f"tl.maximum({high} - {low.atom}, 0)" if low.constant is None else str(high)
+            share = text.let("share", f"tl.cdiv({span}, {keys * parts}) * {keys}")
+        part = number("tl.program_id(1)", parts)
+        begin = low + Index(f"{part} * {share}", 0, self.made.keys, PRODUCT)
+        text.line(f"part_low = {begin}", f"part_high = tl.minimum({high}, part_low + {share})")
+        return Index("part_low", 0, self.made.keys), Index("part_high", 0, self.made.keys)
 
     def _block(self, limit: Index, begin: Index, end: Index) -> None:
         """One block: scores, their exponentials, and the product with the values."""
         text, made, keys = self.text, self.made, self.knobs.keys
-        key = text.index("key", Index("first", 0, made.keys) + arange(keys))
+        key = text.index("key", Index("start", 0, made.keys) + arange(keys))
         is_whole = limit.constant is not None and made.keys % keys == 0
         has_key = ALL if is_whole else text.mask("has_key", condition(f"({key} < {limit})"))
         at, size = self._rows_of("key", key)
@@ -224,8 +233,8 @@ class AttentionWriter:
         self._scores(key, has_key)
         hidden = has_key.at(ACROSS) & self._band(key)
         if hidden:
-            edges = [f"first + {keys} > {end.atom}"]
-            edges += [f"first < {begin.atom}"] if made.window else []
+            edges = [f"start + {keys} > {end.atom}"]
+            edges += [f"start < {begin.atom}"] if made.window else []
             with text.block(f"if {' or '.join(edges)}"):
                 text.line(f"scores = tl.where({hidden}, scores, {NOTHING})")
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
