@@ -295,6 +295,8 @@ INTERPRETED = (
     ("f32[9x40] -> amin(1)", GpuReduction(4, 64, 1, 4)),
     ("f32[3x30] -> prod(1)", GpuReduction(1, 8, 4, 4)),
     ("f32[9x40] -> argmax(1)", GpuReduction(4, 64, 1, 4)),
+    ("f32[2x3x5x7, bhsc] -> argmax((1, 3))", GpuReduction(4, 8, 1, 4)),
+    ("f32[4x6x5x7, nhwc] -> argmax((0, -1), keepdim=True)", GpuReduction(8, 16, 1, 4)),
     ("f32[3x100] -> argmax(1)", GpuReduction(1, 32, 4, 4)),
     ("f64[3x4x5, cbs of bsc] -> argmax(bs, keepdim=True)", GpuReduction(2, 8, 1, 4)),
     ("f16[2x5x3x7, nhwc] -> argmax(hw) -> cast(f32)", GpuReduction(8, 8, 2, 4)),

@@ -178,7 +178,7 @@ class ReductionWriter:
                 made[name] = as_index(0)
                 continue
             if listed not in found:
-                word = f"{stem}_in_{name}" if found else f"{stem}_at"
+                word = f"{stem}_in_{name.removesuffix('()')}" if found else f"{stem}_at"
                 found[listed] = self.text.index(self.text.name(word), offset(index, listed)).at(at)
             made[name] = found[listed]
         return made
