@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from closeness import assert_close
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.measure.data import random_arrays, reference
+from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.plans.plan import FusionPlan
 
@@ -39,6 +39,18 @@ CONTRACTIONS = (
     "f32[*x16x9x9] -> conv2d(16, kernel=3, groups=4, stride=2) -> bias",
     "f64[*x3x2x2, nhwc] -> conv2d(8, kernel=2, padding=1)",
 )
+STATISTICS = (
+    "f32[*x77] -> layer_norm",
+    "f16[*x33] -> add -> save(kept) -> layer_norm",
+    "f32[*x5x7] -> layer_norm -> relu",
+    "f64[*x2100] -> layer_norm",
+    "bf16[*x*x70] -> rms_norm",
+    "f32[*x70] -> softmax",
+    "f16[*x5x33, bsc] -> scale -> log_softmax",
+    "f32[*x5x7] -> sum(axes=1) -> relu",
+    "f32[*x40x7, nwc] -> mean(w)",
+    "f64[*x3x130] -> add -> amax(s)",
+)
 # Of the largest result: a few roundings of the storage, or of sums of up to 70 products.
 BOUNDS = {"f64": 1e-14, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
@@ -53,16 +65,16 @@ def outputs(made: Any) -> list[Any]:
     return [wide(each) for each in (made if isinstance(made, tuple) else (made,))]
 
 
-@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS)
+@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS + STATISTICS)
 def test_one_kernel_serves_every_extent(text: str) -> None:
     compiled = compile_plan(text, threads=2)
     for rows in (1, 2, 3, 5, 8, 15, 16, 17, 64, 131, 1):
         plan, arrays = at(compiled, rows)
-        got, want = outputs(compiled(**arrays))[0], reference(plan, arrays)
+        got, want = outputs(compiled(**arrays))[0], evaluated(plan, arrays)[0]
         assert np.abs(got - want).max() <= np.abs(want).max() * BOUNDS[plan.src.dtype]
 
 
-@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS)
+@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS + STATISTICS)
 def test_the_bits_are_those_of_the_plan_with_numbers(text: str) -> None:
     compiled = compile_plan(text, threads=2)
     name = compiled.choice.template.name

@@ -116,13 +116,16 @@ def test_a_c_program_links_and_calls_a_kernel_on_one_thread_and_on_two(tmp_path:
         ("f32[1x16x9x9] -> conv2d(16, kernel=3, groups=16, padding=1) -> prelu", ()),
         ("f16[2x32x14x14, nhwc] -> batch_norm_training -> relu", ("scale",)),
         ("i8[9x64] -> dequantize(per=row) -> linear(16) -> quantize(f8e4m3, per=row)", ("weight", "scale_2")),
+        ("f32[*x64] -> linear(16) -> bias -> relu", ("bias",)),
+        ("f32[*x3x48] -> add -> save(total) -> layer_norm", ()),
     ],
 )
 def test_an_exported_kernel_computes_what_the_compiled_one_does(
     text: str, held: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Some operands are in the object, the others are packed by the header's functions."""
-    arrays = random_arrays(FusionPlan.parse(text), 4)
+    plan = FusionPlan.parse(text).with_extents(*[9] * text.count("*"))
+    arrays = random_arrays(plan, 4)
     np.savez(tmp_path / "held.npz", **{key: arrays[key] for key in held})
     words = [text, "--target", "cpu:avx2", "--threads", "1", "--name", "block7"]
     exported(*words, "--weights", str(tmp_path / "held.npz"), "-o", str(tmp_path / "block.o"))
@@ -132,19 +135,22 @@ def test_an_exported_kernel_computes_what_the_compiled_one_does(
     calls, given, values = [], [], {}
     for argument in made.arguments:
         if argument.name == "workspace":
-            values["workspace"] = np.zeros(compiled.workspace_bytes + 64, np.uint8)
+            values["workspace"] = np.zeros(compiled.source.at(9).workspace(1) + 64, np.uint8)
             given.append(-values["workspace"].ctypes.data % 64 + values["workspace"].ctypes.data)
             continue
-        packing = made.packings.get(argument.name)
+        if argument.name == "extent":
+            given.append(9)
+            continue
+        packing = made.packings.get(argument.name.removesuffix("_saved"))
         if argument.name == "dst":
-            values["dst"] = fuseplan.empty(compiled.output)
+            values["dst"] = fuseplan.empty(plan.output)
         elif packing is not None:
             values[argument.name] = aligned_copy(np.zeros(packing.extents, np.float32))
             calls.append(argument.name)
         elif argument.name in arrays:
             values[argument.name] = arrays[argument.name].copy(order="K")
         else:
-            result = next(each for each in compiled.plan.results if each.key == argument.name)
+            result = next(each for each in plan.results if each.key == argument.name.removesuffix("_saved"))
             values[argument.name] = np.zeros(result.shape, np.float32)
         given.append(values[argument.name].ctypes.data)
     calling = "".join(
@@ -161,9 +167,19 @@ def test_an_exported_kernel_computes_what_the_compiled_one_does(
     library.block7(*map(ctypes.c_void_p, given))
     own = {key: array.copy(order="K") for key, array in arrays.items()}
     want = compiled(own.pop("src"), **own)
-    names = ("dst", *(result.key for result in compiled.plan.results))
+    saved = {"element": "_saved"}
+    names = ("dst", *(f"{result.key}{saved.get(result.per, '')}" for result in plan.results))
     for name, tensor in zip(names, want if isinstance(want, tuple) else (want,), strict=True):
         np.testing.assert_allclose(values[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_an_open_extent_is_an_argument(tmp_path: Path) -> None:
+    text = "f32[*x48] -> layer_norm"
+    exported(text, "--target", "cpu:avx2", "--name", "norm", "-o", str(tmp_path / "norm.o"))
+    header = (tmp_path / "norm.h").read_text()
+    assert "int64_t extent);" in header
+    assert "extent: elements along the open axes" in header
+    assert "#define NORM_WORKSPACE_BYTES(threads, extent)" in header
 
 
 CHAINS = (
@@ -269,3 +285,15 @@ def test_a_gpus_kernel_is_files_that_its_vendors_tools_read(tmp_path: Path) -> N
     assert {"src", "dst", "operand:weight", "operand:bias", "operand:other"} <= set(slots)
     assert told["block"][0] % 32 == 0
     assert FusionPlan.parse(told["plan"]) == FusionPlan.parse(text)
+    assert "open" not in told
+
+
+def test_a_gpus_kernel_with_an_open_axis_says_how_it_is_launched(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    text = "f16[*x48] -> bias -> relu"
+    exported(text, "--target", "triton:sm_90", "-o", str(tmp_path / "layer.cubin"))
+    told = json.loads((tmp_path / "layer.json").read_text())
+    programs = told["open"]["programs"]
+    assert {"slot": "extent", "type": "i64"} in told["arguments"]
+    tiles = -(-1000 * programs["rows"] // programs["tile"])
+    assert fuseplan.compile(text, "triton:sm_90").source.at(1000).grid[0] == tiles * programs["across"]

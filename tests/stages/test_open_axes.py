@@ -216,6 +216,16 @@ def test_the_meaning_is_of_the_extents_of_src(rows: int, columns: int) -> None:
     np.testing.assert_allclose(got, src @ weight.T + other)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_rows_beside_open_ones_are_of_each_element(rows: int) -> None:
+    """The rows of layer norm are one axis, which has five times as many elements as the open one."""
+    src = filled((rows, 5, 7))
+    got = compile_plan("f32[*x5x7] -> layer_norm", "reference")(src, scale=filled((7,)), shift=filled((7,)))
+    apart = src.astype(np.float64) - src.mean(-1, keepdims=True)
+    want = apart / np.sqrt((apart**2).mean(-1, keepdims=True) + 1e-5) * filled((7,)) + filled((7,))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_empty_needs_numbers() -> None:
     with pytest.raises(PlanError, match="with_extents"):
         empty("f32[*x3]")

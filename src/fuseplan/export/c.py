@@ -24,6 +24,7 @@ from fuseplan.language.tensor import Dense
 from fuseplan.tensors.arguments import check_keys, operand_buffer
 
 ALIGNMENT = 64
+EXTENT = "elements along the open axes (*), 1 or more: of several axes, the product"
 THREADS = """\
 /* The same on several threads. Before each run, prepare a block of {block} bytes, aligned to 8. Then
  * every thread calls run once, with a number of its own from 0 to threads - 1. A call returns when no work is
@@ -37,19 +38,23 @@ class Argument:
 
     Attributes:
         name: in C.
-        ctype: of what it points to.
+        ctype: of what it points to, or its own.
         writes: whether the kernel writes there.
         told: what it is, for the header.
+        is_value: whether it is no pointer.
     """
 
     name: str
     ctype: str
     writes: bool
     told: str
+    is_value: bool = False
 
     @property
     def text(self) -> str:
         """Its declaration."""
+        if self.is_value:
+            return f"{self.ctype} {self.name}"
         return f"{'' if self.writes else 'const '}{self.ctype} *{self.name}"
 
 
@@ -102,10 +107,10 @@ class CObject:
             return Argument("src", dtype_of(plan.src.dtype).c, False, str(plan.src))
         if slot.kind == "dst":
             return Argument("dst", dtype_of(plan.output.dtype).c, True, str(plan.output))
+        if slot.kind == "extent":
+            return Argument("extent", "int64_t", False, EXTENT, is_value=True)
         if slot.kind == "workspace":
-            told = (
-                f"{self._macro('WORKSPACE_BYTES')}(threads) bytes, aligned to {ALIGNMENT}; may hold anything"
-            )
+            told = f"{self._workspace} bytes, aligned to {ALIGNMENT}; may hold anything"
             return Argument("workspace", "void", True, told)
         if slot.kind == "result":
             result = next(each for each in plan.results if each.key == key)
@@ -128,6 +133,11 @@ class CObject:
         return f"{self.name}_{word}".upper()
 
     @property
+    def _workspace(self) -> str:
+        """The macro of the workspace's size, with its parameters."""
+        return f"{self._macro('WORKSPACE_BYTES')}(threads{', extent' * self._plan.is_open})"
+
+    @property
     def arguments(self) -> list[Argument]:
         """The parameters of the C function, in order."""
         return list(self._arguments.values())
@@ -143,7 +153,8 @@ class CObject:
         """LLVM IR of the C functions, and of the constants that they hand to the kernel."""
         name, entry, slots = self.name, self._source.entry, self._source.slots
         constants = {slot: f"@held{place}" for place, slot in enumerate(slots) if slot in self._held}
-        taken = ", ".join(f"ptr %{each.name}" for each in self.arguments)
+        types = {each.name: "i64" if each.is_value else "ptr" for each in self.arguments}
+        taken = ", ".join(f"{kind} %{given}" for given, kind in types.items())
         words = FIRST_SLOT + len(slots)
         lines = [
             f"{constant} = internal constant [{len(self._held[slot])} x i8] {_bytes(self._held[slot])}, "
@@ -157,10 +168,11 @@ class CObject:
             f"  call void @llvm.memset.p0.i64(ptr align 8 %block_, i8 0, i64 {8 * FIRST_SLOT}, i1 false)",
         ]
         for place, slot in enumerate(slots):
-            value = constants[slot] if slot in constants else f"%{self._arguments[slot].name}"
+            given = "" if slot in constants else self._arguments[slot].name
+            value = f"{types[given]} %{given}" if given else f"ptr {constants[slot]}"
             lines += [
                 f"  %at{place}_ = getelementptr i64, ptr %block_, i64 {FIRST_SLOT + place}",
-                f"  store ptr {value}, ptr %at{place}_",
+                f"  store {value}, ptr %at{place}_",
             ]
         lines += [
             "  ret void\n}",
@@ -201,8 +213,9 @@ class CObject:
     def _sizes(self) -> Iterator[str]:
         shared, each = self._source.workspace_bytes, self._source.workspace_bytes_per_thread
         if Slot("workspace") in self._arguments:
-            size = f"((size_t){shared} + (size_t){each} * (size_t)(threads))"
-            yield f"#define {self._macro('WORKSPACE_BYTES')}(threads) {size}"
+            more = f" + (size_t){self._source.workspace_bytes_per_extent} * (size_t)(extent)"
+            size = f"((size_t){shared} + (size_t){each} * (size_t)(threads){more * self._plan.is_open})"
+            yield f"#define {self._workspace} {size}"
         yield f"#define {self._macro('BLOCK_BYTES')} {8 * (FIRST_SLOT + len(self._source.slots))}"
 
     def _packers(self) -> Iterator[str]:

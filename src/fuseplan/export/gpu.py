@@ -45,6 +45,7 @@ def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
         "template": records.choice.template.text,
         "entry": artifact.entry,
         "grid": list(source.grid),
+        **({"open": _open(records)} if records.plan.is_open else {}),
         "block": [artifact.threads, 1, 1],
         "shared_bytes": artifact.shared_bytes,
         "cooperative": bool(dict(source.options).get("cooperative")),
@@ -57,6 +58,17 @@ def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
         "operands": dict(_operands(records, packings)),
         "arguments": list(_arguments(records, artifact)),
     }
+
+
+def _open(records: Records) -> dict[str, Any]:
+    """What an extent of the open axes sets: the argument `extent`, the grid's first number, tensor maps.
+
+    The grid has `across` programs for each of ceil(extent x rows / tile) tiles, for `most` of them at most if
+    that is not 0. The first extent of a map is `per_extent` times the extent, where that is not 0.
+    """
+    programs = records.source.programs
+    assert programs is not None
+    return {"extent": "elements along all open axes, 1 or more", "programs": asdict(programs)}
 
 
 def _operands(records: Records, packings: Packings) -> Iterator[tuple[str, Any]]:

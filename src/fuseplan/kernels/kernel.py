@@ -153,6 +153,7 @@ class Kernel(Opened):
     index: tuple[int, ...] = ()
     between: tuple[Stage, ...] = ()
     open_axis: int | None = None
+    open_each: int = 1
     attention: Attend | None = None
 
     @cached_property

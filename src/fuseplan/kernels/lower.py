@@ -30,7 +30,9 @@ def lower(match: Match) -> Kernel:
     kernel = _lowered(match.steps)
     if not match.is_open:
         return kernel
-    return replace(kernel, open_axis=1 if kernel.reductions and not kernel.over else 0)  # rows are channels
+    axis = 1 if kernel.reductions and not kernel.over else 0  # rows are channels
+    each = kernel.src.shape[axis] // match.steps[0].src.batch
+    return replace(kernel, open_axis=axis, open_each=each)
 
 
 def _lowered(steps: Sequence[Step]) -> Kernel:

@@ -14,6 +14,7 @@ class Opened:
     Attributes:
         open_axis: the axis of src and dst whose extent every launch says; None where all are known. The
             numbers there are a representative's: estimates and choices are made for it, and no code has it.
+        open_each: how many elements of that axis belong to each one along the open axes of the plan.
     """
 
     src: TensorSpec
@@ -24,6 +25,7 @@ class Opened:
     parts: Any
     over: tuple[int, ...]
     open_axis: int | None
+    open_each: int
 
     def told(self, spec: TensorSpec) -> str:
         """A tensor's text, a star for the extent that no code depends on."""
@@ -45,10 +47,11 @@ class Opened:
             return replace(tensor, shape=(extent, *tensor.shape[1:])) if self.has_open(tensor) else tensor
 
         kernel: Any = self
+        rows = extent * self.open_each if self.open_each > 1 else extent
         return replace(
             kernel,
-            src=_with_extent(self.src, self.open_axis, extent),
-            dst=_with_extent(self.dst, self.open_axis, extent),
+            src=_with_extent(self.src, self.open_axis, rows),
+            dst=_with_extent(self.dst, self.open_axis, rows),
             convolution=self.convolution and replace(self.convolution, batch=extent),
             operands=tuple(map(sized, self.operands)),
             outputs=tuple(map(sized, self.outputs)),
@@ -64,11 +67,12 @@ class Opened:
     def has_known_extents(self) -> bool:
         """Whether it has a part that no template writes for an open axis.
 
-        These are weights of each image, parts but those of features, sums over chosen axes, operands with
-        axes of their own, and scales of blocks.
+        These are weights of each image, parts but those of features, operands with axes of their own where no
+        sums are over chosen axes, and scales of blocks.
         """
         is_own = self.parts if self.convolution is None else self.convolution.weight_per_batch
-        return bool(is_own or self.over or any(each.per in ("axes", "blocks") for each in self.operands))
+        known = ("blocks",) if self.over else ("axes", "blocks")
+        return bool(is_own or any(each.per in known for each in self.operands))
 
     def has_open(self, tensor: Any) -> bool:
         """Whether the first axis of an operand or output is the open one."""

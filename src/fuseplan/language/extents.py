@@ -26,7 +26,7 @@ class _Open:
     def _refused(self, *_: object) -> NoReturn:
         raise PlanError(
             "an extent is open here, and a number is needed",
-            remedy="plan.with_extents(...) is the plan with numbers for its open axes",
+            remedy="Write a number for each *: in the text, or by plan.with_extents(...)",
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused

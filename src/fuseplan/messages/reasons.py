@@ -139,7 +139,8 @@ class Reason(Enum):
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "`fuseplan explain` says which templates take open axes; plan.with_extents(...) has none",
+        "`pointwise`, `direct` and `product` take open axes, and `normalization` and `reduction` on CPUs; "
+        "plan.with_extents(...) has none",
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",

@@ -10,7 +10,7 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.scalar import Scalar
 
-TAKEN = (*RESERVED, "args", "thread", "threads", "parameters", "workspace")  # arguments of kernels
+TAKEN = (*RESERVED, "args", "thread", "threads", "parameters", "workspace", "extent")  # arguments of kernels
 
 
 @operator

@@ -55,18 +55,22 @@ class Normalization(NormalizationKnobs):
     """
 
     name: ClassVar[str] = "normalization"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the result of each function of the formulas; for a sum, the sum of |terms|"
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
+        is_row = kernel.open_axis is None or not shape_of(kernel, False, lanes(kernel, target)).columns
+        yield claim(is_row, Reason.KNOWN_EXTENTS, operator=kernel.reduction_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         large = _moved(kernel) + kernel.dst.nbytes > target.l3_bytes
-        knobs = product(_foldings(kernel), (True, False), (True, False) if large else (False,))
+        alone = (True,) if kernel.open_axis is not None else (True, False)
+        knobs = product(_foldings(kernel), alone, (True, False) if large else (False,))
         for folded, whole, stream in knobs:
             made = _blocked(kernel, target, folded=folded, whole=whole)
             if made is not None and (not stream or _can_stream(made, kernel, target)):
@@ -154,6 +158,8 @@ def _blocked(kernel: Kernel, target: Target, *, folded: bool, whole: bool) -> No
     moved = _moved(kernel)
     wanted = max(1, min(4 * target.threads, moved // _TASK_BYTES))
     step = _step(shape, width)
+    if kernel.open_axis is not None:
+        return Normalization(folded, whole, _rounded(_TASK_BYTES * extent, moved) // moved, stream=False)
     if not whole:
         parts = 1 if shape.columns else max(1, wanted // shape.parts)
         block = min(_rounded(-(-extent // parts), step), max(step, _WIDEST // step * step))

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from fuseplan.backends.cpu.ir import Index
+from fuseplan.backends.cpu.loops import ceil_div
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.walk import Axis, image_strides, merged
 from fuseplan.kernels.kernel import Kernel
@@ -22,6 +24,7 @@ TILE = 8  # rows of columns in one tile: their sum is rounded three times
 CHUNK = 2048  # most elements of a run in one tile, which the first cache holds for the second look
 PART = 1 << 16  # about as many elements of a sum are one part, where there are many
 PARTS = 32  # most parts
+LINE = 64  # bytes of a line of the caches
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,11 @@ def _runs(rows: tuple[Axis, ...], run: Axis, channel: Axis, width: int) -> Shape
     else:
         part = _even(count, max(PART // run.extent, -(-count // PARTS), 1), 1) * chunks
     return Shape(False, rows, run, (), channel.extent, channel, 1, chunk, part)
+
+
+def in_lines(size: Any) -> Any:
+    """So many bytes in whole lines of the caches; a value of a value."""
+    return ceil_div(size, LINE) * LINE
 
 
 def _even(extent: int, most: int, step: int) -> int:

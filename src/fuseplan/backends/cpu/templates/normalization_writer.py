@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import vector
 from fuseplan.backends.cpu.lanes import first_lanes, lane, lane_sum, with_lane
-from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit
+from fuseplan.backends.cpu.loops import ceil_div, share, within
+from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit, in_lines
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
@@ -31,7 +33,6 @@ from fuseplan.scalar import Scalar, leaf
 
 F64 = "double"
 _SUMS_A_TASK = 8  # vectors, or sums of several columns, that one task combines
-_LINE = 64
 
 
 class Writer(ABC):
@@ -41,6 +42,8 @@ class Writer(ABC):
         self.knobs, self.kernel, self.shape = knobs, kernel, shape
         self.frame = Frame(knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, self.frame.lanes
+        self.is_open = kernel.open_axis is not None
+        self.cells: Index = self.frame.kernel.dst.channels if self.is_open else shape.cells
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.wide = vector(self.lanes, F64)
         self.quantities = max(len(each.names) for each in kernel.reductions)
@@ -59,11 +62,12 @@ class Writer(ABC):
         """Statistics; partial sums, which are a thread's own where a task makes whole ones; rooms."""
         item, shape, b = 8 if self.b.element == F64 else 4, self.shape, self.b
         base, whole = self.frame.pointer("workspace"), self.knobs.whole
-        statistics = _lines((shape.cells + self.lanes) * item)
+        statistics = in_lines((self.cells + self.lanes) * item)
         self.statistics = {name: b.at(base, i * statistics, "i8") for i, name in enumerate(self.names)}
-        self.pitch = _lines((self.knobs.block if whole else shape.width) * 8) // 8
+        columns = 1 if self.is_open else self.knobs.block
+        self.pitch = in_lines((columns if whole else shape.width) * 8) // 8
         partial, sums = shape.parts * self.quantities * self.pitch * 8, len(self.names) * statistics
-        room, rooms = _lines((self.knobs.block + self.lanes) * item), self.rooms_wanted()
+        room, rooms = in_lines((self.knobs.block + self.lanes) * item), self.rooms_wanted()
         self.shared = sums + (0 if whole else partial)
         self.own = rooms * room + (partial if whole else 0)
         mine = b.at(base, self.frame.thread * self.own + self.shared, "i8")
@@ -101,15 +105,19 @@ class Writer(ABC):
             self._whole()
         else:
             self._split()
-        return self.frame.source(workspace=self.shared, per_thread=self.own)
+        if isinstance(self.shared, int):
+            return self.frame.source(workspace=self.shared, per_thread=self.own)
+        item, names = 8 if self.b.element == F64 else 4, len(self.names)
+        most = 2 * names * in_lines(self.lanes * item)  # behind the last cells: lanes, and the end of a line
+        cells = names * item * self.kernel.open_each
+        return self.frame.source(workspace=most, per_thread=self.own, per_extent=cells)
 
     def _whole(self) -> None:
         """A task goes through its data as often as it must: once from memory, if a cache holds it."""
         b, shape = self.b, self.shape
-        with (
-            self.frame.tasks(self._blocks(self.knobs.block)) as task,
-            self._units(task, self.knobs.block) as unit,
-        ):
+        least, threads = self.knobs.block, self.frame.threads
+        block = share(b, self.cells, least, threads) if self.is_open else least
+        with self.frame.tasks(self._blocks(block)) as task, self._units(task, block) as unit:
             for number in range(self.kernel.passes):
                 self._find_pivots(number, unit)
                 with b.loop(0, shape.parts, name="part") as part:
@@ -168,22 +176,21 @@ class Writer(ABC):
             # Stores past the caches are seen before the task counts as finished.
             self.b.line("fence seq_cst")
 
-    def _blocks(self, block: int) -> int:
-        extent = self.shape.run.extent if self.shape.columns else self.shape.cells
-        return self.shape.segments * -(-extent // block)
+    def _blocks(self, block: Index) -> Any:
+        extent = self.shape.run.extent if self.shape.columns else self.cells
+        return self.shape.segments * ceil_div(extent, block)
 
     @contextmanager
-    def _units(self, index: Index, block: int) -> Iterator[Unit]:
+    def _units(self, index: Index, block: Index) -> Iterator[Unit]:
         """A block: at once where it is columns, channel by channel where lanes are a run."""
         b, shape = self.b, self.shape
-        extent = shape.run.extent if shape.columns else shape.cells
-        blocks = -(-extent // block)
-        low: Index = index % blocks * block if blocks > 1 else 0
-        high = b.smaller(low + block, extent) if blocks > 1 else extent
         if shape.columns:
+            blocks = ceil_div(shape.run.extent, block)
+            low, high = within(b, index % blocks if blocks > 1 else 0, block, shape.run.extent)
             dst, src, image = offsets(shape.outer, index // blocks if shape.segments > 1 else 0)
             yield Unit(low, high, dst + low, dst, src, image)
             return
+        low, high = within(b, index, block, self.cells)
         axis = shape.channel
         with b.loop(low, high, name="channel") as channel:
             yield Unit(
@@ -391,7 +398,3 @@ class Writer(ABC):
         """Where a place of a channels-last image is in logical order."""
         channels, spatial = self.kernel.dst.channels, prod(self.kernel.dst.spatial)
         return place % channels * spatial + place // channels
-
-
-def _lines(size: int) -> int:
-    return -(-size // _LINE) * _LINE

@@ -47,12 +47,16 @@ class Reduction(ReductionKnobs):
     """
 
     name: ClassVar[str] = "reduction"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the result of each function of the formulas; for a sum, the sum of |terms|"
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(bool(kernel.over), Reason.NO_REDUCTION)
         yield block_claim(kernel)
+        lattice = Lattice(kernel)
+        is_outer = kernel.open_axis is None or lattice.is_along or bool(lattice.outer_cells)
+        yield claim(is_outer, Reason.KNOWN_EXTENTS, operator=kernel.reduction_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
@@ -69,7 +73,8 @@ class Reduction(ReductionKnobs):
             cells = min(run, _WIDEST, max(least, run * outer // wanted))
             blocks = outer * -(-run // cells)
         chunks = ReductionWriter(cls(cells, 1), kernel, target).loops.chunk_count
-        yield cls(cells, max(1, min(wanted // blocks, chunks)) if blocks < target.threads else 1)
+        is_split = blocks < target.threads and kernel.open_axis is None
+        yield cls(cells, max(1, min(wanted // blocks, chunks)) if is_split else 1)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         passes = kernel.passes - Lattice(kernel).is_reduced

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from fuseplan.backends.cpu.ir import Builder, Index
-from fuseplan.backends.cpu.loops import offset_of, pieces, places
+from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places
 from fuseplan.backends.lattice import Axis, Lattice
 
 UNROLL = 4  # vectors, or rows, that are visited at a time
@@ -41,28 +42,33 @@ class Loops:
         lattice: the kernel's loops.
         cells: cells of a task, or columns where lanes are cells.
         parts: parts of the elements of a cell.
+        count: how many cells there are, where no number says it.
     """
 
-    def __init__(self, builder: Builder, lattice: Lattice, cells: int, parts: int) -> None:
+    def __init__(
+        self, builder: Builder, lattice: Lattice, cells: int, parts: int, count: Index | None = None
+    ) -> None:
         self.b, self.lattice, self.lanes = builder, lattice, builder.lanes
         self.cells, self.parts = cells, parts
+        self.cell_count: Any = lattice.cell_count if count is None else count
         self.columns = rounded(min(cells, lattice.run.extent), self.lanes)
         self.width = self.lanes if lattice.is_along else self.columns
 
     @property
-    def blocks(self) -> int:
+    def blocks(self) -> Any:
         """Tasks of one part: blocks of cells."""
         if self.lattice.is_along:
-            return -(-self.lattice.cell_count // self.cells)
-        return _count(self.lattice.outer_cells) * -(-self.lattice.run.extent // self.columns)
+            return ceil_div(self.cell_count, self.cells)
+        extent = self.lattice.run.extent
+        return self.cell_count // extent * ceil_div(extent, self.columns)
 
     @contextmanager
     def units(self, block: Index) -> Iterator[Unit]:
         """The cells of a block: one after the other, or columns side by side."""
         b, lattice, cells = self.b, self.lattice, self.lattice.outer_cells
         if lattice.is_along:
-            count, first = lattice.cell_count, block * self.cells
-            with b.loop(first, b.smaller(first + self.cells, count), name="cell") as cell:
+            first, stop = block * self.cells, self.cell_count
+            with b.loop(first, b.smaller(first + self.cells, stop), name="cell") as cell:
                 yield Unit(self.offsets(cells, cell), cell)
             return
         across = -(-lattice.run.extent // self.columns)

@@ -88,7 +88,10 @@ class ReductionWriter:
         self.dtypes |= {"src": kernel.src.dtype, "dst": kernel.dst.dtype}
         self.pointers = {"src": self.frame.pointer("src"), "dst": self.frame.pointer("dst")}
         self.pointers |= self.frame.operand_pointers
-        self.loops = Loops(self.b, self.lattice, knobs.cells, knobs.parts)
+        count = None
+        if kernel.open_axis is not None:  # of which the lattice counts a representative's
+            count = self.frame.kernel.src.batch * (self.lattice.cell_count // kernel.src.batch)
+        self.loops = Loops(self.b, self.lattice, knobs.cells, knobs.parts, count)
         names = [name for each in kernel.reductions for name in each.names]
         parts = [part.name for each in kernel.reductions for part in each.parts]
         self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
