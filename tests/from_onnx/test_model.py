@@ -305,18 +305,6 @@ def test_the_report_closes_the_books() -> None:
     assert after.operators[0].sites == (1,)
 
 
-@pytest.mark.parametrize("opset", [9, *range(13, 25)])
-def test_rows_hold_for_every_opset(opset: int) -> None:
-    """Operators whose version is older than opset 13, and of opset 9, which older models have."""
-    kinds = ["Relu", "LeakyRelu", "Softplus", "Softsign", "Elu", "Sigmoid", "Neg", "Exp", "Tanh"]
-    ends = ["x", *(f"v{place}" for place in range(1, len(kinds))), "y"]
-    nodes = [
-        helper.make_node(kind, [ends[place]], [ends[place + 1]], kind) for place, kind in enumerate(kinds)
-    ]
-    ours = check(model(nodes, {"x": [3, 8]}, ["y"], {}, opset), {"x": weights(3, 8)})
-    assert {row.name: row.state for row in ours.report().operators} == dict.fromkeys(kinds, "fused")
-
-
 def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}

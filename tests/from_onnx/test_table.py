@@ -1,0 +1,26 @@
+"""The table of ONNX's operators, for each opset."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import fuseplan.onnx
+from onnx_models import model, weights
+
+KINDS = ("Relu", "LeakyRelu", "Softplus", "Softsign", "Elu", "Sigmoid", "Neg", "Exp", "Tanh")
+
+
+@pytest.mark.parametrize("opset", [9, *range(13, 25)])
+def test_rows_hold_for_every_opset(opset: int) -> None:
+    """Operators whose version is older than opset 13, and of opset 9, which older models have."""
+    ends = ["x", *(f"v{place}" for place in range(1, len(KINDS))), "y"]
+    nodes = [
+        helper.make_node(kind, [src], [dst], kind)
+        for kind, src, dst in zip(KINDS, ends[:-1], ends[1:], strict=True)
+    ]
+    ours = fuseplan.onnx.load(model(nodes, {"x": [3, 8]}, ["y"], {}, opset), threads=1)
+    assert {row.name: row.state for row in ours.report().operators} == dict.fromkeys(KINDS, "fused")
+    given = {"x": weights(3, 8)}
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=1e-6)
