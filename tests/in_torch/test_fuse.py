@@ -75,7 +75,7 @@ class Heads(nn.Module):  # type: ignore[misc]
         grouped = attend(query, key, value, is_causal=True, enable_gqa=True)
         seen = torch.ones(length, length, dtype=torch.bool, device=src.device).tril()
         masked = attend(key, key, value, attn_mask=seen, scale=0.3)
-        biased = attend(key[:, :, :3], key, value, attn_mask=src[:, None, :3, :length])
+        biased = attend(key[:, :, :5], key, value, attn_mask=src[:, None, :5, :length])
         dropped = attend(key, key, value, dropout_p=0.0 if not self.training else 0.5)
         return grouped.transpose(1, 2).flatten(2), masked, biased, dropped
 
@@ -143,9 +143,24 @@ def test_heads_are_read_as_the_projections_left_them() -> None:
     assert plans == [
         "f32[2x4x11x6, bshc of bhsc] -> attention(is_causal=True, key_heads=2)",
         "f32[2x2x11x6, bshc of bhsc] -> attention(scale=0.3, mask_axes=st)",
-        "f32[2x2x3x6] -> attention(keys=11, bias_axes=bst)",
+        "f32[2x2x5x6] -> attention(keys=11, bias_axes=bst)",
         "f32[2x2x11x6, bshc of bhsc] -> attention",
     ]
+
+
+class Cached(nn.Module):  # type: ignore[misc]
+    """New queries on keys from before."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("heads", "sites"), [(2, 0), (8, 1)])
+def test_one_query_of_each_head_of_keys_stays_torchs_on_a_cpu(heads: int, sites: int) -> None:
+    given = (torch.randn(1, heads, 1, 8), torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 8))
+    cut = fused.fuse(Cached().eval(), *given).fusion.cut
+    assert len(cut.sites) == sites
+    assert [each.why for each in cut.left.values()] == [Why.SLOWER] * (1 - sites)
 
 
 def test_weights_stay_the_modules_own() -> None:

@@ -9,8 +9,11 @@ from typing import Any, Protocol
 from fuseplan.errors import PlanError
 from fuseplan.graph.ops import Reshape
 from fuseplan.graph.type import Type
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops.attention import AXES, Attention
+
+FEW = 4  # queries that read the same keys
 
 
 class Adds(Protocol):
@@ -57,6 +60,17 @@ def attention(given: Adds, names: tuple[str, str, str], mask: str | None, op: At
     held = mask if made.shape == shape else given.add(Reshape(shape), mask)
     kind = "mask_axes" if made.dtype == "bool" else "bias_axes"
     return given.layer(replace(op, **{kind: axes}), *names, held)  # type: ignore[arg-type]
+
+
+def has_few_queries(op: Op, src: TensorSpec, target: str) -> bool:
+    """Whether an operator is attention for which a CPU's kernel would have few queries for its lanes.
+
+    Measured on AVX-512, one thread, 2048 keys: 0.3 of torch's speed with one query, 1.4 times it with four.
+    """
+    if not isinstance(op, Attention) or not target.startswith("cpu"):
+        return False
+    made = op.attend(src)
+    return made.queries * made.group < FEW
 
 
 def _axes(shape: tuple[int, ...], extents: Mapping[str, int]) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
+from fuseplan.graph.attention import has_few_queries
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
@@ -167,6 +168,9 @@ class _Finder:
             return
         given = [self.graph.types[name] for name in node.inputs]
         src = layer.src(given)
+        if has_few_queries(layer.op, src, str(self.target)):
+            self.left[id(node)] = Reason(Why.SLOWER, "one query on a CPU fills one lane of a vector")
+            return
         layout = layout_for(self.graph, node, layer, given[0])
         if layout:
             src = TensorSpec(src.shape, src.dtype, layout)
