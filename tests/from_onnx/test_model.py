@@ -369,23 +369,3 @@ def test_onnx_tests_of_operators(module: str) -> None:
     assert found
     wrong = {case.name: outcome(case)[0] for case in found}
     assert {name: told for name, told in wrong.items() if told} == {}
-
-
-def test_padding_before_a_convolution_is_the_plan_s() -> None:
-    """As models converted from TensorFlow have it: at the high end alone."""
-    nodes = [
-        helper.make_node("Pad", ["x", "pads"], ["p"], "pad"),
-        helper.make_node("Conv", ["p", "w"], ["c"], "conv", strides=[2, 2]),
-        helper.make_node("Pad", ["c", "sides", "", "axes"], ["y"], "border"),
-    ]
-    stored = {"w": weights(4, 3, 3, 3)}
-    proto = model(nodes, {"x": (1, 3, 8, 8)}, ["y"], stored)
-    numbers = {"pads": [0, 0, 0, 0, 0, 0, 1, 1], "sides": [1, 2], "axes": [-1]}
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(np.array(each), name) for name, each in numbers.items()
-    )
-    given = {"x": RNG.standard_normal((1, 3, 8, 8), np.float32)}
-    ours = check(proto, given)
-    assert plans(ours, given) == [
-        "f32[1x3x8x8, nhwc] -> conv2d(4, kernel=3, stride=2, padding=((0, 1), (0, 1)))"
-    ]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
@@ -179,3 +180,19 @@ def test_a_join_is_written_once() -> None:
     given = random_inputs(graph)
     made = Session(find(graph, threads=1))(given)["y"]
     np.testing.assert_allclose(made, graph.evaluate(given)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_launcher_checks_its_tensors_once() -> None:
+    compiled = fuseplan.compile("f32[2x16x3x3, nhwc] -> scale -> relu", "cpu", threads=1)
+    bound = compiled.bind(scale=np.arange(16, dtype=np.float32) - 8)
+    src, out = fuseplan.empty(compiled.plan.src), fuseplan.empty(compiled.plan.output)
+    src[...] = 1
+    launch = bound.launcher(src, out)
+    for _ in range(3):
+        src[...] = -1.5 * src
+        launch()
+        np.testing.assert_array_equal(out, bound(src))
+    with pytest.raises(ArgumentError):
+        bound.launcher(src, src)()
+    with pytest.raises(ArgumentError):
+        compiled.bind().launcher(src, out)()

@@ -144,7 +144,8 @@ class Session:
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
         late = {key: each for key, each in step.given.items() if key not in call.lent}
         if not late:
-            return lambda live: call(src, dst)
+            run = call.launcher(src, dst)
+            return lambda live: run()
         given = {key: (self._taker(each), shapes[key]) for key, each in late.items()}
 
         def launch(live: Live) -> None:

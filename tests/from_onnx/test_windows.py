@@ -1,0 +1,33 @@
+"""Models with windows: padding of their own nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+from onnx import helper, numpy_helper
+
+import fuseplan.onnx
+from onnx_models import RNG, model, weights
+
+
+def test_padding_before_a_convolution_is_the_plan_s() -> None:
+    """As models converted from TensorFlow have it: at the high end alone."""
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"], "pad"),
+        helper.make_node("Conv", ["p", "w"], ["c"], "conv", strides=[2, 2]),
+        helper.make_node("Pad", ["c", "sides", "", "axes"], ["y"], "border"),
+    ]
+    stored = {"w": weights(4, 3, 3, 3)}
+    proto = model(nodes, {"x": (1, 3, 8, 8)}, ["y"], stored)
+    numbers = {"pads": [0, 0, 0, 0, 0, 0, 1, 1], "sides": [1, 2], "axes": [-1]}
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.array(each), name) for name, each in numbers.items()
+    )
+    given = {"x": RNG.standard_normal((1, 3, 8, 8), np.float32)}
+    ours = fuseplan.onnx.load(proto, threads=1)
+    want = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)[0]
+    np.testing.assert_allclose(ours.run(None, given)[0], want, rtol=1e-5, atol=1e-6)
+    sites = ours.prepare().session.cut.sites
+    assert [str(site.plan) for site in sites] == [
+        "f32[1x3x8x8, nhwc] -> conv2d(4, kernel=3, stride=2, padding=((0, 1), (0, 1)))"
+    ]
