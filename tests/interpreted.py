@@ -113,7 +113,7 @@ def _filled(size: int, dtype: str, value: float) -> Array:
 def storage(spec: TensorSpec, values: Array) -> Array:
     """The elements as they lie in memory, one after another; what lies between them is NaN."""
     flat = _filled(spec.span, spec.dtype, np.nan)
-    _seen(spec, flat)[...] = narrow(wide(values, spec.dtype), spec.dtype).reshape(spec.shape)
+    _seen(spec, flat)[...] = narrow(wide(values, spec.dtype), spec.dtype)
     return flat
 
 
@@ -261,8 +261,12 @@ def interpret_all(
 
 def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The plan's arrays with their axes as the kernel has them."""
-    if any(step.op.is_alone for step in plan):  # its elements lie as the plan's, whatever their axes
-        return dict(arrays)
+    if any(step.op.is_gradient for step in plan):  # (groups, images, channels of a group, *spatial)
+        images = kernel.src.shape[1]
+        spatial = () if any(step.op.reads == "rows" for step in plan) else plan.src.spatial
+        src = arrays["src"].reshape(images, *kernel.src.shape[:3:2], *spatial)
+        read = tuple(map(slice, kernel.src.shape))  # what lies behind the last window is not
+        return {**arrays, "src": src.swapaxes(0, 1)[read]}
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
     orders["src"] = plan.src.canonical_order
     if kernel.over:  # tensors behind the statistics may have fewer axes than src
@@ -324,6 +328,8 @@ def assert_interpreted(
     for key, value in whole.items():
         if kernel.over:
             saved[key] = _over(plan, key, value).reshape(lying[key])
+        elif any(step.op.is_gradient for step in plan):  # dense, as the plan has it
+            saved[key] = value.reshape(lying[key])
         else:
             saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
     results["dst"] = got

@@ -35,7 +35,7 @@ SPLITS = (
     Reason.BLOCKS,
     Reason.RESULT_DTYPE,
     Reason.PARTS_OF_FEATURES,
-    Reason.NOT_ALONE,
+    Reason.BESIDE_GRADIENT,
     Reason.OPERANDS_BETWEEN,
     Reason.BEFORE_ATTENTION,
     Reason.BESIDE_ATTENTION,

@@ -60,7 +60,7 @@ class Op(ABC):
         onnx: ONNX's name of the operator; None where ONNX has none.
         torch: PyTorch's, in torch.nn.functional or torch.
         has_parts: its formula reads an axis of src in parts.
-        is_alone: a kernel of it has no other operator.
+        is_gradient: of a weight; operators beside it in a kernel have no tensors.
     """
 
     name: ClassVar[str]
@@ -68,7 +68,7 @@ class Op(ABC):
     onnx: ClassVar[str | None] = None
     torch: ClassVar[str | None] = None
     has_parts: ClassVar[bool] = False
-    is_alone: ClassVar[bool] = False
+    is_gradient: ClassVar[bool] = False
     operand_fields: ClassVar[Mapping[str, OperandField]] = {}
     result_fields: ClassVar[Mapping[str, ResultField]] = {}
 

@@ -41,6 +41,7 @@ PLANS = (
     "bf16[4096x1024] -> linear(5632) -> bias -> glu(silu)",
     "i8[4096x1024] -> linear(2048) -> dequantize(f16) -> bias",
     "f32[512x1024] -> matmul(256) -> bias -> save(pre) -> gelu -> mul(pre)",
+    "f16[8x64x28x28, nhwc] -> relu -> conv2d_weight_gradient(128, kernel=3, stride=2, padding=1)",
     "bf16[32x19x33] -> conv1d(37, kernel=5, stride=2) -> tanh",
     "f16[64x128x28x28, nhwc] -> batch_norm_training(running=True) -> relu",
     "f32[64x256x14x14] -> batch_norm_backward(relu, statistics=recomputed)",

@@ -9,6 +9,10 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.compile import compile as compile_plan
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
+from fuseplan.measure import float64
 from fuseplan.measure.data import random_arrays
 from fuseplan.plans.plan import FusionPlan
 from interpreted import assert_interpreted
@@ -21,6 +25,19 @@ PLANS = (
     "{d}[2x3x7x1] -> linear_weight_gradient(19)",
     "{d}[1x3x2x5x3] -> linear_weight_gradient(2)",
     "{d}[50x30, strides=64:1] -> linear_weight_gradient(5)",
+    "{d}[3x17x40] -> relu -> linear_weight_gradient(9) -> clamp(min=-1, max=1)",
+    "{d}[2x3x11] -> conv1d_weight_gradient(5, kernel=3)",
+    "{d}[3x4x13, nwc] -> silu -> conv1d_weight_gradient(6, kernel=4, stride=3, padding=((2,1),), dilation=2, "
+    "groups=2)",
+    "{d}[17x5x6x7, nhwc] -> conv2d_weight_gradient(7, kernel=1, stride=3) -> clamp(min=-1, max=1)",
+    "{d}[1x3x9x11] -> conv2d_weight_gradient(35, kernel=3, padding=1)",
+    "{d}[2x3x9x8, nhwc] -> sigmoid -> conv2d_weight_gradient(4, kernel=(3,5), stride=2, padding=same)",
+    "{d}[18x6x5x6] -> conv2d_weight_gradient(9, kernel=3, stride=(1,2), padding=((0,1),(2,1)), dilation=2, "
+    "groups=3)",
+    "{d}[2x7x5x6, nhwc] -> conv2d_weight_gradient(7, kernel=3, padding=1, groups=7)",
+    "{d}[2x1x1x1] -> conv2d_weight_gradient(1, kernel=2, stride=10, padding=5)",
+    "{d}[2x3x4x5x6] -> conv3d_weight_gradient(5, kernel=3, padding=1)",
+    "{d}[2x4x5x3x7, ndhwc] -> conv3d_weight_gradient(6, kernel=(1,3,2), stride=(2,1,3), padding=1, groups=2)",
 )
 
 
@@ -36,6 +53,38 @@ def test_cpu(text: str, dtype: str) -> None:
 @pytest.mark.parametrize("text", PLANS)
 def test_triton(text: str, dtype: str) -> None:
     assert_interpreted(text.format(d=dtype), Product, slack=80)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_torchs_gradient_of_a_convolution(channels_last: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    layer = torch.nn.Conv2d(6, 9, 3, stride=2, padding=1, groups=3, bias=False)
+    x, grad = (torch.randn(shape, generator=generator) for shape in ((4, 6, 11, 12), (4, 9, 6, 6)))
+    layer(x.relu()).backward(grad)
+    layout = ", nhwc" if channels_last else ""
+    if channels_last:
+        x, grad = (each.to(memory_format=torch.channels_last) for each in (x, grad))
+    operator = "conv2d_weight_gradient(9, kernel=3, stride=2, padding=1, groups=3)"
+    made = compile_plan(f"f32[4x6x11x12{layout}] -> relu -> {operator}")(x, grad=grad)
+    torch.testing.assert_close(made, layer.weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_sum_in_parts_is_right() -> None:
+    plan = FusionPlan.parse("f32[2x5x40x40] -> conv2d_weight_gradient(7, kernel=3, padding=1)")
+    kernel, target = lower(match(plan)), parse_target("triton:sm_90")
+    candidates = Product.candidates(kernel, target, "default")
+    split = [each for each in candidates if isinstance(each, Product) and each.split > 1]
+    assert split, "1600 positions of each image are summed by several programs"
+    assert_interpreted(plan, split[0], slack=80)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_float64_on_tensors_is_that_on_arrays(groups: int) -> None:
+    plan = FusionPlan.parse(f"f32[3x4x7x8] -> conv2d_weight_gradient(6, kernel=3, stride=2, groups={groups})")
+    arrays = random_arrays(plan, 5)
+    want, _ = plan.evaluate(arrays["src"], {"grad": arrays["grad"]})
+    got, _ = float64.evaluated(plan, {key: torch.from_numpy(each) for key, each in arrays.items()})
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
 
 
 def test_torchs_gradient_and_the_same_bits_each_time() -> None:

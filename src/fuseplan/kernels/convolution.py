@@ -41,6 +41,7 @@ class Convolution:
         precision: of the products: `full`, or `tf32`, which allows factors of f32 rounded to 10 bits.
         pool: no product and no weight: dst[n, c, o] is made of the elements under the window alone. Each
             channel is a group.
+        written: the operator as the plan writes it, where it is no convolution: a gradient of a weight.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Convolution:
     weight_transposed: bool = False
     precision: str = "full"
     pool: Pool | None = None
+    written: str = ""
 
     @property
     def fill(self) -> float:
@@ -123,5 +125,6 @@ class Convolution:
             ("weight_transposed", self.weight_transposed),
             (f"precision={self.precision}", self.precision != "full"),
             (str(self.pool), self.pool is not None),
+            (f"of {self.written}", bool(self.written)),
         )
         return " ".join([line, *(words for words, applies in unusual if applies)])

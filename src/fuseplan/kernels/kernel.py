@@ -65,6 +65,9 @@ class KernelOperand:
     `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
     with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
 
+    Of a weight, `axes` are the axes of `shape` in the order of `Convolution.weight_shape`; () where the
+    fields of the convolution tell it.
+
     Per `blocks`, it lies dense with an element for each block of neighbours along `axes` of the stage's
     tensor; `blocks` are their extents. Where `shape` is longer, its first extents are one axis.
     """
@@ -292,6 +295,8 @@ class Kernel(Opened):
         axes where the operand has them: a matrix product's has none, whatever the rank of src. All templates
         order weights by this, so none knows what the operator calls transposed.
         """
+        if self.weight.axes:
+            return self.weight.axes
         images = int(self.contraction.weight_per_batch)
         axes = list(range(len(self.weight.shape)))
         if self.contraction.weight_transposed:

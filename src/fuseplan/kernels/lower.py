@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fuseplan.kernels.convolution import Convolution, Pool
+from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
 from fuseplan.language.declarations import Operand, Result
@@ -15,7 +16,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
-from fuseplan.ops.gradient import LinearWeightGradient
+from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
@@ -44,8 +45,8 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
         return _attention(steps, centre, after)
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
-    if isinstance(centre.op, LinearWeightGradient):
-        return _weight_gradient(centre, centre.op)
+    if centre.op.is_gradient:
+        return _weight_gradient(steps, before, centre, after)
     if any(step.op.has_parts for step in after):
         return _gated(steps, centre)
     return replace(
@@ -123,35 +124,25 @@ def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
     )
 
 
-def _weight_gradient(step: Step, op: LinearWeightGradient) -> Kernel:
-    """A product of one image, whose channels are src's rows, and whose positions are src's last axis."""
-    src, features = step.src, op.features
-    rows, stride = src.size // src.channels, row_stride(src)
-    assert stride is not None  # by the rule
-    (grad,) = step.operands
-    strides = (max(1, src.span), stride, src.element_strides[-1])
-    convolution = Convolution(
-        batch=1,
-        channels=rows,
-        features=features,
-        groups=1,
-        src_spatial=(src.channels,),
-        dst_spatial=(src.channels,),
-        kernel=(1,),
-        stride=(1,),
-        dilation=(1,),
-        padding=((0, 0),),
-        weight_transposed=True,
-        precision=op.precision,
-    )
-    return Kernel(
-        src=TensorSpec((1, rows, src.channels), src.dtype, strides=strides),
-        dst=TensorSpec((1, features, src.channels), src.dtype),
-        prologue=(),
-        convolution=convolution,
-        epilogue=(),
-        operands=(KernelOperand(grad.key, "weight", (rows, features), grad.dtype, "weight"),),
-        parameters=(),
+def _weight_gradient(
+    steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
+) -> Kernel:
+    """A contraction over images and positions, or rows; the elements of src lie as the plan has them."""
+    op, src = centre.op, steps[0].src
+    if isinstance(op, ConvWeightGradient):
+        made = gradient(src.canonical, op.features, op.groups, op.window(src), op.precision)
+    else:
+        assert isinstance(op, LinearWeightGradient)  # by its kind
+        rows = rows_of(src)
+        matrix = TensorSpec(rows.shape[1:], rows.dtype, strides=rows.element_strides[1:])
+        made = gradient(matrix, op.features, 1, NO_WINDOW, op.precision)
+    (grad,) = centre.operands
+    return replace(
+        _kernel(steps, before, after),
+        src=made.src,
+        dst=made.dst(steps[-1].dst.dtype),
+        convolution=replace(made.convolution, written=operator_text(op)),
+        operands=(made.weight(grad),),
     )
 
 

@@ -85,7 +85,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
         yield claim(second is None or kinds != several, reason, got=met, operator=second)
     is_alone = second is None or "attention" not in kinds
     yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
-    yield from _alone(plan, centres)
+    yield from _gradient(plan, centres)
     centre = centres[0].index if centres else len(plan)
     is_first = rule != "attention" or centre == 0
     yield claim(is_first, Reason.BEFORE_ATTENTION, got=None if is_first else plan[0].title, operator=centre)
@@ -95,16 +95,22 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
 
 
-def _alone(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
-    """The claims of a weight's gradient: the plan has no other operator, and src is a matrix of rows."""
-    lone = next((step for step in centres if step.op.is_alone), None)
-    at, told = (max(lone.index, 1), lone.title) if lone else (None, None)
-    yield claim(lone is None or len(plan) == 1, Reason.NOT_ALONE, got=told, operator=at)
-    is_even = lone is None or row_stride(plan.src) is not None
+def _gradient(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
+    """The claims of a weight's gradient: src and grad are the only tensors; rows are those of a matrix."""
+    lone = next((step for step in centres if step.op.is_gradient), None)
+    others = [step for step in plan if lone and step != lone and _has_tensors(step)]
+    at, told = (max(lone.index, others[0].index), others[0].title) if lone and others else (None, None)
+    yield claim(not others, Reason.BESIDE_GRADIENT, got=told, operator=at)
+    is_even = lone is None or lone.op.reads != "rows" or row_stride(plan.src) is not None
     want = "evenly spaced rows, such as those of a dense tensor whose last axis is innermost"
     yield claim(
         is_even, Reason.SCATTERED_ROWS, got=str(plan.src), want=want, operator=lone.index if lone else None
     )
+
+
+def _has_tensors(step: Step) -> bool:
+    """Whether an operator is more than a formula of one element."""
+    return bool(step.operands or step.results or step.op.has_parts)
 
 
 def row_stride(spec: TensorSpec) -> int | None:

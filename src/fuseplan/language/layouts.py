@@ -20,6 +20,7 @@ from fuseplan.messages.excerpt import shown
 LAYOUTS = {2: ("nc",), 3: ("ncw", "nwc"), 4: ("nchw", "nhwc"), 5: ("ncdhw", "ndhwc")}
 # The names of the axes for operators that read rows: each row is one run of the last axis.
 ROWS = {0: "", 1: "c", 2: "nc", 3: "bsc", 4: "bhsc", 5: "abhsc"}
+OF_KERNELS = "ncedhw"  # six axes, which kernels alone have
 WORD = re.compile(r"([a-z]+)(?:\s+of\s+([a-z]+))?")
 
 
@@ -30,7 +31,17 @@ def channel_names(rank: int) -> str:
 
 def short(rank: int) -> tuple[str, ...]:
     """The layouts of n, c and the spatial axes; of a vector, c alone, and of a number none."""
-    return LAYOUTS.get(rank) or (ROWS[rank],)
+    return LAYOUTS.get(rank) or (ROWS.get(rank, OF_KERNELS),)
+
+
+def check_rank(rank: int, most: int) -> None:
+    """Refuses more than so many axes with a PlanError."""
+    if rank > most:
+        raise PlanError(
+            "a tensor has at most 5 axes: n, c, and up to three spatial ones",
+            got=f"{rank} axes",
+            want="c, nxc, nxcxw, nxcxhxw or nxcxdxhxw",
+        )
 
 
 def known(word: object, rank: int) -> tuple[str, str]:

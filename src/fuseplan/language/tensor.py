@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fuseplan.errors import PlanError, counted
 from fuseplan.language import layouts
@@ -50,6 +50,7 @@ class TensorSpec:
     strides: tuple[int, ...] | None
     is_layout_said: bool = field(compare=False, repr=False)
     names: str
+    most_axes: ClassVar[int] = 5
 
     def __init__(
         self,
@@ -61,12 +62,7 @@ class TensorSpec:
     ) -> None:
         dtype = dtype_name(dtype)
         extents = positive("an extent", shape)
-        if len(extents) not in layouts.ROWS:
-            raise PlanError(
-                "a tensor has at most 5 axes: n, c, and up to three spatial ones",
-                got=f"{len(extents)} axes",
-                want="c, nxc, nxcxw, nxcxhxw or nxcxdxhxw",
-            )
+        layouts.check_rank(len(extents), self.most_axes)
         is_layout_said = layout is not None or strides is not None
         if strides is not None and layout is not None:
             raise PlanError("a tensor has a layout or strides, not both", got=f"{layout} and {strides}")

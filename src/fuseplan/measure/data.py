@@ -122,8 +122,8 @@ def _sized(values: Tensor, name: str) -> Tensor:
 def terms(step: Step, weight: Operand) -> int:
     """How many products with a contraction's weight are summed into one element of its result."""
     attributes = step.op.attributes()
-    if step.op.is_alone:  # the second factor has all rows
-        return math.prod(weight.shape[:-1])
+    if step.op.is_gradient:  # the second factor has all rows, or all images and positions
+        return math.prod(weight.shape) // step.dst.shape[0]
     weights = step.src.batch if attributes.get("batched") else 1
     return math.prod(weight.shape) // (weights * step.dst.channels)
 

@@ -18,7 +18,7 @@ from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
-from fuseplan.ops.gradient import LinearWeightGradient
+from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
 from fuseplan.ops.parts import Parted
@@ -38,7 +38,7 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     x = tensors["src"].double()
     results: dict[str, Tensor] = {}
     for step in plan.steps:
-        if isinstance(step.op, Conv | Product | LinearWeightGradient):
+        if isinstance(step.op, Conv | Product | LinearWeightGradient | ConvWeightGradient):
             x = applied(step, x, tensors)
         elif isinstance(step.op, Attention):
             x, made = attended(step, step.op, x, tensors)
@@ -70,6 +70,8 @@ def applied(step: Step, x: Tensor, tensors: Tensors) -> Tensor:
     if isinstance(step.op, LinearWeightGradient):
         grad = tensors[step.keys["grad"]].double()
         return grad.reshape(-1, step.op.features).T @ x.reshape(-1, x.shape[-1])
+    if isinstance(step.op, ConvWeightGradient):
+        return weight_gradient(step.op, step.src, x, tensors[step.keys["grad"]].double())
     if not isinstance(step.op, Conv | Product):
         raise TypeError(f"the float64 reference on a GPU does not support {step.op.name!r}")
     weight = tensors[step.keys["weight"]].double()
@@ -144,6 +146,29 @@ def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor
         for tap, under in _taps(window.kernel, window.stride, window.dilation, window.dst):
             seen = some[(slice(None), slice(None), *under)]
             dst[begin : begin + images] += _product(seen, weight[(slice(None), slice(None), *tap)], op.groups)
+    return dst
+
+
+def weight_gradient(op: ConvWeightGradient, spec: TensorSpec, src: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a convolution's weight in float64: for each tap, one product of matrices.
+
+    Args:
+        op: its operator.
+        spec: its src.
+        src: (n, c, *spatial).
+        grad: (n, features, *positions).
+    """
+    import torch
+
+    window = op.window(spec)
+    sides = [side for pair in reversed(window.padding) for side in pair]
+    padded = torch.nn.functional.pad(src, sides)
+    features = grad.transpose(0, 1).reshape(op.groups, op.features // op.groups, -1)
+    dst = torch.empty(op.output(spec).shape, dtype=torch.float64, device=src.device)
+    for tap, under in _taps(window.kernel, window.stride, window.dilation, window.dst):
+        seen = padded[(slice(None), slice(None), *under)].transpose(0, 1)
+        made = features @ seen.reshape(op.groups, spec.channels // op.groups, -1).mT
+        dst[(slice(None), slice(None), *tap)] = made.reshape(dst.shape[:2])
     return dst
 
 

@@ -113,10 +113,10 @@ class Reason(Enum):
         "one kernel reads one axis in parts, once",
         "Split the plan in front of the second operator that reads parts",
     )
-    NOT_ALONE = (
-        "not-alone",
-        "a kernel of a weight's gradient has no other operator",
-        "Split the plan in front of the second operator",
+    BESIDE_GRADIENT = (
+        "beside-gradient",
+        "operators beside a weight's gradient have no tensors of their own, and read no parts of an axis",
+        "Split the plan in front of the second of the two",
     )
     SCATTERED_ROWS = (
         "scattered-rows",
@@ -283,6 +283,11 @@ class Reason(Enum):
         "copy-step",
         "the copy engine steps over at most 8 positions",
         "`product` takes any stride",
+    )
+    COPY_AXES = (
+        "copy-axes",
+        "the copy engine reads tensors of at most 5 axes",
+        "`product` takes any number of axes",
     )
     GROUP_TILES = (
         "group-tiles",

@@ -13,7 +13,7 @@ from fuseplan.language.declarations import Array, Shape, operand
 from fuseplan.language.fields import one_of, positive, refused
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operator
-from fuseplan.ops.windows import Padding, PerAxis, Windowed, windows_of
+from fuseplan.ops.windows import Padding, PerAxis, Window, Windowed, windows_of
 
 PRECISIONS = ("full", "tf32")
 
@@ -36,19 +36,13 @@ def check_precision(operator: str, precision: str, src: TensorSpec) -> None:
         )
 
 
-def _weight(op: Conv, src: TensorSpec) -> Shape:
-    return (op.features, src.channels // op.groups, *op.per_axis(op.kernel))
-
-
 @dataclass(frozen=True)
-class Conv(Windowed):
-    """What convolutions of any number of spatial axes share.
+class OfConvolution(Windowed):
+    """What convolutions and the gradients of their weights share: the fields of a convolution.
 
     Precision is `full`, or `tf32`: then the factors of an f32 product may be rounded to 10 bits where the
     hardware is faster for it.
     """
-
-    onnx = "Conv"
 
     features: int
     kernel: PerAxis
@@ -75,7 +69,11 @@ class Conv(Windowed):
                 want=f"features a multiple of {self.groups}",
             )
 
-    def output(self, src: TensorSpec) -> TensorSpec:
+    def weight_shape(self, src: TensorSpec) -> Shape:
+        """The convolution's weight: (features, c/groups, *kernel)."""
+        return (self.features, src.channels // self.groups, *self.per_axis(self.kernel))
+
+    def convolved(self, src: TensorSpec) -> Shape:
         """n, features, and along each axis (extent + padding - dilation*(kernel - 1) - 1)//stride + 1.
 
         Raises:
@@ -90,7 +88,18 @@ class Conv(Windowed):
                 got=f"{src.channels} channels, groups={self.groups}",
                 want=f"a multiple of {self.groups} channels",
             )
-        return src.with_shape((src.batch, self.features, *self.window(src).dst))
+        return (src.batch, self.features, *self.window(src).dst)
+
+
+@dataclass(frozen=True)
+class Conv(OfConvolution):
+    """What convolutions of any number of spatial axes share."""
+
+    onnx = "Conv"
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape that `convolved` tells; a PlanError as it says."""
+        return src.with_shape(self.convolved(src))
 
     def reference(
         self,
@@ -99,26 +108,39 @@ class Conv(Windowed):
         parameters: Mapping[str, float],
         names: str | None = None,
     ) -> Array:
-        """The correlation in float64: for each image and group, its windows as rows, times the weight."""
-        window = self.window(TensorSpec(src.shape))
-        dst = np.empty((src.shape[0], self.features, *window.dst))
-        weights = np.split(np.asarray(operands["weight"], np.float64), self.groups)
-        taps = tuple(range(-self.axes, 0))  # the kernel's axes, the last of the windows
-        beside_channels = tuple(range(1, 1 + self.axes))  # as the weight has them
-        for image, result in zip(windows_of(src, window), dst, strict=True):
-            groups = zip(np.split(image, self.groups), np.split(result, self.groups), weights, strict=True)
-            for rows, features, weight in groups:
-                columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
-                with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-                    # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
-                    product = np.matmul(weight.reshape(-1, columns.shape[0]), columns)
-                features[...] = product.reshape(features.shape)
-        return dst
+        """The correlation in float64."""
+        weight = np.asarray(operands["weight"], np.float64)
+        return correlation(src, weight, self.window(TensorSpec(src.shape)), self.groups)
 
     @classmethod
     @abstractmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Tensors and convolutions of them."""
+
+
+def correlation(src: Array, weight: Array, window: Window, groups: int) -> Array:
+    """For each image and group, the windows of src as rows, times the weight.
+
+    Args:
+        src: (n, c, *spatial).
+        weight: (features, c/groups, *kernel); with an axis of images in front, each has its own.
+        window: how it moves over src.
+        groups: of channels and features.
+    """
+    axes = len(window.kernel)
+    each = weight if weight.ndim > src.ndim else np.broadcast_to(weight, (len(src), *weight.shape))
+    dst = np.empty((len(src), each.shape[1], *window.dst))
+    taps = tuple(range(-axes, 0))  # the kernel's axes, the last of the windows
+    beside_channels = tuple(range(1, 1 + axes))  # as the weight has them
+    for image, own, result in zip(windows_of(src, window), each, dst, strict=True):
+        parts = (np.split(some, groups) for some in (image, result, own))
+        for rows, features, matrix in zip(*parts, strict=True):
+            columns = np.moveaxis(rows, taps, beside_channels).reshape(matrix[0].size, -1)
+            with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+                # Not by `tensordot`: a factor of one element is an axpy there, and makes 0 of 0 * inf.
+                product = np.matmul(matrix.reshape(-1, columns.shape[0]), columns)
+            features[...] = product.reshape(features.shape)
+    return dst
 
 
 @operator
@@ -132,7 +154,7 @@ class Conv1d(Conv):
     torch = "conv1d"
     axes = 1
 
-    weight = operand(_weight)
+    weight = operand(OfConvolution.weight_shape)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -157,7 +179,7 @@ class Conv2d(Conv):
     torch = "conv2d"
     axes = 2
 
-    weight = operand(_weight)
+    weight = operand(OfConvolution.weight_shape)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -180,7 +202,7 @@ class Conv3d(Conv):
     torch = "conv3d"
     axes = 3
 
-    weight = operand(_weight)
+    weight = operand(OfConvolution.weight_shape)
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -1,4 +1,4 @@
-"""Gradients of weights: contractions over the rows that the forward pass keeps."""
+"""Gradients of weights: contractions over the rows, or the images and positions, of the forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fuseplan.language.declarations import Array, Shape, operand
 from fuseplan.language.fields import one_of, positive
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op, operator
-from fuseplan.ops.conv import PRECISIONS, check_precision
+from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision
+from fuseplan.ops.windows import windows_of
 
 
 def _grad(op: LinearWeightGradient, src: TensorSpec) -> Shape:
@@ -24,13 +25,14 @@ class LinearWeightGradient(Op):
     The gradient of the weight of `linear(features)`: src is the layer's input, `grad` the gradient of its
     output. The sum is over every axis but the last, in a fixed order: equal tensors give equal bits.
 
-    src: (.., c), any rank; grad: (.., features); dst: (features, c). A plan has no other operator beside it.
+    src: (.., c), any rank; grad: (.., features); dst: (features, c). Operators beside it in a
+    kernel are formulas of one element, without tensors.
 
     `precision` is `full`, or `tf32`: then the factors of f32 may be rounded to 10 bits.
     """
 
     kind = "contraction"
-    is_alone = True
+    is_gradient = True
 
     grad = operand(_grad)
     features: int
@@ -77,4 +79,105 @@ class LinearWeightGradient(Op):
         yield "f32[1x3x2x5x3]", cls(2)
 
 
-GRADIENTS = (LinearWeightGradient,)
+class ConvWeightGradient(OfConvolution):
+    """What gradients of the weights of convolutions share: the convolution's fields."""
+
+    is_gradient = True
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The weight's shape: (features, c/groups, *kernel).
+
+        Raises:
+            PlanError: the convolution is none of src.
+        """
+        self.convolved(src)
+        return TensorSpec(self.weight_shape(src), src.dtype)
+
+    def reference(
+        self,
+        src: Array,
+        operands: Mapping[str, Array],
+        parameters: Mapping[str, float],
+        names: str | None = None,
+    ) -> Array:
+        """The sum in float64: for each image and group, a product of matrices over the positions."""
+        spec = TensorSpec(src.shape)
+        dst = np.zeros(self.weight_shape(spec))
+        grads = np.asarray(operands["grad"], np.float64)
+        taps = tuple(range(-self.axes, 0))
+        beside_channels = tuple(range(1, 1 + self.axes))
+        for image, grad in zip(windows_of(src, self.window(spec)), grads, strict=True):
+            parts = (np.split(each, self.groups) for each in (image, grad, dst))
+            for rows, features, weight in zip(*parts, strict=True):
+                columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
+                with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+                    made = np.matmul(features.reshape(len(weight), -1), columns.T)
+                    weight[...] += made.reshape(weight.shape)
+        return dst
+
+
+@operator
+class Conv1dWeightGradient(ConvWeightGradient):
+    """dst[f, c, k] = sum over n, o of grad[n, f, o] * src[n, c, o*stride + k*dilation - padding]
+
+    src: (n, c, w); grad: (n, features, output); dst: (features, c/groups, kernel). Its fields have the
+    meaning of `conv2d_weight_gradient`'s.
+    """
+
+    axes = 1
+
+    grad = operand(OfConvolution.convolved)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each attribute, on odd sizes."""
+        yield "f32[2x3x11]", cls(5, kernel=3)
+        yield "f32[3x4x13, nwc]", cls(6, kernel=4, stride=3, padding=((2, 1),), dilation=2, groups=2)
+
+
+@operator
+class Conv2dWeightGradient(ConvWeightGradient):
+    """dst[f, c, k, l] = sum over n, o, p of grad[n, f, o, p] * src[n, c, o*stride + k*dilation - padding, ..]
+
+    The gradient of the weight of `conv2d` with the same fields, as PyTorch's `nn.grad.conv2d_weight`: src is
+    the layer's input, `grad` the gradient of its output. The order of the sum is fixed: equal tensors give
+    equal bits.
+
+    src: (n, c, h, w), any strides; grad: (n, features, *output); dst: (features, c/groups, *kernel), dense.
+    Operators beside it in a kernel are formulas of one element, without tensors.
+    """
+
+    axes = 2
+
+    grad = operand(OfConvolution.convolved)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each attribute, on odd sizes."""
+        yield "f32[3x5x6x7, nhwc]", cls(7, kernel=1)
+        yield "f32[2x3x9x11]", cls(5, kernel=3, padding=1)
+        yield "f32[2x3x9x8, nhwc]", cls(4, kernel=(3, 5), stride=2, padding="same")
+        yield "f32[2x6x9x10]", cls(9, kernel=3, stride=(1, 2), padding=((0, 1), (2, 1)), dilation=2, groups=3)
+        yield "f32[2x7x5x6, nhwc]", cls(7, kernel=3, padding=1, groups=7)
+
+
+@operator
+class Conv3dWeightGradient(ConvWeightGradient):
+    """dst[f, c, k..] = sum over n, o.. of grad[n, f, o..] * src[n, c, o*stride + k*dilation - padding, ..]
+
+    src: (n, c, d, h, w); grad: (n, features, *output); dst: (features, c/groups, *kernel). Its fields have
+    the meaning of `conv2d_weight_gradient`'s.
+    """
+
+    axes = 3
+
+    grad = operand(OfConvolution.convolved)
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each attribute, on odd sizes."""
+        yield "f32[2x3x4x5x6]", cls(5, kernel=3, padding=1)
+        yield "f32[2x4x5x3x7, ndhwc]", cls(6, kernel=(1, 3, 2), stride=(2, 1, 3), padding="same", groups=2)
+
+
+GRADIENTS = (LinearWeightGradient, Conv1dWeightGradient, Conv2dWeightGradient, Conv3dWeightGradient)

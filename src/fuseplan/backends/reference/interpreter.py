@@ -17,7 +17,7 @@ from fuseplan.language.declarations import PER, broadcast
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.conv import CONVOLUTIONS
+from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
 from fuseplan.ops.normalization import reduced_axes
 from fuseplan.ops.pool import pool
@@ -60,7 +60,8 @@ class Interpreter:
                 leaves |= reduce(reduction, {**leaves, "x": x}, x.shape, axes)
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
-        x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
+        if kernel.between:
+            x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
         stages = kernel.epilogue
         if kernel.parts:
             with np.errstate(all="ignore"):
@@ -147,29 +148,17 @@ def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
     """The operators' own reference; `weight` is in canonical order."""
     if convolution.is_matrix_product and convolution.groups == 1:
         return product(x, weight.reshape(-1, convolution.features, convolution.channels))
-    kind = CONVOLUTIONS[len(convolution.kernel) - 1]
-    op = kind(
-        convolution.features,
-        kernel=convolution.kernel,
-        stride=convolution.stride,
-        padding=convolution.padding,
-        dilation=convolution.dilation,
-        groups=convolution.groups,
-    )
-    return op.reference(x, {"weight": weight}, {})
+    return correlation(x, weight, _window(convolution), convolution.groups)
 
 
 def pooled(convolution: Convolution, x: Array) -> Array:
     """The operators' own reference."""
     assert convolution.pool is not None  # by the caller
-    window = Window(
-        convolution.kernel,
-        convolution.stride,
-        convolution.dilation,
-        convolution.padding,
-        convolution.dst_spatial,
-    )
-    return pool(x, window, convolution.pool.join, convolution.pool.counted)
+    return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
+
+
+def _window(of: Convolution) -> Window:
+    return Window(of.kernel, of.stride, of.dilation, of.padding, of.dst_spatial)
 
 
 def _lying(spec: TensorSpec, of: KernelOperand | Output) -> TensorSpec:

@@ -102,6 +102,8 @@ def attention(kernel: Kernel) -> str:
 def contraction(kernel: Kernel) -> str:
     """The contraction as a plan writes it."""
     conv = kernel.contraction
+    if conv.written:
+        return conv.written
     if _is_matmul(kernel):
         words = {"batched=True": conv.weight_per_batch, "transposed=True": not conv.weight_transposed}
         name = "matmul"

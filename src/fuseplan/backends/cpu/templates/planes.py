@@ -20,7 +20,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing, Reshape, Tiles, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes
-from fuseplan.language.layouts import LAYOUTS
+from fuseplan.language.layouts import short
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim
 
@@ -94,7 +94,7 @@ class Planes(model.SumOfProducts):
 
 
 def _has_planes(spec: TensorSpec) -> bool:
-    return spec.layout == LAYOUTS[spec.rank][0]
+    return spec.layout == short(spec.rank)[0]
 
 
 def _tiles(kernel: Kernel, target: Target) -> Iterator[tuple[int, int]]:

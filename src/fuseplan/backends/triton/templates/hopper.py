@@ -10,7 +10,13 @@ from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import hopper_choices
 from fuseplan.backends.triton.templates.hopper_choices import choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
-from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED, MOST_STEP, Geometry, strides_fit
+from fuseplan.backends.triton.templates.hopper_tiles import (
+    ALIGNED,
+    MOST_AXES,
+    MOST_STEP,
+    Geometry,
+    strides_fit,
+)
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
@@ -83,6 +89,8 @@ class Hopper(GpuTemplate):
         yield from layout_claims(kernel)
         saved = next(iter(kernel.saved), None)
         yield claim(saved is None, Reason.SAVED, operator=saved)
+        rank = kernel.src.rank
+        yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
         last = _channels_last(kernel)
         yield claim(last, Reason.CHANNELS_FIRST, got=str(kernel.src), operator=step)
         sizes = {"channels": contraction.channels_per_group, "features": contraction.features}

@@ -18,6 +18,7 @@ ALIGNED = 8  # two-byte elements in the 16 bytes that the copy engine's addresse
 HALF = 2  # bytes of an f16 or bf16
 MOST_BOX = 256  # positions that a box spans along one axis
 MOST_STEP = 8  # positions from one element of a box to the next
+MOST_AXES = 5  # of a tensor that the copy engine reads
 
 
 @dataclass(frozen=True)

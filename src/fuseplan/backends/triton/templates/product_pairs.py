@@ -40,7 +40,9 @@ class FlatSum(Sum):
         self.counted = [(name, extent) for name, extent in extents if extent > 1]
         self.taps = [self._counter(f"tap_{axis}", at) for axis, at in zip(self.axes, places, strict=True)]
         self.channel = self._counter("channel", channel)
-        self.weight_tile = text.index("weight_tile", (self.feature * self.conv.depth).at(self.by_features))
+        row = (self.feature * self.conv.depth).at(self.by_features)
+        batch = self.batch * (self.tiles.weight_rows * self.tiles.weight_row)
+        self.weight_tile = text.index("weight_tile", row + batch)
 
     def _counter(self, name: str, at: Index) -> Index:
         """Writes a counter at its beginning, unless it has but one value."""

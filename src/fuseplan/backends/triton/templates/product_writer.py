@@ -38,7 +38,7 @@ from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source, TensorMap
 from fuseplan.kernels.kernel import Kernel
 
-AXES = "dhw"  # names of the spatial axes; the last ones where there are fewer
+AXES = "edhw"  # names of the spatial axes; the last ones where there are fewer
 
 
 class ProductWriter(ABC):
@@ -63,7 +63,7 @@ class ProductWriter(ABC):
         self.weight = argument(Slot("operand", kernel.weight.key))
         self.is_wide = self.tiles.is_wide
         self.image_step, self.channel_step, *self.spatial_steps = kernel.src.element_strides
-        self.axes = AXES[3 - len(self.conv.kernel) :]
+        self.axes = AXES[len(AXES) - len(self.conv.kernel) :]
         # Where neither axis of a tile is known to be dense, the compiler gives neighbouring threads
         # neighbours along the first: gathered rows stand down a tile, and are turned for the product.
         self.joined = 1 if kernel.prologue else knobs.joined
@@ -162,13 +162,14 @@ class ProductWriter(ABC):
         self.has_row = text.mask("has_row", self.row < tiles.rows)
         self.windows: list[Index] = []
         self.image = self.row // tiles.image_rows if self.conv.batch > 1 else as_index(0)
+        self.image = self.image if tiles.batches == 1 else self.batch
         if tiles.is_matrix:
-            self.image = self.image if tiles.batches == 1 else self.batch
             rows = offset(self.row, row_axes(self.kernel.src, tiles.batches))
             self.src_row = rows + self.batch * self.image_step
             return
         self.image = text.index("image", self.image)
-        place = text.index("place", self.row % tiles.image_rows)
+        # The number of a program has the name `place` where there are several products.
+        place = text.index("place" if tiles.batches == 1 else "position", self.row % tiles.image_rows)
         terms = [self.image * self.image_step]
         for axis, at in enumerate(digits(place, self.conv.dst_spatial)):
             begin = at * self.conv.stride[axis] - self.conv.padding[axis][0]
