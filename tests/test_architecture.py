@@ -214,6 +214,7 @@ def undocumented(module: ModuleType) -> Iterator[str]:
                 yield f"{name}.{method}"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, of Inductor's imports
 @pytest.mark.parametrize("name", sorted(NAMES | TOOLS))
 def test_public_names_have_docstrings(name: str) -> None:
     module = importlib.import_module(name)

@@ -66,6 +66,8 @@ def fused(
     cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last)
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
+    if device.type == "cuda" and choose == "predicted":
+        cut = _without(cut, Why.UNMEASURED, _is_attention)
     cut = chosen(cut, Eager(module, found, device), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
@@ -83,6 +85,10 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     reasons = {id(node): Reason(why, site.dst) for site in cut.sites if is_left(site) for node in site.nodes}
     sites = tuple(site for site in cut.sites if not is_left(site))
     return replace(cut, sites=sites, left={**cut.left, **reasons})
+
+
+def _is_attention(site: Site) -> bool:
+    return any(op.kind == "attention" for op in site.plan.ops)
 
 
 def _weights(graph: Graph) -> set[str]:
