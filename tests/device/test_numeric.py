@@ -22,7 +22,7 @@ from fuseplan.plans.plan import FusionPlan
 KIND = parse_target("triton:sm_90")  # what the cases are made for; they run on whatever GPU there is
 SEEDS = (1, 2, 3)
 REPEATS, TURNS = 24, 10  # launches at once, and how often
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of the size of an element
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of the size of an element
 
 
 def _candidates(kind: type[Template], text: str, target: Target) -> list[Template]:

@@ -83,6 +83,7 @@ def test_weights_that_lie_as_the_kernel_reads_them_are_neither_copied_nor_kept()
 def test_sites_are_measured_beside_torch(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
     torch.manual_seed(0)
@@ -130,6 +131,7 @@ def test_whole_models_compute_what_torch_computes(
     assert (got.double() - want).abs().max() <= BOUNDS[dtype] * want.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11's own
 def test_a_report_counts_the_launches_of_a_gpu() -> None:
     """Torch's profiler sees a kernel a plan; the profile has a time for each operator before that."""
     torch.manual_seed(0)

@@ -14,7 +14,8 @@ import pytest
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.graph import choose, trial
 from fuseplan.graph.choose import checked_mode, chosen
-from fuseplan.graph.find import Cut, Site, find
+from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.session import Session
 from fuseplan.stores import sites

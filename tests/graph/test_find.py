@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fuseplan.graph.find import Cut, find
+from fuseplan.graph.cut import Cut
+from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.ops import VIEWS
 from fuseplan.graph.session import Session
@@ -340,3 +341,16 @@ def test_padding_that_others_read_stays() -> None:
         "y = conv2d(4, kernel=3)(p, w)\noutput y\noutput p"
     )
     assert [site.src for site in find(graph, threads=1).sites] == ["p"]
+
+
+@pytest.mark.parametrize(("shape", "channels", "rounded"), [("16x32x32", 3, False), ("8x16x16", 64, True)])
+def test_factors_are_not_rounded_where_it_saves_no_time(shape: str, channels: int, rounded: bool) -> None:
+    """Loading three channels takes longer than their products, with all bits of the factors too."""
+    text = f"""
+input x: f32[128x{channels}x{shape}, ncdhw]
+constant w: f32[16x{channels}x3x3x3]
+y = conv3d(16, kernel=3, precision=tf32)(x, w)
+output y
+"""
+    (site,) = find(graph_of(text), "triton:sm_90", last=("x", "y")).sites
+    assert ("tf32" in str(site.plan)) == rounded

@@ -62,6 +62,7 @@ class BoundPlan:
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
         self._base, self._borrows = base, borrow
         self._numbers: dict[str, float] = base._numbers if base else {}
+        self._lent: set[str] = set()  # borrowed operands are not kept alive, so they are not `_in_place`
         self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()
@@ -89,9 +90,9 @@ class BoundPlan:
         self._held = [*self._written, *(buffer.bounds for buffer in self._in_place.values())]
 
     @property
-    def lent(self) -> frozenset[str]:
+    def lent(self) -> set[str]:
         """The bound operands that every call reads where they lie."""
-        return frozenset(self._in_place)
+        return self._lent | self._in_place.keys()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -307,8 +308,8 @@ class BoundPlan:
                 continue
             packed = runner.memory.packed(packing, buffer, keep=keep and not self._borrows)
             words.append((place, packed.address))
-            if packed.address == buffer.address:
-                in_place[key] = buffer
+            if keep and packed.address == buffer.address:
+                self._lent.add(key)
             if not self._borrows or packed.address != buffer.address:
                 held.append(packed)
         given = {each.key: values[each.key] for each in runner.plan.parameters if each.key in values}

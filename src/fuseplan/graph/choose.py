@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.build import build
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
 from fuseplan.graph.trial import Framework, measured, problem_of
 from fuseplan.graph.why import Reason, Why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
+from fuseplan.graph.alternatives import as_it_lies, exact
 from fuseplan.graph.attention import has_few_queries
+from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
@@ -28,73 +30,9 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.activation import Identity
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.matmul import Linear, Matmul, Product
 from fuseplan.plans.plan import FusionPlan
-from fuseplan.stores.sites import Measured
-
-
-@dataclass(frozen=True)
-class Site:
-    """A plan and the nodes that it computes.
-
-    Attributes:
-        plan: an ordinary plan.
-        records: what the stages made of it.
-        nodes: in an order of execution.
-        src, dst: names of the values that it reads and makes.
-        operands: by the plan's keys: the name of a value, or an array that is bound once.
-        ended: why the plan goes no further.
-        other: finds the same site without operators folded into the weight; None where none are.
-        measured: what was measured here; None where nothing was.
-    """
-
-    plan: FusionPlan
-    records: Records
-    nodes: tuple[Node, ...]
-    src: str
-    dst: str
-    operands: Mapping[str, str | Constant]
-    ended: Reason
-    other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
-    measured: Measured | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A plan for some nodes that was tried.
-
-    Attributes:
-        nodes: that the plan computes, in an order of execution.
-        plan: its text; empty where no run of operators says what the nodes compute.
-        reason: why there is no such site; of a site, why it goes no further.
-        is_site: whether the plan is one of the cut.
-    """
-
-    nodes: tuple[Node, ...]
-    plan: str
-    reason: Reason
-    is_site: bool = False
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A graph cut into plans.
-
-    Attributes:
-        graph: the graph.
-        sites: the plans, in the order of the nodes that they end with.
-        left: why each other node is in none, by the node's identity; views are not among them.
-        tried: all plans that were tried, in order.
-        reverted: sites that were found and left to the framework: slower, wrong, or not to be built.
-    """
-
-    graph: Graph
-    sites: tuple[Site, ...]
-    left: Mapping[int, Reason]
-    tried: tuple[Attempt, ...] = ()
-    reverted: tuple[Site, ...] = ()
 
 
 def find(
@@ -179,36 +117,14 @@ class _Finder:
             found = self._with(node, layer, pieces, src, region, reason)
             if isinstance(found, Site):
                 on = partial(self._with, node, layer, pieces, region=region, before=reason)
-                self._keep(self._as_it_lies(found, on))
+                found = as_it_lies(found, self.graph, self.last, self._decided, on)
+                exactly = partial(
+                    self._with, node, pieces=pieces, src=found.plan.src, region=region, before=reason
+                )
+                self._keep(exact(found, layer, exactly))
                 return
             reason = reason or found
         self.left[id(node)] = reason or Reason(Why.REFUSED)
-
-    def _as_it_lies(self, site: Site, on: Callable[[TensorSpec], Site | Reason]) -> Site:
-        """The site, or that on tensors with channels first, where this takes less time than copies of them.
-
-        Between plans tensors lie channels last. A plan that stands alone may read and write them as the
-        framework has them.
-        """
-        src, dst = site.plan.src, site.plan.output
-        if not src.is_channels_last or src.rank < 3 or not self._is_alone(site):
-            return site
-        moved = [src] if site.src not in self.last else []
-        moved += [dst] if site.dst in {*self.graph.outputs} - self.last else []
-        copies = [self._decided(FusionPlan(each, Identity())) for each in moved]
-        other = on(TensorSpec(src.shape, src.dtype))
-        known = [each for each in copies if not isinstance(each, Unsupported)]
-        if isinstance(other, Reason) or not known:
-            return site
-        copied = sum(each.choice.seconds for each in known)
-        return other if other.records.choice.seconds < site.records.choice.seconds + copied else site
-
-    def _is_alone(self, site: Site) -> bool:
-        """Whether the framework makes all that the site reads, and reads all that it makes."""
-        read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
-        made = self.graph.made_by
-        around = [*self.graph.readers[site.dst], *(made[name] for name in read if name in made)]
-        return all(isinstance(node.op, Foreign) for node in around)
 
     def _with(
         self,

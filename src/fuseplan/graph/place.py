@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layouts import layout_of
 from fuseplan.graph.memory import Buffer

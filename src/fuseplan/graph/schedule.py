@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import VIEWS, Foreign

@@ -11,8 +11,8 @@ import numpy as np
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.build import build
+from fuseplan.graph.cut import Cut
 from fuseplan.graph.evaluate import check_inputs
-from fuseplan.graph.find import Cut
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.memory import arena, plan
 from fuseplan.graph.op import Tensor

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import FuseplanError
 from fuseplan.execution.build import build
+from fuseplan.graph.cut import Site
 from fuseplan.graph.evaluate import evaluate
-from fuseplan.graph.find import Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Parts
 from fuseplan.graph.type import Type

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fuseplan.graph.choose import Mode, chosen
-from fuseplan.graph.find import Cut, Site, find
+from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Origin
 from fuseplan.graph.schedule import unit_of

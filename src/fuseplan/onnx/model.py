@@ -14,7 +14,7 @@ from onnx import inliner
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
-from fuseplan.graph.find import Cut
+from fuseplan.graph.cut import Cut
 from fuseplan.graph.place import place
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.onnx.protos import read_inside
 from fuseplan.onnx.reader import ReadModel, sorted_nodes
 from fuseplan.reports.books import named, origins

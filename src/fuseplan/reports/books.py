@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fuseplan.graph.find import Cut, Site
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, told
 from fuseplan.graph.ops import VIEWS

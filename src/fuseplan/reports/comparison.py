@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fuseplan.errors import FuseplanError
+from fuseplan.graph.cut import Site
 from fuseplan.graph.evaluate import Run, widened
-from fuseplan.graph.find import Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import told
 from fuseplan.graph.place import Call, Compute, Launch, Step

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fuseplan.errors import ArgumentError, counted, near_miss
-from fuseplan.graph.find import Attempt, Cut
+from fuseplan.graph.cut import Attempt, Cut
 from fuseplan.reports.books import named, origins
 
 

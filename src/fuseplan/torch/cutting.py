@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import fx
 
 from fuseplan.graph.choose import Mode, chosen
-from fuseplan.graph.find import Cut, Site, find
+from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.why import Reason, Why

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from fuseplan.graph.find import Site
+from fuseplan.graph.cut import Site
 from fuseplan.graph.write import aligned
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.torch.kernels import given_of, operators_text

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fuseplan.graph.choose import Mode, checked_mode
-from fuseplan.graph.find import Cut
+from fuseplan.graph.cut import Cut
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced

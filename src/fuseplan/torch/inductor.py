@@ -19,7 +19,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuseplan.graph.find import Site
+from fuseplan.graph.cut import Site
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.reporting import report_of, trace

@@ -110,7 +110,7 @@ class GpuMemory:
             buffer = self._view_torch(tensor, what)
         else:
             buffer = exported(tensor, what, self._device, self._queue.device, self._queue.stream)
-        if not buffer.address:
+        if not buffer.address and 0 not in buffer.shape:
             raise ArgumentError(what, " has no memory: its address is null")
         if in_place and buffer.address % ALIGNMENT:
             raise ArgumentError(

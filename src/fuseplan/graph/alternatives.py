@@ -1,0 +1,77 @@
+"""Other plans for the same operators: on tensors as the framework has them, and without rounded factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, cast
+
+from fuseplan.errors import Unsupported
+from fuseplan.execution.stages import Records
+from fuseplan.graph.cut import Site
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.ops import Foreign
+from fuseplan.graph.why import Reason
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.activation import Identity
+from fuseplan.plans.plan import FusionPlan
+
+AS_FAST = 1.05  # of a plan's estimated time: another is as fast
+
+
+def as_it_lies(
+    site: Site,
+    graph: Graph,
+    last: Collection[str],
+    decided: Callable[[FusionPlan], Records | Unsupported],
+    on: Callable[[TensorSpec], Site | Reason],
+) -> Site:
+    """The site, or that on tensors with channels first, where this takes less time than copies of them.
+
+    Between plans tensors lie channels last. A plan that stands alone may read and write them as the
+    framework has them.
+
+    Args:
+        site: its tensors lie channels last.
+        graph: the graph.
+        last: values that lie so in the framework.
+        decided: what the stages make of a plan.
+        on: the site for another src.
+    """
+    src, dst = site.plan.src, site.plan.output
+    if not src.is_channels_last or src.rank < 3 or not _is_alone(site, graph):
+        return site
+    moved = [src] if site.src not in last else []
+    moved += [dst] if site.dst in graph.outputs and site.dst not in last else []
+    copies = [decided(FusionPlan(each, Identity())) for each in moved]
+    other = on(TensorSpec(src.shape, src.dtype))
+    known = [each for each in copies if not isinstance(each, Unsupported)]
+    if isinstance(other, Reason) or not known:
+        return site
+    copied = sum(each.choice.seconds for each in known)
+    return other if other.records.choice.seconds < site.records.choice.seconds + copied else site
+
+
+def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Site:
+    """The site, or that whose factors are not rounded to TF32, where it takes no longer.
+
+    Args:
+        site: of a layer and its region.
+        layer: the layer.
+        on: the site for another layer.
+    """
+    if getattr(layer.op, "precision", "full") == "full":
+        return site
+    other = on(Layer(replace(cast(Any, layer.op), precision="full")))
+    if isinstance(other, Reason):
+        return site
+    return other if other.records.choice.seconds <= AS_FAST * site.records.choice.seconds else site
+
+
+def _is_alone(site: Site, graph: Graph) -> bool:
+    """Whether the framework makes all that the site reads, and reads all that it makes."""
+    read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
+    made = graph.made_by
+    around = [*graph.readers[site.dst], *(made[name] for name in read if name in made)]
+    return all(isinstance(node.op, Foreign) for node in around)

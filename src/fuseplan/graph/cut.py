@@ -1,0 +1,76 @@
+"""A graph cut into plans: the sites, and a reason for each other operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fuseplan.execution.stages import Records
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.node import Node
+from fuseplan.graph.why import Reason
+from fuseplan.graph.write import Constant
+from fuseplan.plans.plan import FusionPlan
+from fuseplan.stores.sites import Measured
+
+
+@dataclass(frozen=True)
+class Site:
+    """A plan and the nodes that it computes.
+
+    Attributes:
+        plan: an ordinary plan.
+        records: what the stages made of it.
+        nodes: in an order of execution.
+        src, dst: names of the values that it reads and makes.
+        operands: by the plan's keys: the name of a value, or an array that is bound once.
+        ended: why the plan goes no further.
+        other: finds the same site without operators folded into the weight; None where none are.
+        measured: what was measured here; None where nothing was.
+    """
+
+    plan: FusionPlan
+    records: Records
+    nodes: tuple[Node, ...]
+    src: str
+    dst: str
+    operands: Mapping[str, str | Constant]
+    ended: Reason
+    other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
+    measured: Measured | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A plan for some nodes that was tried.
+
+    Attributes:
+        nodes: that the plan computes, in an order of execution.
+        plan: its text; empty where no run of operators says what the nodes compute.
+        reason: why there is no such site; of a site, why it goes no further.
+        is_site: whether the plan is one of the cut.
+    """
+
+    nodes: tuple[Node, ...]
+    plan: str
+    reason: Reason
+    is_site: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A graph cut into plans.
+
+    Attributes:
+        graph: the graph.
+        sites: the plans, in the order of the nodes that they end with.
+        left: why each other node is in none, by the node's identity; views are not among them.
+        tried: all plans that were tried, in order.
+        reverted: sites that were found and left to the framework: slower, wrong, or not to be built.
+    """
+
+    graph: Graph
+    sites: tuple[Site, ...]
+    left: Mapping[int, Reason]
+    tried: tuple[Attempt, ...] = ()
+    reverted: tuple[Site, ...] = ()
