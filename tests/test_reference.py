@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fuseplan
+from docs.pages import reference
 from docs.pages.docstrings import markdown, parse, prose
 from docs.pages.miopen_stub import stub
 from docs.pages.reference import indexed, pages, write
@@ -78,8 +79,9 @@ def test_the_scripts_of_the_package_are_told() -> None:
     assert all(f"## {name} " in MADE["command_line.md"] for name in scripts)
 
 
-def test_write_removes_pages_that_are_no_longer_made(tmp_path: Path) -> None:
+def test_write_removes_pages_that_are_no_longer_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stale.md").write_text("old")
+    monkeypatch.setattr(reference, "pages", lambda: MADE)
     write(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == MADE.keys()
 

@@ -188,6 +188,34 @@ def _carried(record: Record, stamp: str) -> Lines:
     )
 
 
+def _kernelbench(record: Record, stamp: str) -> Lines:
+    """Programs of KernelBench, the lowest gain first."""
+    yield from ("", "### KernelBench, level 2", "", f"`python -m benchmarks.kernelbench`. {stamp}", "")
+    rows = [row for row in record["rows"] if "seconds" in row]
+    varying = [row for row in rows if not row["constant"]]
+    right = sum(row["right"] for row in rows)
+    yield f"The 50 programs of odd number, f32 in torch's default precision, as they stand: {len(rows)} run,"
+    yield f"{right} right. The faster of eager PyTorch and torch.compile over fuseplan, with Inductor for"
+    mean = f"geometric mean {record['geomean']:.2f} of {len(varying)}"
+    yield f"what no plan computes: {mean} programs whose result depends"
+    yield "on their input. Milliseconds; an error is the largest difference from float64 over one plus the"
+    yield "magnitude."
+    yield ""
+    head = ["program", "torch", "torch.compile", "fuseplan", "gain", "error of torch.compile", "of fuseplan"]
+    yield from table(head, [_program(row) for row in sorted(varying, key=_gain)])
+
+
+def _gain(row: Record) -> float:
+    seconds = row["seconds"]
+    return float(min(seconds["torch"], seconds["torch.compile"]) / seconds["fuseplan"])
+
+
+def _program(row: Record) -> list[str]:
+    times = [f"{row['seconds'][name] * 1e3:.3f}" for name in ("torch", "torch.compile", "fuseplan")]
+    errors = [f"{row['errors'][name]:.1e}" for name in ("torch.compile", "fuseplan")]
+    return [f"{row['number']} {row['name']}", *times, f"{_gain(row):.2f}", *errors]
+
+
 # Records of one line a run, by the benchmark's name: (record, stamp) -> lines of the page.
 RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
     "gpu_peaks": _peaks,
@@ -196,4 +224,5 @@ RECORDS: Mapping[str, Callable[[Record, str], Lines]] = {
     "sanitize": _sanitize,
     "registers": _registers,
     "carried": _carried,
+    "kernelbench": _kernelbench,
 }

@@ -77,7 +77,7 @@ def compiled_with(plan: FusionPlan, tile: int, width: int, threads: int = 1) -> 
 # ---- results
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @VARIANTS
 @LAYOUTS
 @pytest.mark.parametrize(("shape", "features", "padding"), SHAPES)

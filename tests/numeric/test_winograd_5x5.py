@@ -42,7 +42,7 @@ def plan_of(
     )
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @LAYOUTS
 @WIDTHS
 @pytest.mark.parametrize(("shape", "features", "padding"), SHAPES)

@@ -93,7 +93,7 @@ def test_no_other_module_starts_a_python() -> None:
         for path in PACKAGE.rglob("*.py")
         if re.search(r"sys\.executable|^(import|from) multiprocessing", path.read_text(), re.MULTILINE)
     ]
-    assert starters == ["child.py"]
+    assert starters == ["system/child.py"]
 
 
 def test_a_package_in_the_working_directory_stays_importable(monkeypatch: pytest.MonkeyPatch) -> None:

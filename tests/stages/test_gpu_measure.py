@@ -144,7 +144,7 @@ def test_a_folded_convolution_is_the_plans() -> None:
 
 def test_names_of_peers() -> None:
     assert known(True).named("torch, cudnn") == [
-        "torch", "torch:nhwc", "torch:steps", "cudnn", "cudnn:nhwc", "cudnn:folded",
+        "torch", "torch:nhwc", "torch:steps", "cudnn", "cudnn:nhwc", "cudnn:folded", "cudnn:attention",
     ]  # fmt: skip
     assert known(True).named("fuseplan,torch:steps") == ["fuseplan", "torch:steps"]
     with pytest.raises(ArgumentError, match="cudnn"):

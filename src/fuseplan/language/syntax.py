@@ -19,6 +19,7 @@ ESCAPE = re.compile(r"\\.?")
 SIGN = re.compile(r"\s*([-=~>|+&,;:/\u2013\u2014\u2192\u21d2]*)\s*")
 GOES_ON = re.compile(SIGN.pattern + r"[A-Za-z_]")
 HEAD = re.compile(r"""[A-Za-z_]\w*\s*(?:\((?:[^()"']|"[^"]*"|'[^']*'|\((?:[^()]|\([^()]*\))*\))*\))?""")
+PIECES = 4  # levels of Python's tree, at most, for one of a formula
 PLAIN_ESCAPE = re.compile(r"\\[\\'\"bfnrtux]")
 
 
@@ -34,7 +35,9 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
     body = flat.strip()
     try:
         # Without the line's end, Python blames the beginning for a piece that is missing at the end.
-        return ast.parse(body + "\n", mode="eval").body
+        made = ast.parse(body + "\n", mode="eval").body
+        _check_depth(made)
+        return made
     except SyntaxError as error:
         skipped = len(flat) - len(flat.lstrip())
         begin, end = (
@@ -44,6 +47,20 @@ def python_expression(text: str, what: str, want: str) -> ast.expr:
         raise PlanError(problem, want=want, text=text, span=(begin, max(begin, end))) from None
     except (ValueError, MemoryError, RecursionError) as error:
         raise PlanError(f"this is not {what}: {error}", want=want, text=text, span=(0, len(text))) from None
+
+
+def _check_depth(tree: ast.expr) -> None:
+    """Refuses a tree that functions which call themselves cannot walk; Python does only by its own settings.
+
+    Raises:
+        RecursionError: it is too deep.
+    """
+    level: list[ast.AST] = [tree]
+    for _ in range(PIECES * limits.EXPRESSION_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise RecursionError(f"it is more than {limits.EXPRESSION_DEPTH} levels deep")
 
 
 def check_length(text: str, what: str, most: Limit) -> None:
