@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -188,15 +189,16 @@ def _template(template: type[Template], target: str) -> Lines:
     yield from ("", f"Supported single operators: {', '.join(f'`{name}`' for name in taken)}.")
 
 
+@cache
 def _limits(template: type[Template], target: str) -> tuple[list[Claim], list[str]]:
     """All claims of a template, and the operators of which it takes a sample in one layout or the other."""
     most: list[Claim] = []
     taken: dict[str, None] = {}
-    for plan in _sample_plans():
-        claims = list(_until_refused(template, lower(match(plan)), target))
+    for name, kernel in _sample_kernels():
+        claims = list(_until_refused(template, kernel, target))
         most = max(most, claims, key=len)
         if all(each.holds for each in claims):
-            taken[plan[0].op.name] = None
+            taken[name] = None
     return most, list(taken)
 
 
@@ -210,6 +212,12 @@ def _until_refused(template: type[Template], kernel: Kernel, target: str) -> Ite
         yield each
         if not each.holds:
             return
+
+
+@cache
+def _sample_kernels() -> list[tuple[str, Kernel]]:
+    """The kernels of the samples, each with the name of its operator."""
+    return [(plan[0].op.name, lower(match(plan))) for plan in _sample_plans()]
 
 
 def _sample_plans() -> Iterator[FusionPlan]:

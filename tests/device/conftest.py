@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -22,13 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class Left(pytest.Module):
+    """A module whose tests this machine cannot run: its cases are not even made."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip("needs a GPU", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    is_left = HERE in module_path.parents and not torch.cuda.is_available()
+    return Left.from_parent(parent, path=module_path) if is_left else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lacking = not torch.cuda.is_available()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if lacking:
-                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -196,7 +196,9 @@ def test_supported_lists_every_operator_and_dtype() -> None:
     assert "interpreted" in result.stdout
 
 
-def test_supported_lists_combinations() -> None:
+def test_supported_lists_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one dtype: tests/test_supported.py asks about all."""
+    monkeypatch.setattr("fuseplan.cli.combinations.FACTORS", ("f16",))
     rows = told("supported", "--combinations", "--target", "triton:gfx942")["combinations"]
     taken = [row for row in rows if "reason" not in row and row["algorithm"] == "product"]
     assert any({"CBA", "CNA"} <= set(row["combinations"]) and row["filter"] == "any" for row in taken)
