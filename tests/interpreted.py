@@ -269,7 +269,7 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
         return {**arrays, "src": src.swapaxes(0, 1)[read]}
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
     orders["src"] = plan.src.canonical_order
-    if kernel.over:  # tensors behind the statistics may have fewer axes than src
+    if kernel.has_cells:  # tensors behind the statistics may have fewer axes than src
         ordered = {
             key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
         }
@@ -326,7 +326,7 @@ def assert_interpreted(
     whole = {"dst": out} | {each.key: saved.pop(each.key) for each in kernel.saved.values()}
     lying = {"dst": kernel.dst.shape} | {each.key: each.shape for each in kernel.saved.values()}
     for key, value in whole.items():
-        if kernel.over:
+        if kernel.has_cells:
             saved[key] = _over(plan, key, value).reshape(lying[key])
         elif any(step.op.is_gradient for step in plan):  # dense, as the plan has it
             saved[key] = value.reshape(lying[key])

@@ -159,7 +159,7 @@ def _passes(kernel: Kernel, traffic: Traffic, plan: FusionPlan) -> dict[str, Any
 
     A template that keeps what it has read on the chip reads each once.
     """
-    if not kernel.reductions:
+    if not kernel.statistics:
         return None
     tensors = ["src", *(operand.key for operand in kernel.operands if operand.per == "element")]
     counts = {name: sum(name in read for read in kernel.read_in_passes) for name in tensors}

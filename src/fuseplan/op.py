@@ -48,7 +48,18 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf
 
 # What a module of operators needs.
-__all__ = ["Array", "Elementwise", "Op", "inner", "operand", "operator", "parameter", "result"]
+__all__ = ["Array", "Elementwise", "Given", "Op", "inner", "operand", "operator", "parameter", "result"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of `Op.evaluate`: arrays in float64, and how src's axes are named."""
+
+    src: Array
+    spec: TensorSpec
+    operands: Mapping[str, Array]
+    parameters: Mapping[str, float]
+    slip: float
 
 
 class Op(ABC):
@@ -191,12 +202,14 @@ class Op(ABC):
         spec = self.output(src) if per == "element" else Dense(shape, dtype)
         return Result(name, shape, dtype, per, declared.updated, axes, spec)
 
-    def spread(self, src: Array, operands: Mapping[str, Array], names: str | None = None) -> dict[str, Array]:
-        """The operands in float64, each with as many axes as src."""
-        spec = TensorSpec(np.shape(src), "f64", names)
+    def leaf_values(self, given: Given) -> dict[str, Any]:
+        """The values of a formula's leaves: src, parameters, and operands with as many axes as src."""
+        spec, known = given.spec, given.parameters
         declared: tuple[Operand | Result, ...] = (*self._operands(spec), *self.results(spec))
         found = {each.name: (each.axes, getattr(each, "block", 1)) for each in declared}
-        return {name: broadcast(value, spec.shape, *found[name]) for name, value in operands.items()}
+        numbers = {each.name: np.float64(known.get(each.name, each.value)) for each in self.parameters()}
+        spread = {name: broadcast(each, spec.shape, *found[name]) for name, each in given.operands.items()}
+        return {"x": given.src, **numbers, **spread}
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The numbers it takes at run time, with the plan's values: its own, then its activation's."""
@@ -238,6 +251,9 @@ class Op(ABC):
         """
 
     @abstractmethod
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
+        """The output and the results by name, in float64."""
+
     def reference(
         self,
         src: Array,
@@ -245,14 +261,8 @@ class Op(ABC):
         parameters: Mapping[str, float],
         names: str | None = None,
     ) -> Array:
-        """The meaning in float64, all arrays in logical order.
-
-        Args:
-            src: of the plan's shape.
-            operands: by the operand's name, of the operand's shape.
-            parameters: by name; the plan's values replace missing ones.
-            names: of src's axes; n, c and the spatial ones unless given.
-        """
+        """The output that `evaluate` gives."""
+        return self.evaluate(src, operands, parameters, names=names)[0]
 
     def evaluate(
         self,
@@ -262,11 +272,21 @@ class Op(ABC):
         slip: float = 0.0,
         names: str | None = None,
     ) -> tuple[Array, dict[str, Array]]:
-        """The meaning with all results, by name; old values of updated ones are among `operands`.
+        """The meaning in float64, all arrays in logical order.
 
-        What is computed of many elements, a mean or a sum, is taken (1 + slip) times.
+        Args:
+            src: of the plan's shape.
+            operands: by the operand's name, of the operand's shape; and old values of updated results.
+            parameters: by name; the plan's values replace missing ones.
+            slip: numbers computed of many elements, means and sums, are taken (1 + slip) times.
+            names: of src's axes; n, c and the spatial ones unless given.
+
+        Returns:
+            The output, and the results by name.
         """
-        return self.reference(src, operands, parameters, names), {}
+        wide = {name: np.asarray(each, np.float64) for name, each in operands.items()}
+        spec = TensorSpec(np.shape(src), "f64", names)
+        return self.meaning(Given(np.asarray(src, np.float64), spec, wide, parameters, slip))
 
     @classmethod
     @abstractmethod
@@ -304,19 +324,11 @@ class Elementwise(Op):
         renamed = keys or {}
         return {name: leaf(renamed.get(name, name)) for name in names}
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
-        """The formula in float64; operands are broadcast over src."""
-        leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
-        leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
-        leaves |= self.spread(src, operands, names)
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
+        """The formula; operands are broadcast over src."""
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            return np.broadcast_to(fold(self.formula(), leaves, NUMPY), src.shape).copy()
+            made = fold(self.formula(), self.leaf_values(given), NUMPY)
+        return np.broadcast_to(made, given.src.shape).copy(), {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fuseplan.compile import CompiledPlan
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.float64 import applied
@@ -73,7 +74,8 @@ def wanted(compiled: CompiledPlan, tensors: Mapping[str, Tensor]) -> tuple[Tenso
     is applied to sums that much larger and smaller, and may add 64 roundings of the compute dtype; the result
     is rounded once.
     """
-    plan, step = compiled.plan, compiled.kernel.contraction_step
+    plan, kernel = compiled.plan, compiled.kernel
+    step = kernel.centre_step if isinstance(kernel.centre, Convolution) else None
     want = tensors["src"].double() if step is not None else evaluated(plan, tensors)[0]
     for each in plan.steps[: step + 1] if step is not None else ():
         before, want = want, applied(each, want, tensors)
@@ -112,10 +114,10 @@ def typical(compiled: CompiledPlan, got: Tensor, want: Tensor) -> float:
     finite = want.isfinite()
     off = (got.double() - want)[finite].square().mean().sqrt()
     size = want[finite].square().mean().sqrt()
-    product = compiled.kernel.convolution
+    product = compiled.kernel.centre
     allowed = (
         DTYPES[compiled.plan.output.dtype].epsilon + 16 * DTYPES[compiled.plan.src.compute_dtype].epsilon
     )
-    if product is not None and product.precision == "tf32":
+    if isinstance(product, Convolution) and product.precision == "tf32":
         allowed += 2.0**-10
     return float(off / (allowed * size)) if size else float(off > 0)

@@ -165,8 +165,7 @@ def test_the_cost_model_prefers_it_where_it_is_quicker(kind: type[Template]) -> 
 
 def test_a_block_holds_whole_groups_and_every_feature_has_its_weights() -> None:
     plan = FusionPlan.parse("f32[1x22x4x4, nhwc] -> conv2d(33, kernel=(1, 2), groups=11)")
-    conv = lower(match(plan)).convolution
-    assert conv is not None
+    conv = lower(match(plan)).contraction
     pack = grouping(conv, 8)
     assert (pack.channels, pack.features, pack.parts, pack.blocks) == (4, 6, 1, 6)
     assert pack.sources(0, 1, 6) == [1, 1, 1, 3, 3, 3]
@@ -180,8 +179,7 @@ def test_a_block_holds_whole_groups_and_every_feature_has_its_weights() -> None:
 
 def test_a_channel_with_several_features_fills_its_vectors() -> None:
     plan = FusionPlan.parse("f32[1x5x4x4, nhwc] -> conv2d(15, kernel=2, groups=5)")
-    conv = lower(match(plan)).convolution
-    assert conv is not None
+    conv = lower(match(plan)).contraction
     pack = grouping(conv, 4)
     assert (pack.channels, pack.features, pack.parts, pack.blocks) == (4, 12, 3, 2)
     assert pack.sources(1, 0, 4) == [1, 1, 2, 2]

@@ -140,7 +140,7 @@ def test_each_operator_is_written_once() -> None:
     for plan, template, source in written():
         kernel = lowered(plan)
         wanted = Counter(stage.op_text for stage in (*kernel.prologue, *kernel.between, *kernel.epilogue))
-        for stage in kernel.prologue if kernel.reductions else ():
+        for stage in kernel.prologue if kernel.statistics else ():
             del wanted[stage.op_text]  # each pass over src has it
         lines = Counter(line.strip() for line in source.text.splitlines())
         for operator, times in wanted.items():

@@ -88,8 +88,7 @@ def test_a_kernel_holds_what_the_plan_says() -> None:
     kernel = kernel_of(FULL)
     assert [stage.op_text for stage in kernel.prologue] == ["leaky_relu"]
     assert [stage.step for stage in kernel.epilogue] == [2, 3, 4, 5]
-    conv = kernel.convolution
-    assert conv is not None
+    conv = kernel.contraction
     assert (conv.batch, conv.channels, conv.features, conv.groups) == (2, 8, 4, 2)
     assert (conv.kernel, conv.stride, conv.padding) == ((3, 2), (1, 2), ((1, 0), (2, 1)))
     assert conv.dst_spatial == kernel.dst.spatial == (4, 4)
@@ -109,7 +108,7 @@ def test_a_kernel_holds_what_the_plan_says() -> None:
 
 def test_a_pointwise_plan_is_all_epilogue() -> None:
     kernel = kernel_of("f64[2x3x4] -> bias -> tanh")
-    assert kernel.convolution is None
+    assert kernel.centre is None
     assert kernel.prologue == ()
     assert len(kernel.epilogue) == 2
     assert kernel.compute_dtype == "f64"

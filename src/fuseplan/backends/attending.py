@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.attend import Attend
 
 
@@ -25,13 +24,6 @@ class Heads:
         self.members = made.group if made.queries < few else 1
         self.groups = made.batch * made.heads // self.members
         self.rows = self.members * made.queries
-
-
-def attend_of(kernel: Kernel) -> Attend:
-    """The kernel's attention; ValueError where it has none."""
-    if kernel.attention is None:
-        raise ValueError("the kernel has no attention")
-    return kernel.attention
 
 
 def image_steps(shape: Sequence[int], strides: Sequence[int]) -> list[int]:

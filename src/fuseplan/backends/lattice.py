@@ -41,15 +41,16 @@ class Lattice:
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        saved = kernel.saved.values()
+        saved, made = kernel.saved.values(), kernel.reduction
+        index = [made.index] if made.index else []
         keys = [*(each.key for each in kernel.operands), *(each.key for each in saved)]
-        self.tensors = ("src", "dst", *keys, *((INDEX,) if kernel.index else ()))
+        self.tensors = ("src", "dst", *keys, *(INDEX for _ in index))
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
         others = (_written(each.strides, each.shape) for each in saved)
         read = (_steps(each, kernel.src.rank) for each in kernel.operands)
-        steps = [kernel.src.element_strides, dst, *read, *others, *((kernel.index,) if kernel.index else ())]
+        steps = [kernel.src.element_strides, dst, *read, *others, *index]
         listed = [
-            (place in kernel.over, Axis(extent, tuple(each[place] for each in steps)))
+            (place in made.over, Axis(extent, tuple(each[place] for each in steps)))
             for place, extent in enumerate(kernel.src.shape)
             if extent > 1
         ]
@@ -58,7 +59,7 @@ class Lattice:
         self.elements = merged(axis for is_over, axis in listed if is_over)
         self.is_along = not listed or listed[-1][0]
         reads_elements = "x" in leaves_of(kernel.epilogue[0].expression)  # the operator's own formula
-        self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in kernel.over)
+        self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in made.over)
 
     @property
     def cell_count(self) -> int:

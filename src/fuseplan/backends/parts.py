@@ -32,7 +32,7 @@ class End:
     @classmethod
     def of(cls, kernel: Kernel, role: str) -> End:
         """The end of a kernel whose stages have that role."""
-        split = WHOLE if kernel.parts is None or kernel.convolution else kernel.parts
+        split = WHOLE if kernel.parts is None or kernel.centre else kernel.parts
         spec, count = (kernel.src, split.reads) if role == "prologue" else (kernel.dst, split.makes)
         if count == 1:
             return cls(spec, (0,), role, split)

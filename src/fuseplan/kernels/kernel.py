@@ -1,7 +1,7 @@
 """The kernel record: what one launch computes, with nothing about how.
 
-A kernel is `prologue -> centre -> epilogue`: expressions of one element before and after a convolution,
-reductions or attention. A pointwise plan has no centre, and all its stages are the epilogue. Parameter values
+A kernel is `prologue -> centre -> epilogue`: expressions of one element before and after a contraction, a
+reduction or attention. A pointwise plan has no centre, and all its stages are the epilogue. Parameter values
 are not in the record: they are given at run time, and two plans that differ only there are one kernel.
 """
 
@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from fuseplan.kernels.centre import Centre, Reduction, listed
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.parts import Split
-from fuseplan.language.reduction import INDEX, Statistic
+from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
 from fuseplan.system.locks import cached_property
 
+C = TypeVar("C", bound=Centre)
 EXACT_IN_F32 = 2**24  # indices below it
 
 
@@ -94,7 +96,7 @@ class KernelOperand:
 
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
-        per = " ".join([self.per, *(_listed(each) for each in (self.axes, self.blocks) if each)])
+        per = " ".join([self.per, *(listed(each) for each in (self.axes, self.blocks) if each)])
         return f"{self.key}: {self.role} per {per} {_lies(self, is_open)}"
 
 
@@ -135,29 +137,20 @@ class Kernel(Opened):
     """Everything a template may know of a plan.
 
     With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
-
-    Statistics are per `channel` or `activation`, and dst has src's shape; or they are `over` any axes, and
-    dst has extent 1 along those of them that the plan's output does not have. Where a statistic reads an
-    element's place, `index` has what a step along each axis of src adds to it.
     """
 
     src: TensorSpec
     dst: TensorSpec
     prologue: tuple[Stage, ...]
-    convolution: Convolution | None
+    centre: Centre | None
     epilogue: tuple[Stage, ...]
     operands: tuple[KernelOperand, ...]
     parameters: tuple[str, ...]
-    reductions: tuple[Statistic, ...] = ()
     outputs: tuple[Output, ...] = ()
-    reduced_per: str = "channel"
     parts: Split | None = None
-    over: tuple[int, ...] = ()
-    index: tuple[int, ...] = ()
     between: tuple[Stage, ...] = ()
     open_axis: int | None = None
     open_each: int = 1
-    attention: Attend | None = None
 
     @cached_property
     def text(self) -> str:
@@ -167,10 +160,8 @@ class Kernel(Opened):
     def _lines(self) -> Iterator[str]:
         yield f"src: {self.told(self.src)}"
         yield from (f"prologue {stage.op_text}: x = {text(stage.expression)}" for stage in self.prologue)
-        yield from (centre.text for centre in (self.convolution, self.attention) if centre)
-        which = f"over axes {_listed(self.over)}" if self.over else f"per {self.reduced_per}"
-        yield from (f"{which}: {reduction.text}" for reduction in self.reductions)
-        yield from (f"{INDEX} steps {_listed(steps)}" for steps in (self.index,) if steps)
+        if self.centre:
+            yield self.centre.text
         yield from (f"between {stage.op_text}: x = {text(stage.expression)}" for stage in self.between)
         if self.parts:
             yield self.parts.text
@@ -197,32 +188,30 @@ class Kernel(Opened):
         """The dtype of sums, expressions and parameters: f64 for f64, exact sums of i8 and large indices."""
         casts = (CASTS.get(fn) for each in (*self.prologue, *self.epilogue) for fn in calls(each.expression))
         is_exact = any(op.role == "weight" and not dtype_of(op.dtype).is_float for op in self.operands)
-        is_exact |= bool(self.index) and self.reduced_count > EXACT_IN_F32
+        has_index = isinstance(self.centre, Reduction) and self.centre.index
+        is_exact |= bool(has_index) and self.reduced_count > EXACT_IN_F32
         return "f64" if is_exact or "f64" in (self.src.dtype, self.dst.dtype, *casts) else "f32"
 
     @cached_property
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
-        centre = sum(each.flops for each in (self.convolution, self.attention) if each)
+        centre = self.centre.flops if isinstance(self.centre, Convolution | Attend) else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
         after = sum(functions(stage.expression) for stage in behind) * self.dst.size
-        reduced = sum(functions(each) + 1 for part in self.reductions for each in part.expressions)
+        reduced = sum(functions(each) + 1 for part in self.statistics for each in part.expressions)
         return centre + before + after + reduced * self.src.size
 
     @property
     def reduced_count(self) -> int:
-        """Elements that one number of a reduction is made of; 1 without reductions."""
-        if not self.reductions:
-            return 1
-        if self.over:
-            return prod(self.src.shape[axis] for axis in self.over)
-        return self.src.batch * (prod(self.src.spatial) if self.reduced_per == "channel" else 1)
+        """Elements that one number of a statistic is made of; 1 without statistics."""
+        over = self.centre.over if isinstance(self.centre, Reduction) else ()
+        return prod(self.src.shape[axis] for axis in over)
 
     @property
     def passes(self) -> int:
         """How often every element has to be seen: a reduction needs all of them before the next step."""
-        return len(self.reductions) + 1
+        return len(self.statistics) + 1
 
     @cached_property
     def read_in_passes(self) -> tuple[dict[str, int], ...]:
@@ -234,7 +223,7 @@ class Kernel(Opened):
         sizes = {"src": self.src.nbytes}
         sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
         before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
-        passes = [*(each.expressions for each in self.reductions), self.last_formulas]
+        passes = [*(each.expressions for each in self.statistics), self.last_formulas]
         used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
         seen = [leaves | before if leaves & made else leaves for leaves in used]
         return tuple({key: size for key, size in sizes.items() if key in leaves} for leaves in seen)
@@ -246,14 +235,9 @@ class Kernel(Opened):
         return (*(stage.expression for stage in self.epilogue), *saved)
 
     @property
-    def contraction_step(self) -> int | None:
-        """The plan's index of the contraction, for refusals; None in a pointwise kernel."""
-        return len(self.prologue) if self.convolution else None
-
-    @property
-    def reduction_step(self) -> int | None:
-        """The plan's index of the operator with statistics, for refusals; None where there is none."""
-        return len(self.prologue) if self.reductions else None
+    def centre_step(self) -> int | None:
+        """The plan's index of the centre's operator, for refusals; None in a pointwise kernel."""
+        return len(self.prologue) if self.centre else None
 
     @property
     def minimum_bytes(self) -> int:
@@ -275,12 +259,35 @@ class Kernel(Opened):
         """The operand of that key; KeyError when the kernel reads none."""
         return {operand.key: operand for operand in self.operands}[key]
 
+    def _centre_of(self, kind: type[C]) -> C:
+        if not isinstance(self.centre, kind):
+            raise ValueError(f"the kernel's centre is {self.centre}, not a {kind.__name__}")
+        return self.centre
+
     @property
     def contraction(self) -> Convolution:
-        """The convolution; ValueError in a pointwise kernel."""
-        if self.convolution is None:
-            raise ValueError("a pointwise kernel has no convolution")
-        return self.convolution
+        """The centre, a contraction; ValueError in any other kernel."""
+        return self._centre_of(Convolution)
+
+    @property
+    def reduction(self) -> Reduction:
+        """The centre, a reduction; ValueError in any other kernel."""
+        return self._centre_of(Reduction)
+
+    @property
+    def attention(self) -> Attend:
+        """The centre, attention; ValueError in any other kernel."""
+        return self._centre_of(Attend)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The reduction's; none in any other kernel."""
+        return self.centre.statistics if isinstance(self.centre, Reduction) else ()
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether the centre is a reduction over any axes."""
+        return isinstance(self.centre, Reduction) and self.centre.has_cells
 
     @property
     def weight(self) -> KernelOperand:
@@ -313,10 +320,6 @@ class Kernel(Opened):
         return self.src if operand.role == "prologue" else self.dst
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ":".join(map(str, numbers))
-
-
 def _lies(tensor: KernelOperand | Output, is_open: bool) -> str:
-    lies = f" strides={_listed(tensor.strides)}" if tensor.strides else ""
+    lies = f" strides={listed(tensor.strides)}" if tensor.strides else ""
     return str(Dense((OPEN, *tensor.shape[1:]) if is_open else tensor.shape, tensor.dtype)) + lies

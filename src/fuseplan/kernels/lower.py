@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution, Pool
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
@@ -18,7 +19,7 @@ from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
-from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
 from fuseplan.plans.step import Step
@@ -31,7 +32,7 @@ def lower(match: Match) -> Kernel:
     kernel = _lowered(match.steps)
     if not match.is_open:
         return kernel
-    axis = 1 if kernel.reductions and not kernel.over else 0  # rows are channels
+    axis = 1 if kernel.statistics and not kernel.has_cells else 0  # rows are channels
     each = kernel.src.shape[axis] // match.steps[0].src.batch
     return replace(kernel, open_axis=axis, open_each=each)
 
@@ -51,7 +52,7 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
         return _gated(steps, centre)
     return replace(
         _kernel(steps, before, after),
-        convolution=_convolution(centre),
+        centre=_convolution(centre),
         operands=(
             *_operands(before, "prologue"),
             *_operands((centre,), "weight"),
@@ -75,7 +76,7 @@ def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Ke
     made = (_result(each, leaf(each.key)) for each in centre.results)
     return replace(
         kernel,
-        attention=op.attend(centre.src),
+        centre=op.attend(centre.src),
         operands=(*beside, *_operands(after, "epilogue")),
         outputs=(*made, *kernel.outputs),
     )
@@ -87,7 +88,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         src=steps[0].src.canonical,
         dst=steps[-1].dst.canonical,
         prologue=tuple(map(_stage, before)),
-        convolution=None,
+        centre=None,
         epilogue=_rounded_once(tuple(map(_stage, after)), steps[-1].dst.dtype),
         operands=tuple(_operands(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
@@ -117,7 +118,7 @@ def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
     roles = ((before, "prologue"), ((centre,), "weight"), (between, "between"), (behind, "epilogue"))
     return replace(
         _kernel(steps, before, behind),
-        convolution=_convolution(centre),
+        centre=_convolution(centre),
         operands=tuple(each for some, role in roles for each in _operands(some, role)),
         parts=split_of(parted),
         between=tuple(map(_stage, between)),
@@ -141,7 +142,7 @@ def _weight_gradient(
         _kernel(steps, before, after),
         src=made.src,
         dst=made.dst(steps[-1].dst.dtype),
-        convolution=replace(made.convolution, written=operator_text(op)),
+        centre=replace(made.convolution, written=operator_text(op)),
         operands=(made.weight(grad),),
     )
 
@@ -171,18 +172,17 @@ def _normalization(
     """Reductions of the prologue's result; the element's formula is the first stage behind them."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    formulas = op.result_formulas(centre.leaves, centre.src)
-    kernel = replace(
-        _kernel(steps, before, (centre, *after)), reductions=op.reductions(centre.leaves, centre.src)
-    )
+    made = Reduction(op.reductions(centre.leaves, centre.src), (0, 2), "channel")
+    kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
     if op.per == "row" and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
+    formulas = op.result_formulas(centre.leaves, centre.src)
     return replace(
         kernel,
+        centre=replace(made, over=reduced_axes(op.per, kernel.src.rank), per=op.per),
         outputs=(*(_result(each, formulas[each.name]) for each in centre.results), *kernel.outputs),
-        reduced_per=op.per,
     )
 
 
@@ -216,10 +216,12 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     over = tuple(sorted(places[axis] for axis in op.over(src)))
     first, *others = kernel.epilogue
     steps_of_index = dict(zip(places, dense(src.shape, op.over(src)), strict=True))
-    reads_index = any(each.reads_index for each in kernel.reductions)
+    reads_index = any(each.reads_index for each in kernel.statistics)
+    index = tuple(steps_of_index.get(place, 0) for place in range(kernel.src.rank)) if reads_index else ()
     return replace(
         kernel,
         dst=dst,
+        centre=Reduction(kernel.statistics, over, op.per, index),
         epilogue=(replace(first, op_text=operator_text(op.numbered(over), parameters=False)), *others),
         operands=tuple(
             _placed(each, step, behind if step.index > centre.index else places, step.index < centre.index)
@@ -229,9 +231,6 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         outputs=tuple(
             _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
         ),
-        over=over,
-        index=tuple(steps_of_index.get(place, 0) for place in range(kernel.src.rank)) if reads_index else (),
-        reduced_per=op.per,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fuseplan.kernels.centre import Centre, Reduction
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.language.tensor import TensorSpec
 
 
@@ -19,11 +21,10 @@ class Opened:
 
     src: TensorSpec
     dst: TensorSpec
-    convolution: Any
+    centre: Centre | None
     operands: tuple[Any, ...]
     outputs: tuple[Any, ...]
     parts: Any
-    over: tuple[int, ...]
     open_axis: int | None
     open_each: int
 
@@ -47,12 +48,13 @@ class Opened:
             return replace(tensor, shape=(extent, *tensor.shape[1:])) if self.has_open(tensor) else tensor
 
         kernel: Any = self
+        contraction = self.centre if isinstance(self.centre, Convolution) else None
         rows = extent * self.open_each if self.open_each > 1 else extent
         return replace(
             kernel,
             src=_with_extent(self.src, self.open_axis, rows),
             dst=_with_extent(self.dst, self.open_axis, rows),
-            convolution=self.convolution and replace(self.convolution, batch=extent),
+            centre=replace(contraction, batch=extent) if contraction else self.centre,
             operands=tuple(map(sized, self.operands)),
             outputs=tuple(map(sized, self.outputs)),
         )
@@ -70,8 +72,9 @@ class Opened:
         These are weights of each image, parts but those of features, operands with axes of their own where no
         sums are over chosen axes, and scales of blocks.
         """
-        is_own = self.parts if self.convolution is None else self.convolution.weight_per_batch
-        known = ("blocks",) if self.over else ("axes", "blocks")
+        is_own = self.centre.weight_per_batch if isinstance(self.centre, Convolution) else self.parts
+        has_cells = isinstance(self.centre, Reduction) and self.centre.has_cells
+        known = ("blocks",) if has_cells else ("axes", "blocks")
         return bool(is_own or any(each.per in known for each in self.operands))
 
     def has_open(self, tensor: Any) -> bool:

@@ -8,9 +8,12 @@ from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fuseplan.kernels.centre import Reduction
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
+from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
 _SMALL = ("channel", "shared")  # operands that are read again for each part
+_CENTRES = (
+    (Attend, Reason.ATTENTION_IN_POINTWISE),
+    (Convolution, Reason.CONTRACTION_IN_POINTWISE),
+    (Reduction, Reason.NORMALIZATION_IN_POINTWISE),
+)
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
 
 
@@ -62,12 +70,19 @@ def summation_bound(kernel: Kernel) -> float:
     return roundings * unit_roundoff(kernel)
 
 
+def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:
+    """The kernel has no centre, and tensors that elementwise stages can read where they lie."""
+    for kind, reason in _CENTRES:
+        yield claim(not isinstance(kernel.centre, kind), reason, operator=kernel.centre_step)
+    yield from layout_claims(kernel)
+
+
 def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim]:
     """The kernel has a contraction: products with a weight, or `pools`."""
-    yield claim(kernel.convolution is not None, Reason.NO_CONTRACTION)
+    yield claim(isinstance(kernel.centre, Convolution), Reason.NO_CONTRACTION)
     is_taken = pools or kernel.contraction.pool is None
     got = None if is_taken else kernel.contraction.text
-    yield claim(is_taken, Reason.POOL, got=got, operator=kernel.contraction_step)
+    yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
 
 
 def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
@@ -89,7 +104,7 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
 
     So it is in front of parts. `gated`: the template computes gated products behind a contraction.
     """
-    if kernel.convolution:
+    if isinstance(kernel.centre, Convolution):
         yield from _parts_claims(kernel, gated=gated)
     early = next((stage for stage in kernel.prologue if stage.saves), None)
     at, told = (None, None) if early is None else (early.step, early.op_text)
@@ -120,7 +135,7 @@ def dst_claim(kernel: Kernel) -> Claim:
         kernel.dst.layout is not None,
         Reason.UNNAMED_DST,
         got=str(kernel.dst),
-        operator=kernel.contraction_step,
+        operator=kernel.centre_step,
     )
 
 
@@ -128,9 +143,7 @@ def result_claim(kernel: Kernel) -> Claim:
     """Results besides the output have the compute dtype, whichever dtypes an operator casts to."""
     others = [each for each in kernel.results if each.dtype != kernel.compute_dtype]
     got = f"{others[0].dtype}, computed in {kernel.compute_dtype}" if others else None
-    behind = (kernel.reduction_step or 0) + (
-        kernel.src.dtype != "f64"
-    )  # the first operator not to be with it
+    behind = (kernel.centre_step or 0) + (kernel.src.dtype != "f64")  # the first operator not to be with it
     return claim(not others, Reason.RESULT_DTYPE, got=got, operator=behind)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import isfinite, sqrt
 
 import numpy as np
@@ -16,7 +16,7 @@ from fuseplan.language.fields import real, refused, true_or_false
 from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
-from fuseplan.op import Op, operator
+from fuseplan.op import Given, Op, operator
 from fuseplan.scalar import NUMPY
 
 AXES = "bhst"  # of the scores
@@ -156,29 +156,12 @@ class Attention(Op):
         shape = (*src.shape[:3], self.attend(src).features)
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
-        """The softmax and the product in float64."""
-        return self.evaluate(src, operands, parameters, names=names)[0]
-
-    def evaluate(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        slip: float = 0.0,
-        names: str | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The softmax and the product in float64, and the logarithms of the sums."""
-        made = self.attend(TensorSpec(np.shape(src), "f64", names))
+        made, src = self.attend(given.spec), given.src
         dst, sums = np.empty((*src.shape[:3], made.features)), np.empty(src.shape[:3])
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made.evaluate({**operands, "query": src}, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+            made.evaluate({**given.operands, "query": src}, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
         return dst, {"lse": sums} if self.return_lse else {}
 
     @classmethod

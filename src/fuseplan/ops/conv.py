@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from fuseplan.errors import PlanError
 from fuseplan.language.declarations import Array, Shape, operand
 from fuseplan.language.fields import one_of, positive, refused
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op, operator
+from fuseplan.op import Given, Op, operator
 from fuseplan.ops.windows import Padding, PerAxis, Window, Windowed, windows_of
 
 PRECISIONS = ("full", "tf32")
@@ -101,16 +101,9 @@ class Conv(OfConvolution):
         """The shape that `convolved` tells; a PlanError as it says."""
         return src.with_shape(self.convolved(src))
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The correlation in float64."""
-        weight = np.asarray(operands["weight"], np.float64)
-        return correlation(src, weight, self.window(TensorSpec(src.shape)), self.groups)
+        return correlation(given.src, given.operands["weight"], self.window(given.spec), self.groups), {}
 
     @classmethod
     @abstractmethod

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from fuseplan.language.declarations import Array, Shape, operand
 from fuseplan.language.fields import one_of, positive
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op, operator
+from fuseplan.op import Given, Op, operator
 from fuseplan.ops.conv import PRECISIONS, OfConvolution, check_precision
 from fuseplan.ops.windows import windows_of
 
@@ -57,18 +57,12 @@ class LinearWeightGradient(Op):
         check_precision(self.name, self.precision, src)
         return TensorSpec((self.features, src.shape[-1]), src.dtype)
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
-        rows = np.asarray(operands["grad"], np.float64).reshape(-1, self.features)
+        rows = given.operands["grad"].reshape(-1, self.features)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made: Array = rows.T @ np.asarray(src, np.float64).reshape(-1, src.shape[-1])
-        return made
+            made: Array = rows.T @ given.src.reshape(-1, given.src.shape[-1])
+        return made, {}
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -93,27 +87,19 @@ class ConvWeightGradient(OfConvolution):
         self.convolved(src)
         return TensorSpec(self.weight_shape(src), src.dtype)
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The sum in float64: for each image and group, a product of matrices over the positions."""
-        spec = TensorSpec(src.shape)
-        dst = np.zeros(self.weight_shape(spec))
-        grads = np.asarray(operands["grad"], np.float64)
+        dst, grads = np.zeros(self.weight_shape(given.spec)), given.operands["grad"]
         taps = tuple(range(-self.axes, 0))
         beside_channels = tuple(range(1, 1 + self.axes))
-        for image, grad in zip(windows_of(src, self.window(spec)), grads, strict=True):
+        for image, grad in zip(windows_of(given.src, self.window(given.spec)), grads, strict=True):
             parts = (np.split(each, self.groups) for each in (image, grad, dst))
             for rows, features, weight in zip(*parts, strict=True):
                 columns = np.moveaxis(rows, taps, beside_channels).reshape(weight[0].size, -1)
                 with np.errstate(all="ignore"):  # infinities and NaN are results like any other
                     made = np.matmul(features.reshape(len(weight), -1), columns.T)
                     weight[...] += made.reshape(weight.shape)
-        return dst
+        return dst, {}
 
 
 @operator

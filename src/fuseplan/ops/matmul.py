@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from fuseplan.language.declarations import Array, Shape, operand
 from fuseplan.language.fields import one_of, positive, true_or_false
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op, operator
+from fuseplan.op import Given, Op, operator
 from fuseplan.ops.conv import PRECISIONS, check_precision
 
 
@@ -58,18 +58,13 @@ class Product(Op):
         made = src.with_shape(shape)
         return made if src.dtype != "i8" else made.with_dtype("i32")
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The product in float64."""
-        weight = np.asarray(operands["weight"], np.float64)
-        order = TensorSpec(np.shape(src), "f64", names).canonical_order
-        made = product(np.transpose(src, order), weight if self.transposed else np.swapaxes(weight, -2, -1))
-        return np.transpose(made, np.argsort(order))
+        weight, order = given.operands["weight"], given.spec.canonical_order
+        made = product(
+            np.transpose(given.src, order), weight if self.transposed else np.swapaxes(weight, -2, -1)
+        )
+        return np.transpose(made, np.argsort(order)), {}
 
 
 def _weight(op: Matmul, src: TensorSpec) -> Shape:

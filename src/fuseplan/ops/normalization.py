@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from fuseplan.language.declarations import Array
 from fuseplan.language.reduction import Statistic, reduce
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op
+from fuseplan.op import Given, Op
 from fuseplan.scalar import NUMPY, Scalar, fold
 
 Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result and statistic, by its own name
@@ -96,33 +95,13 @@ class Normalization(Op):
             return src.without(removed)
         return src if src.layout is not None else src.with_shape(src.shape)
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
-        """The formula in float64."""
-        return self.evaluate(src, operands, parameters, names=names)[0]
-
-    def evaluate(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        slip: float = 0.0,
-        names: str | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
-        spec = TensorSpec(np.shape(src), "f64", names)
-        leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
-        leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
-        leaves |= self.spread(src, operands, names)
+        spec, leaves = given.spec, self.leaf_values(given)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
                 made_of = reduce(each, leaves, spec.shape, self.over(spec))
-                leaves |= {name: (1 + slip) * number for name, number in made_of.items()}
+                leaves |= {name: (1 + given.slip) * number for name, number in made_of.items()}
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()
             }

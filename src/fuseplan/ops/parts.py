@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import one_of, refused, true_or_false
 from fuseplan.language.parts import Split, part
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Elementwise, Op, operator
+from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.ops.activation import Gelu, Relu, Sigmoid, Silu
 from fuseplan.scalar import NUMPY, Scalar, leaf
 
@@ -53,22 +53,12 @@ class Parted(Elementwise):
         shape[split.axis] = split.extent * split.makes
         return src if src.layout is not None and tuple(shape) == src.shape else src.with_shape(shape)
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, part by part."""
-        spec = TensorSpec(np.shape(src), "f64", names)
-        leaves: dict[str, Any] = {"x": np.asarray(src, np.float64)}
-        leaves |= {each.name: np.float64(parameters.get(each.name, each.value)) for each in self.parameters()}
-        leaves |= self.spread(src, operands, names)
+        dst: Array = np.empty(self.output(given.spec).shape)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            dst: Array = np.empty(self.output(spec).shape)
-            self.split(spec).fill(dst, self.formulas(spec), leaves, NUMPY)
-        return dst
+            self.split(given.spec).fill(dst, self.formulas(given.spec), self.leaf_values(given), NUMPY)
+        return dst, {}
 
 
 @operator

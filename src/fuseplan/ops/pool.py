@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from fuseplan.language.declarations import Array
 from fuseplan.language.fields import true_or_false
 from fuseplan.language.reduction import JOINS, NUMPY_JOINS
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.op import Op, operator
+from fuseplan.op import Given, Op, operator
 from fuseplan.ops.windows import Padding, Pair, PerAxis, Window, Windowed, reach, windows_of
 
 
@@ -82,16 +82,10 @@ class Pool(Windowed):
         """For a mean, along each axis: the first position whose taps count, and that behind the last."""
         return ()
 
-    def reference(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        names: str | None = None,
-    ) -> Array:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The windows in float64, joined; for a mean over the number of taps that count."""
-        spec = TensorSpec(src.shape)
-        return pool(src, self.window(spec), self.join, self.counted(spec))
+        window = self.window(given.spec)
+        return pool(given.src, window, self.join, self.counted(given.spec)), {}
 
 
 def pool(src: Array, window: Window, join: str, counted: Sequence[Pair]) -> Array:

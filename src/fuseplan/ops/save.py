@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fuseplan.language.declarations import SAMPLE_TENSORS, Array, ResultField, result
 from fuseplan.language.fields import NAME, RESERVED, is_name, refused
 from fuseplan.messages.excerpt import shown
-from fuseplan.op import Elementwise, Op, operator
+from fuseplan.op import Elementwise, Given, Op, operator
 from fuseplan.scalar import Scalar
 
 TAKEN = (*RESERVED, "args", "thread", "threads", "parameters", "workspace", "extent")  # arguments of kernels
@@ -38,16 +38,9 @@ class Save(Elementwise):
         """The same."""
         return x
 
-    def evaluate(
-        self,
-        src: Array,
-        operands: Mapping[str, Array],
-        parameters: Mapping[str, float],
-        slip: float = 0.0,
-        names: str | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The value, twice."""
-        out = self.reference(src, operands, parameters, names)
+        out, _ = super().meaning(given)
         return out, {self.key: out.copy()}
 
     @classmethod

@@ -69,7 +69,7 @@ def about(
     kernel: Kernel, holds: bool, reason: Reason, got: str | None = None, want: str | None = None
 ) -> Claim:
     """A claim about the contraction, which is to blame where it fails."""
-    return claim(holds, reason, got=got, want=want, operator=kernel.contraction_step)
+    return claim(holds, reason, got=got, want=want, operator=kernel.centre_step)
 
 
 class SumOfProducts(CpuTemplate):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.backends.cpu.staging import LINE
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.tensor import TensorSpec
 
@@ -16,8 +17,8 @@ def as_rows(kernel: Kernel) -> Kernel:
     Where each row has a weight of its own, or a call says how many there are, they stay images, of one
     position. Storage is the same.
     """
-    conv = kernel.convolution
-    if conv is None or conv.kernel:
+    conv = kernel.centre
+    if not isinstance(conv, Convolution) or conv.kernel:
         return kernel
     rows = 1 if conv.weight_per_batch or kernel.open_axis is not None else conv.batch
     spatial, once = _lines(rows, dense=kernel.src.element_strides[1] == 1), (1, 1)
@@ -36,7 +37,7 @@ def as_rows(kernel: Kernel) -> Kernel:
         kernel,
         src=_with_axes(kernel.src, spatial),
         dst=dst,
-        convolution=product,
+        centre=product,
         operands=tuple(_in_lines(each, dst.shape) for each in kernel.operands),
     )
 

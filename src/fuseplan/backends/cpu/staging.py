@@ -88,13 +88,11 @@ def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | Non
     """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
 
     Args:
-        kernel: has a convolution.
+        kernel: has a contraction.
         always: copy in any case.
         extents: padded spatial sizes, where a template wants more than the taps reach.
     """
-    conv = kernel.convolution
-    if conv is None:
-        raise ValueError("a pointwise kernel has nothing to stage")
+    conv = kernel.contraction
     wanted = tuple(extents) if extents is not None else reach(conv)
     low = tuple(pair[0] for pair in conv.padding)
     plain = channels_last(kernel) and kernel.src.dtype == kernel.compute_dtype and not kernel.prologue

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
@@ -19,7 +20,6 @@ from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
 from fuseplan.ops.matmul import product
-from fuseplan.ops.normalization import reduced_axes
 from fuseplan.ops.pool import pool
 from fuseplan.ops.windows import Window
 from fuseplan.scalar import NUMPY, fold
@@ -46,18 +46,15 @@ class Interpreter:
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
         x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
-        if kernel.convolution is not None and kernel.convolution.pool:
-            x = pooled(kernel.convolution, x)
-        elif kernel.convolution is not None:
-            x = convolve(kernel.convolution, x, kernel.canonical_weight(leaves[kernel.weight.key]))
-        if kernel.attention is not None:
-            x = self._attend(kernel.attention, x, leaves)
-        if kernel.index:
-            leaves[INDEX] = indices(x.shape, kernel.index)
-        for reduction in kernel.reductions:
-            with np.errstate(all="ignore"):
-                axes = kernel.over or reduced_axes(kernel.reduced_per, x.ndim)
-                leaves |= reduce(reduction, {**leaves, "x": x}, x.shape, axes)
+        match kernel.centre:
+            case Convolution() as contraction if contraction.pool:
+                x = pooled(contraction, x)
+            case Convolution() as contraction:
+                x = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
+            case Attend() as attention:
+                x = self._attend(attention, x, leaves)
+            case Reduction() as reduction:
+                leaves |= _reduced(reduction, x, leaves)
         for result in kernel.results:
             self._write(result, places[f"result:{result.key}"], leaves)
         if kernel.between:
@@ -136,6 +133,15 @@ class Interpreter:
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
+
+
+def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of the statistics by name, and the index that they read."""
+    made: dict[str, Any] = {INDEX: indices(x.shape, reduction.index)} if reduction.index else {}
+    for each in reduction.statistics:
+        with np.errstate(all="ignore"):
+            made |= reduce(each, {**leaves, **made, "x": x}, x.shape, reduction.over)
+    return made
 
 
 def apply(stage: Stage, x: Array, leaves: Mapping[str, Any], shape: Sequence[int]) -> Array:

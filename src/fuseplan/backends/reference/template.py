@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing
@@ -49,7 +50,7 @@ class Interpreted(Template):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """The bound of a float64 sum in any order: one rounding per product."""
-        depth = kernel.convolution.depth if kernel.convolution else kernel.reduced_count
+        depth = kernel.contraction.depth if isinstance(kernel.centre, Convolution) else kernel.reduced_count
         return float(depth * 2.0**-53)
 
     def error_bound(self, kernel: Kernel) -> float:

@@ -62,7 +62,7 @@ def simplified(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 def formulas_of(kernel: Kernel) -> tuple[Scalar, ...]:
     """All formulas of a kernel with reductions: all its operands lie as dst does, whichever reads them."""
-    reduced = (formula for reduction in kernel.reductions for formula in reduction.expressions)
+    reduced = (formula for reduction in kernel.statistics for formula in reduction.expressions)
     made = (result.expression for result in kernel.results)
     return (*(stage.expression for stage in (*kernel.prologue, *kernel.epilogue)), *reduced, *made)
 
@@ -99,7 +99,7 @@ class Elementwise:
             self._operands | _numbers(kernel), [output.key for output in kernel.saved.values()]
         )
         own = tuple(formula for stage in stages for formula in stage.expressions)
-        formulas = formulas_of(kernel) if kernel.reductions else own
+        formulas = formulas_of(kernel) if kernel.statistics else own
         used = frozenset().union(*map(leaves_of, formulas))
         self._parameters = tuple(key for key in kernel.parameters if key in used)
         self._table = dialect.table(text, namespace, kernel.dst.dtype, kernel.compute_dtype)
@@ -378,7 +378,7 @@ class Elementwise:
 
 def _numbers(kernel: Kernel) -> dict[str, KernelOperand]:
     """What reductions make, as if each were an operand per channel: it differs between channels alone."""
-    names = [name for reduction in kernel.reductions for name in reduction.names]
+    names = [name for reduction in kernel.statistics for name in reduction.names]
     return {name: KernelOperand(name, "channel", (), kernel.compute_dtype, "epilogue") for name in names}
 
 

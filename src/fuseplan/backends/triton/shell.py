@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import sqrt
 
-from fuseplan.backends.attending import attend_of
 from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.attend import Attend
 from fuseplan.plans.naming import as_rows
 
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -67,21 +68,23 @@ class Shell:
 
 def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
-    middle = [contraction(kernel)] if kernel.convolution else [attention(kernel)] if kernel.attention else []
+    centre, told, src = kernel.centre, kernel.text.splitlines(), kernel.src
+    middle, reads_rows = [], isinstance(centre, Reduction) and centre.per == "row"
+    if isinstance(centre, Convolution):
+        middle, reads_rows = [contraction(kernel)], _is_matmul(kernel)
+        told = [line for line in told if centre.pool or line != centre.text]
+    elif isinstance(centre, Attend):
+        middle, reads_rows = [attention(kernel)], True
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
-    reads_rows = _is_matmul(kernel) if kernel.convolution else kernel.over and kernel.reduced_per == "row"
-    src = as_rows(kernel.src) if reads_rows or kernel.attention else kernel.src
-    yield " -> ".join([kernel.told(src), *before, *middle, *behind])
+    yield " -> ".join([kernel.told(as_rows(src) if reads_rows else src), *before, *middle, *behind])
     yield title
-    told = kernel.text.splitlines()
-    conv = kernel.convolution
-    yield from (line for line in told if conv is None or conv.pool or line != conv.text)
+    yield from told
 
 
 def attention(kernel: Kernel) -> str:
     """Attention as a plan writes it."""
-    made = attend_of(kernel)
+    made = kernel.attention
     fields = (
         ("is_causal", made.is_causal, False),
         ("keys", made.keys, made.queries),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import ClassVar
 
-from fuseplan.backends.attending import Heads, attend_of
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.templates.attention_tiles import AttentionKnobs
 from fuseplan.backends.cpu.templates.attention_writer import AttentionWriter
@@ -15,6 +15,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
+from fuseplan.language.attend import Attend
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 EFFICIENCY = {4: 0.8, 2: 0.7, 1: 0.5}  # of the multiply-adds, by the vectors of queries in a tile
@@ -43,13 +44,13 @@ class Attention(AttentionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.attention is not None, Reason.NO_ATTENTION)
+        yield claim(isinstance(kernel.centre, Attend), Reason.NO_ATTENTION)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         width = lanes(kernel, target)
-        rows = Heads(attend_of(kernel), width).rows
+        rows = Heads(kernel.attention, width).rows
         for vectors in (4, 2, 1):
             if 4 * vectors >= target.vector_registers or (vectors > 1 and rows <= vectors * width // 2):
                 continue
@@ -61,7 +62,7 @@ class Attention(AttentionKnobs):
         return model.traffic(kernel, target)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, width = attend_of(kernel), lanes(kernel, target)
+        made, width = kernel.attention, lanes(kernel, target)
         heads, block = Heads(made, width), self.vectors * self.tiles * width
         blocks = -(-heads.rows // block)
         waste = blocks * block / heads.rows
@@ -74,7 +75,7 @@ class Attention(AttentionKnobs):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """One rounding for each product of a score, and for each key that a sum has."""
-        made = attend_of(kernel)
+        made = kernel.attention
         return (made.size + made.keys + log2(made.keys + 1) + 8) * unit_roundoff(kernel)
 
     def error_bound(self, kernel: Kernel) -> float:

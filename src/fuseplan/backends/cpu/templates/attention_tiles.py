@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fuseplan.backends.attending import Heads, attend_of
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
@@ -64,7 +64,7 @@ class AttentionTiles:
     """
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel, self.made = knobs, kernel, attend_of(kernel)
+        self.knobs, self.kernel, self.made = knobs, kernel, kernel.attention
         self.frame = Frame(knobs, kernel, target, workspace=True)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.heads = Heads(self.made, self.lanes)

@@ -60,9 +60,9 @@ class Normalization(NormalizationKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
+        yield claim(bool(kernel.statistics) and not kernel.has_cells, Reason.NO_NORMALIZATION)
         is_row = kernel.open_axis is None or not shape_of(kernel, False, lanes(kernel, target)).columns
-        yield claim(is_row, Reason.KNOWN_EXTENTS, operator=kernel.reduction_step)
+        yield claim(is_row, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
@@ -87,7 +87,7 @@ class Normalization(NormalizationKnobs):
 
     def _partial_bytes(self, kernel: Kernel, target: Target) -> int:
         shape = self._shape(kernel, target)
-        return sum(len(each.names) for each in kernel.reductions) * shape.parts * shape.width * 8
+        return sum(len(each.names) for each in kernel.statistics) * shape.parts * shape.width * 8
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         moved, shape = self.traffic(kernel, target), self._shape(kernel, target)
@@ -97,7 +97,7 @@ class Normalization(NormalizationKnobs):
         tasks = _tasks(self, shape)
         idle = -(-tasks // target.threads) * target.threads / tasks
         phases = 1 if self.whole else 2 * kernel.passes - 1
-        tiles = 0 if shape.columns else len(kernel.reductions) * shape.cells * shape.row_count
+        tiles = 0 if shape.columns else len(kernel.statistics) * shape.cells * shape.row_count
         return idle * (
             model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
             + tiles * _TILE_SECONDS / target.threads
@@ -112,7 +112,7 @@ class Normalization(NormalizationKnobs):
         """
         stages = (*kernel.prologue, *kernel.epilogue)
         made = [stage.expression for stage in stages]
-        made += [each for reduction in kernel.reductions for each in reduction.expressions]
+        made += [each for reduction in kernel.statistics for each in reduction.expressions]
         narrowest = 4 * 16 // dtype_of(kernel.compute_dtype).itemsize  # four vectors of the narrowest kind
         rounded = CHUNK / narrowest + log2(narrowest) + 1
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)

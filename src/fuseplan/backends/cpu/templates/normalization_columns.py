@@ -157,7 +157,7 @@ class ColumnWriter(Writer):
         return first
 
     def reduce(self, number: int, unit: Unit, part: Index) -> None:
-        b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
+        b, made, reduction = self.b, self.passes[number], self.kernel.statistics[number]
         uniform = self._prepared(made, unit)
         low, high = self._rows(part)
         width, extent = unit.high - unit.low, self.shape.run.extent
@@ -178,7 +178,7 @@ class ColumnWriter(Writer):
         self, number: int, unit: Unit, part: Index, counts: tuple[Index, int]
     ) -> Callable[[Index, int, list[Row], Known], None]:
         """What adds one tile to the sums: `counts` are the rows before it, and its own."""
-        b, made, reduction = self.b, self.passes[number], self.kernel.reductions[number]
+        b, made, reduction = self.b, self.passes[number], self.kernel.statistics[number]
         joins = {Sums: self._added, Moments: self._joined}
         before = b.op("double", f"sitofp i64 {b.const(counts[0], I64).name} to double")
         own = b.const(float(counts[1]), "double")

@@ -114,7 +114,7 @@ class RunWriter(Writer):
         return first
 
     def reduce(self, number: int, unit: Unit, part: Index) -> None:
-        b, reduction = self.b, self.kernel.reductions[number]
+        b, reduction = self.b, self.kernel.statistics[number]
         known = self._known(self.passes[number], unit)
         totals = [b.variable("double", 0.0) for _ in reduction.names]
         seen = b.variable("double", 0.0)

@@ -132,7 +132,7 @@ def shape_of(kernel: Kernel, folded: bool, width: int) -> Shape:
     axes, dst = _axes(kernel), kernel.dst
     image = dst.size // dst.batch
     channel = _one(axes[1])
-    if kernel.reduced_per == "activation" and image > 1:
+    if kernel.reduction.per == "activation" and image > 1:
         return _columns(axes[:1], axes[1:], channel, 1, images=True)
     if dst.element_strides[1] == 1 and dst.channels > 1:
         return _columns([axes[0], *axes[2:]], axes[1:2], channel, 1, images=False)
@@ -145,7 +145,7 @@ def shape_of(kernel: Kernel, folded: bool, width: int) -> Shape:
 def can_fold(kernel: Kernel) -> bool:
     """Whether the positions of all channels are one run in src as in dst, and channels are not."""
     dst = kernel.dst
-    if kernel.reduced_per == "activation" or dst.element_strides[1] == 1 or dst.channels == 1:
+    if kernel.reduction.per == "activation" or dst.element_strides[1] == 1 or dst.channels == 1:
         return False
     if any(operand.per == "position" for operand in kernel.operands):
         return False  # whose lanes may not reach from one channel to the next

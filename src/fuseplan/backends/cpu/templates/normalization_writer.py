@@ -46,13 +46,13 @@ class Writer(ABC):
         self.cells: Index = self.frame.kernel.dst.channels if self.is_open else shape.cells
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
         self.wide = vector(self.lanes, F64)
-        self.quantities = max(len(each.names) for each in kernel.reductions)
+        self.quantities = max(len(each.names) for each in kernel.statistics)
         self.pivots = {
             number: f"{each.names[0]}.pivot"
-            for number, each in enumerate(kernel.reductions)
+            for number, each in enumerate(kernel.statistics)
             if isinstance(each, Moments) and self.b.element == F64
         }
-        self.names = [*(name for each in kernel.reductions for name in each.names), *self.pivots.values()]
+        self.names = [*(name for each in kernel.statistics for name in each.names), *self.pivots.values()]
         self.along = shape.columns and shape.fold == 1
         self._lay_out()
 
@@ -139,9 +139,9 @@ class Writer(ABC):
                 task = self._turned(number, taken, tasks)
                 with self._units(task % blocks, block) as unit:
                     self._visit(number, unit, task // blocks)
-                if number == len(self.kernel.reductions):
+                if number == len(self.kernel.statistics):
                     self._settle()
-            if number == len(self.kernel.reductions):
+            if number == len(self.kernel.statistics):
                 break
             self.frame.wait(tasks)
             with self.frame.tasks(sums) as task, self._units(task, few) as unit:
@@ -150,14 +150,14 @@ class Writer(ABC):
 
     def _visit(self, number: int, unit: Unit, part: Index) -> None:
         """A part of a pass: of a reduction, or, after the last, of dst."""
-        if number < len(self.kernel.reductions):
+        if number < len(self.kernel.statistics):
             self.reduce(number, unit, part)
         else:
             self.write(unit, part)
 
     def _finish(self, number: int, unit: Unit) -> None:
         """What becomes of the sums of a pass, and, after the last reduction, of all."""
-        last = len(self.kernel.reductions) - 1
+        last = len(self.kernel.statistics) - 1
         if number <= last:
             self.combine(number, unit)
         if number == last:
@@ -205,7 +205,7 @@ class Writer(ABC):
         """Formulas over operands, statistics and parameters; `seen` says what each operand is per."""
         kernel = self.kernel
         made = [
-            KernelOperand(name, kernel.reduced_per, (self.shape.cells,), kernel.compute_dtype, "epilogue")
+            KernelOperand(name, kernel.reduction.per, (self.shape.cells,), kernel.compute_dtype, "epilogue")
             for name in self.names
         ]
         operands = [replace(each, per=seen(each)) for each in (*kernel.operands, *made, *self._old_values())]
@@ -215,20 +215,20 @@ class Writer(ABC):
     def pass_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
         """What a pass computes of each element: what a reduction sums, or, after the last, dst."""
         kernel = self.kernel
-        if number == len(kernel.reductions):
+        if number == len(kernel.statistics):
             return self.formulas((*kernel.prologue, *kernel.epilogue), (), seen)
-        expressions = kernel.reductions[number].expressions
+        expressions = kernel.statistics[number].expressions
         if number in self.pivots:
             expressions = tuple(each - leaf(self.pivots[number]) for each in expressions)
         return self.formulas(kernel.prologue, expressions, seen)
 
     def first_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
         """What the pivot of a reduction is of an element."""
-        return self.formulas(self.kernel.prologue, self.kernel.reductions[number].expressions, seen)
+        return self.formulas(self.kernel.prologue, self.kernel.statistics[number].expressions, seen)
 
     def by_sum(self, operand: KernelOperand) -> str:
         """Seen by whoever has one sum at hand: an operand per activation is indexed as sums are."""
-        return "channel" if operand.per == self.kernel.reduced_per else operand.per
+        return "channel" if operand.per == self.kernel.reduction.per else operand.per
 
     def _old_values(self) -> list[KernelOperand]:
         results = self.kernel.results
@@ -271,7 +271,7 @@ class Writer(ABC):
         return self.b.at(self.statistics[name], first if self.along else first // self.shape.fold)
 
     def _cell(self, number: int, unit: Unit, at: Index, count: int) -> None:
-        reduction = self.kernel.reductions[number]
+        reduction = self.kernel.statistics[number]
         found = {Sums: self._summed, Moments: self._moments}[type(reduction)](number, unit, at, count)
         first = unit.first + at
         for name, value in zip(reduction.names, found, strict=True):
@@ -284,7 +284,7 @@ class Writer(ABC):
         )
 
     def _summed(self, number: int, unit: Unit, at: Index, count: int) -> list[Value]:
-        quantities = range(len(self.kernel.reductions[number].names))
+        quantities = range(len(self.kernel.statistics[number].names))
         return [self._total(at, count, self._loaded(unit, quantity)) for quantity in quantities]
 
     def _moments(self, number: int, unit: Unit, at: Index, count: int) -> list[Value]:

@@ -36,10 +36,10 @@ from fuseplan.kernels.template import (
     Traffic,
     accuracy_claim,
     lanes,
-    layout_claims,
+    pointwise_claims,
     unit_roundoff,
 )
-from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.messages.reasons import Claim
 from fuseplan.scalar import Scalar, functions
 from fuseplan.system.locks import cached_property
 
@@ -75,12 +75,7 @@ class Pointwise(CpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.attention is None, Reason.ATTENTION_IN_POINTWISE, operator=0)
-        yield claim(
-            kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
-        )
-        yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
-        yield from layout_claims(kernel)
+        yield from pointwise_claims(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

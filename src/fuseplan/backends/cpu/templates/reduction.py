@@ -52,11 +52,11 @@ class Reduction(ReductionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.over), Reason.NO_REDUCTION)
+        yield claim(kernel.has_cells, Reason.NO_REDUCTION)
         yield block_claim(kernel)
         lattice = Lattice(kernel)
         is_outer = kernel.open_axis is None or lattice.is_along or bool(lattice.outer_cells)
-        yield claim(is_outer, Reason.KNOWN_EXTENTS, operator=kernel.reduction_step)
+        yield claim(is_outer, Reason.KNOWN_EXTENTS, operator=kernel.centre_step)
         yield result_claim(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
@@ -96,7 +96,7 @@ class Reduction(ReductionKnobs):
         """
         lanes = 16 // dtype_of(kernel.compute_dtype).itemsize
         made = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        made += [part.term for each in kernel.reductions for part in each.parts]
+        made += [part.term for each in kernel.statistics for part in each.parts]
         count = kernel.reduced_count
         chunk = max(min(count, CHUNK) / lanes, min(count, ROWS))
         rounded = chunk + count / min(CHUNK, ROWS) + log2(lanes)

@@ -92,8 +92,8 @@ class ReductionWriter:
         if kernel.open_axis is not None:  # of which the lattice counts a representative's
             count = self.frame.kernel.src.batch * (self.lattice.cell_count // kernel.src.batch)
         self.loops = Loops(self.b, self.lattice, knobs.cells, knobs.parts, count)
-        names = [name for each in kernel.reductions for name in each.names]
-        parts = [part.name for each in kernel.reductions for part in each.parts]
+        names = [name for each in kernel.statistics for name in each.names]
+        parts = [part.name for each in kernel.statistics for part in each.parts]
         self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
         self.total, self.chunk = ({name: self.b.buffer(self.loops.width) for name in parts} for _ in range(2))
         self.leaves = (*operands, *names, *parts, INDEX)
@@ -116,12 +116,12 @@ class ReductionWriter:
         blocks, parts = self.loops.blocks, self.knobs.parts
         if parts == 1:
             with self.frame.tasks(blocks) as task, self.loops.units(task) as unit:
-                for statistic in self.kernel.reductions:
+                for statistic in self.kernel.statistics:
                     self._reduce(statistic, unit, 0)
                     self._number(statistic, unit, self.total)
                 self._write(unit, 0)
             return self.frame.source()
-        for number, statistic in enumerate(self.kernel.reductions):
+        for number, statistic in enumerate(self.kernel.statistics):
             with self.frame.tasks(blocks * parts) as task, self.loops.units(task % blocks) as unit:
                 self._met(number, unit)
                 self._reduce(statistic, unit, task // blocks)
@@ -129,15 +129,15 @@ class ReductionWriter:
             self.frame.wait(blocks * parts)
         tasks = blocks if self.lattice.is_reduced else blocks * parts
         with self.frame.tasks(tasks) as task, self.loops.units(task % blocks) as unit:
-            self._met(len(self.kernel.reductions), unit)
+            self._met(len(self.kernel.statistics), unit)
             self._write(unit, task // blocks)
-        return self.frame.source(workspace=self._room(len(self.kernel.reductions)))
+        return self.frame.source(workspace=self._room(len(self.kernel.statistics)))
 
     # ---- the workspace
 
     def _room(self, statistics: int) -> int:
         """Bytes of the states of the first statistics, of all parts."""
-        numbers = sum(len(each.parts) for each in self.kernel.reductions[:statistics])
+        numbers = sum(len(each.parts) for each in self.kernel.statistics[:statistics])
         return numbers * self.knobs.parts * self.loops.slots * BITS[self.b.element] // 8
 
     def _place(self, number: int, place: int, part: Index, slot: Index) -> Value:
@@ -149,7 +149,7 @@ class ReductionWriter:
         """Writes a part's state."""
 
         def write(at: Index, _: int) -> None:
-            state = self._held(self.kernel.reductions[number], self.total, at)
+            state = self._held(self.kernel.statistics[number], self.total, at)
             for place, value in enumerate(state.values()):
                 where = self._place(number, place, part, unit.slot + unit.low + at)
                 self.b.store_first(value, where, 1 if self.lattice.is_along else self.lanes)
@@ -158,14 +158,14 @@ class ReductionWriter:
 
     def _met(self, statistics: int, unit: Unit) -> None:
         """The numbers of the first statistics, from the states of all parts."""
-        for number, statistic in enumerate(self.kernel.reductions[:statistics]):
+        for number, statistic in enumerate(self.kernel.statistics[:statistics]):
             self._clear(statistic, self.total, unit)
             with self.b.loop(0, self.knobs.parts, name="part") as part:
                 self.loops.vectors(unit, partial(self._meet, number, part, unit))
             self._number(statistic, unit, self.total)
 
     def _meet(self, number: int, part: Value, unit: Unit, at: Index, _: int) -> None:
-        b, statistic = self.b, self.kernel.reductions[number]
+        b, statistic = self.b, self.kernel.statistics[number]
         where = [
             self._place(number, place, part, unit.slot + unit.low + at)
             for place in range(len(statistic.parts))
@@ -225,7 +225,7 @@ class ReductionWriter:
         """Vectors of elements join the state of their lanes."""
         state, made = self._held(statistic, self.chunk, at), State()
         spots = [self._spot(unit, each, count, at) for each in places]
-        is_first = statistic is self.kernel.reductions[0] and self.lattice.is_reduced
+        is_first = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
         elements = [(spot, self._applied(self.before, spot, keeps=is_first)) for spot in spots]
         for part in statistic.parts:
             terms = [self._term(part, spot, x, made, count) for spot, x in elements]

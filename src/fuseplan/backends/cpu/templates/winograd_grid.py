@@ -93,9 +93,7 @@ class Grid:
     """
 
     def __init__(self, kernel: Kernel, target: Target, knobs: WinogradKnobs) -> None:
-        conv = kernel.convolution
-        if conv is None:
-            raise ValueError("a kernel without a contraction has no tiles")
+        conv = kernel.contraction
         self.kernel, self.knobs, self.conv = kernel, knobs, conv
         self.lanes = lanes(kernel, target)
         self.tile, self.taps = knobs.tile, conv.kernel[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import ClassVar
 
-from fuseplan.backends.attending import Heads, attend_of
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import model
 from fuseplan.backends.triton.index import ceil_div
 from fuseplan.backends.triton.templates.attention_writer import (
@@ -21,6 +21,7 @@ from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import FACTORS, dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 
@@ -58,8 +59,8 @@ class GpuAttention(AttentionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.attention is not None, Reason.NO_ATTENTION)
-        made = attend_of(kernel)
+        yield claim(isinstance(kernel.centre, Attend), Reason.NO_ATTENTION)
+        made = kernel.attention
         dtype = kernel.src.dtype
         is_taken = dtype in FACTORS and kernel.compute_dtype == "f32"
         yield claim(is_taken, Reason.ATTENTION_DTYPE, got=dtype, want="f16, bf16 or f32", operator=0)
@@ -76,7 +77,7 @@ class GpuAttention(AttentionKnobs):
 
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
-        made = attend_of(kernel)
+        made = kernel.attention
         size = max(sum(pieces(made.size)), sum(pieces(made.features)))
         listed = next(tiles for most, tiles in TILES.items() if size <= most)
         heads = Heads(made, FEW)
@@ -95,7 +96,7 @@ class GpuAttention(AttentionKnobs):
 
     def shared_bytes(self, kernel: Kernel) -> int:
         """Of the tiles whose loads are under way, and of the queries."""
-        made, item = attend_of(kernel), kernel.src.itemsize
+        made, item = kernel.attention, kernel.src.itemsize
         size, features = sum(pieces(made.size)), sum(pieces(made.features))
         return item * (self.stages * self.keys * (size + features) + self.rows * size)
 
@@ -104,7 +105,7 @@ class GpuAttention(AttentionKnobs):
         return model.traffic(kernel, workspace=sums)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, heads, rates = attend_of(kernel), Heads(attend_of(kernel), FEW), model.rates(target)
+        made, heads, rates = kernel.attention, Heads(kernel.attention, FEW), model.rates(target)
         tiles = ceil_div(heads.rows, self.rows)
         rows = self.rows // heads.members if heads.members > 1 else self.rows
         spans = [made.seen(first * rows, rows) for first in range(tiles)]
@@ -123,7 +124,7 @@ class GpuAttention(AttentionKnobs):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """Weights rounded to src's dtype, exponentials of scores that are sums, and the sums of the keys."""
-        made, row = attend_of(kernel), dtype_of(kernel.src.dtype)
+        made, row = kernel.attention, dtype_of(kernel.src.dtype)
         weights = row.epsilon if row.is_narrow else 0.0
         return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
 

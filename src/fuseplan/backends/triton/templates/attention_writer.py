@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log, log2
 
-from fuseplan.backends.attending import Heads, attend_of, image_steps
+from fuseplan.backends.attending import Heads, image_steps
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
 from fuseplan.backends.triton.index import (
@@ -74,7 +74,7 @@ class AttentionWriter:
     """Writes one kernel."""
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title, self.made = knobs, kernel, title, attend_of(kernel)
+        self.knobs, self.kernel, self.title, self.made = knobs, kernel, title, kernel.attention
         self.heads, self.text = Heads(self.made, FEW), Text()
         self.tiles = ceil_div(self.heads.rows, knobs.rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)

@@ -62,7 +62,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield from contraction_claims(kernel, pools=True)
-        conv, step = kernel.contraction, kernel.contraction_step
+        conv, step = kernel.contraction, kernel.centre_step
         yield claim(
             conv.is_depthwise,
             Reason.NOT_DEPTHWISE,

@@ -79,7 +79,7 @@ class Hopper(GpuTemplate):
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield from contraction_claims(kernel)
         yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
-        step, contraction = kernel.contraction_step, kernel.contraction
+        step, contraction = kernel.centre_step, kernel.contraction
         dtypes = dict.fromkeys((kernel.src.dtype, kernel.weight.dtype, kernel.dst.dtype))
         is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
         yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=step)

@@ -55,7 +55,7 @@ class GpuNormalization(Knobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.reductions) and not kernel.over, Reason.NO_NORMALIZATION)
+        yield claim(bool(kernel.statistics) and not kernel.has_cells, Reason.NO_NORMALIZATION)
         yield result_claim(kernel)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))

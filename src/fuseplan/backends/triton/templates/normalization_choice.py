@@ -37,7 +37,7 @@ class Space:
     def __init__(self, kernel: Kernel, target: Target) -> None:
         self.kernel, self.target = kernel, target
         self.tensors = kept_bytes(kernel) / kernel.src.nbytes
-        self.numbers = max(len(reduction.names) for reduction in kernel.reductions)
+        self.numbers = max(len(reduction.names) for reduction in kernel.statistics)
         is_long = any(not LONG.isdisjoint(calls(formula)) for formula in formulas_of(kernel))
         self.inside = INSIDE if is_long else 0
 
@@ -53,7 +53,7 @@ class Space:
         """Forms, and columns of a tile of rows; 0 for planes."""
         kernel = self.kernel
         area, channels = prod(kernel.dst.spatial), kernel.dst.channels
-        per_place = kernel.reduced_per == "activation"
+        per_place = kernel.reduction.per == "activation"
         if per_place or kernel.dst.is_channels_last or area == 1:
             across = area * channels if per_place else channels
             widths = [width // kernel.dst.itemsize for width in WIDTHS]

@@ -42,7 +42,7 @@ def passed_bytes(kernel: Kernel, knobs: Knobs) -> int:
     if knobs.programs == 1:
         return 0
     cut, size = Cut(kernel, knobs), dtype_of(kernel.compute_dtype).array.itemsize
-    numbers = sum(len(reduction.names) for reduction in kernel.reductions)
+    numbers = sum(len(reduction.names) for reduction in kernel.statistics)
     return numbers * cut.tiles * knobs.programs * max(1, cut.numbers) * size
 
 
@@ -54,13 +54,13 @@ def seconds(kernel: Kernel, target: Target, knobs: Knobs) -> float:
     speed = rate * _reached(kernel, target, knobs, cut) * _used(target, knobs, cut, rounds) ** 0.6
     turns = ALONE
     if knobs.programs > 1:
-        passed = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.reductions)
+        passed = passed_bytes(kernel, knobs) / cut.tiles / len(kernel.statistics)
         again = cut.is_kept and rounds > 1
         speed *= TURNING if again else 1.0
         # Other programs of a processor work while one waits; before the first tile all of them wait.
         hidden = 1 + (rounds - 1) / _programs(target, knobs)
         turns = hidden * (MEETING + passed * PASSED + (TURN if again else 0.0))
-    turns *= len(kernel.reductions)
+    turns *= len(kernel.statistics)
     estimate: float = BEGIN + (memory + cache / FASTER) / speed + turns
     return estimate
 

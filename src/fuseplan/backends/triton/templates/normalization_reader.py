@@ -106,7 +106,7 @@ class Reader:
     def read_all(self) -> list[Held]:
         """Reads all tiles of the program, and what any pass needs of them."""
         cut, programs, held = self.cut, self.knobs.programs, []
-        formulas = [formula for reduction in self.kernel.reductions for formula in reduction.expressions]
+        formulas = [formula for reduction in self.kernel.statistics for formula in reduction.expressions]
         formulas += self.kernel.last_formulas
         member = self.member.wide(cut.is_wide)
         for step in range(cut.steps):

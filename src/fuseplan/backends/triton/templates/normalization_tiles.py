@@ -85,7 +85,7 @@ class Cut:
         dst = kernel.dst
         self.batch, self.channels, self.area = dst.batch, dst.channels, prod(dst.spatial)
         self.is_last = dst.is_channels_last or self.area == 1
-        self.per_place = kernel.reduced_per == "activation"
+        self.per_place = kernel.reduction.per == "activation"
         self.is_planes = knobs.form == "planes"
         across = self.channels * self.area
         images = self.per_place or not self.is_last

@@ -38,7 +38,7 @@ class NormalizationWriter:
             knobs.programs,
             knobs.groups,
             self.cut.numbers,
-            max(len(each.names) for each in kernel.reductions),
+            max(len(each.names) for each in kernel.statistics),
             self.reader.compute,
             repeats=self.cut.tiles > knobs.groups,
         )
@@ -88,9 +88,9 @@ class NormalizationWriter:
         """All passes over one tile."""
         self.reader.begin(tile)
         held = self.reader.read_all() if self.cut.is_kept else []
-        for place, reduction in enumerate(self.kernel.reductions):
+        for place, reduction in enumerate(self.kernel.statistics):
             self.reducer.reduce(reduction, held, is_backward=place % 2 == 1)
-        self._write(held, is_backward=len(self.kernel.reductions) % 2 == 1)
+        self._write(held, is_backward=len(self.kernel.statistics) % 2 == 1)
         self._results()
 
     def _write(self, held: Sequence[Held], *, is_backward: bool) -> None:

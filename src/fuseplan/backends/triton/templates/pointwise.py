@@ -14,8 +14,8 @@ from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, 
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, layout_claims
-from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, pointwise_claims
+from fuseplan.messages.reasons import Claim
 from fuseplan.scalar import calls
 
 # Measured on an H100, batch_norm and ReLU of eight shapes: narrow rows read fewer operands a tile, a loop
@@ -51,12 +51,7 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(kernel.attention is None, Reason.ATTENTION_IN_POINTWISE, operator=0)
-        yield claim(
-            kernel.convolution is None, Reason.CONTRACTION_IN_POINTWISE, operator=kernel.contraction_step
-        )
-        yield claim(not kernel.reductions, Reason.NORMALIZATION_IN_POINTWISE, operator=kernel.reduction_step)
-        yield from layout_claims(kernel)
+        yield from pointwise_claims(kernel)
         yield accuracy_claim(cls.bound(kernel), accuracy)
 
     @classmethod

@@ -48,7 +48,7 @@ class GpuReduction(ReductionKnobs):
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(bool(kernel.over), Reason.NO_REDUCTION)
+        yield claim(kernel.has_cells, Reason.NO_REDUCTION)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)
@@ -91,7 +91,7 @@ class GpuReduction(ReductionKnobs):
         tiles *= ceil_div(lattice.element_count, self.elements) * self.elements
         used = min(1.0, programs / target.processors) * kernel.src.size / tiles
         estimate = model.seconds(target, self.traffic(kernel, target), used=used)
-        meeting = MEETING * len(kernel.reductions) if self.programs > 1 else 0.0
+        meeting = MEETING * len(kernel.statistics) if self.programs > 1 else 0.0
         return round(estimate + meeting, 7)
 
     def error_bound(self, kernel: Kernel) -> float:
@@ -102,7 +102,7 @@ class GpuReduction(ReductionKnobs):
         blocks = ceil_div(kernel.reduced_count, self.elements * self.programs)
         added = blocks + ceil(log2(self.elements)) + ceil(log2(self.programs))
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        formulas += [part.term for each in kernel.reductions for part in each.parts]
+        formulas += [part.term for each in kernel.statistics for part in each.parts]
         names = (name for formula in formulas for name in calls(formula))
         functions = sum(dialect.relative_error(name, kernel.dst.dtype) for name in names)
         return 2 * (added + 2) * unit_roundoff(kernel) + functions

@@ -106,12 +106,12 @@ class ReductionWriter:
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
         self.groups = ceil_div(self.lattice.cell_count, knobs.cells)
         self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements >= WIDE
-        most = max(len(each.parts) for each in kernel.reductions)
+        most = max(len(each.parts) for each in kernel.statistics)
         self.meeting = Meeting(
             self.text, knobs.programs, self.groups, knobs.cells, most, self.compute, repeats=False
         )
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
-        formulas += [part.term for each in kernel.reductions for part in each.parts]
+        formulas += [part.term for each in kernel.statistics for part in each.parts]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
         self.masks: dict[str, Mask] = {}
@@ -128,7 +128,7 @@ class ReductionWriter:
     def source(self) -> Source:
         """The whole kernel."""
         shell = Shell(self.kernel, self.title, self.text, self.slots, entry="reduction")
-        joins = {part.join for each in self.kernel.reductions for part in each.parts}
+        joins = {part.join for each in self.kernel.statistics for part in each.parts}
         for join in sorted(joins & PAIRED.keys()):
             self._pair(*PAIRED[join])
         with shell.body():
@@ -157,7 +157,7 @@ class ReductionWriter:
         self.has_cell = text.mask("has_cell", self.cell < self.lattice.cell_count).at(DOWN)
         self.at_cell = self._steps("cell", self.lattice.cells, self.cell, DOWN)
         held = self._tile(self.member, keeps=True) if knobs.programs >= self.blocks else None
-        for statistic in self.kernel.reductions:
+        for statistic in self.kernel.statistics:
             text.line(f"# {statistic.text}")
             self._numbers(statistic, self._met(statistic, self._state(statistic, held)))
         if self.lattice.is_reduced:
@@ -272,7 +272,7 @@ class ReductionWriter:
         for part in statistic.parts:
             identity = self.table["const"](part.identity)
             state[part.name] = text.let(_word(part), f"tl.full({shape}, {identity}, {self.compute})")
-        keeps = statistic is self.kernel.reductions[0] and self.lattice.is_reduced
+        keeps = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
         with self._program_blocks() as block:
             tile = self._tile(block, keeps=keeps)
             made = self._joined(statistic, tile, state)
@@ -333,7 +333,7 @@ class ReductionWriter:
         tile = self._made({}, ALL)
         head = self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
         with head:
-            like = next(iter(self.known[name] for name in self.kernel.reductions[0].names))
+            like = next(iter(self.known[name] for name in self.kernel.statistics[0].names))
             x = self._applied(self.kernel.epilogue, like, tile, keeps=True)
             self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
 

@@ -1,0 +1,48 @@
+"""The centre of a kernel: the part that is more than the arithmetic of one element, if it has any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.kernels.convolution import Convolution
+from fuseplan.language.attend import Attend
+from fuseplan.language.reduction import INDEX, Statistic
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Statistics of the prologue's result, which the epilogue reads again.
+
+    Attributes:
+        statistics: in order: each may use the numbers of those before it.
+        over: the axes of src that they join.
+        per: has numbers of its own. Of a `channel` or an `activation`, dst has src's shape. Of a `row` or a
+            `cell`, a place along the axes that stay, dst has extent 1 along those that the plan's output
+            lacks, and operands have axes.
+        index: what a step along each axis of src adds to an element's place, where a statistic reads it.
+    """
+
+    statistics: tuple[Statistic, ...]
+    over: tuple[int, ...]
+    per: str
+    index: tuple[int, ...] = ()
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether the axes may be any, and each tensor has some of them."""
+        return self.per not in ("channel", "activation")
+
+    @property
+    def text(self) -> str:
+        """All fields, a line for each statistic."""
+        which = f"over axes {listed(self.over)}" if self.has_cells else f"per {self.per}"
+        lines = [f"{which}: {each.text}" for each in self.statistics]
+        return "\n".join([*lines, *([f"{INDEX} steps {listed(self.index)}"] if self.index else [])])
+
+
+Centre = Convolution | Reduction | Attend
+
+
+def listed(numbers: tuple[int, ...]) -> str:
+    """Axes or steps in a kernel's text."""
+    return ":".join(map(str, numbers))
