@@ -51,6 +51,20 @@ STATISTICS = (
     "f32[*x40x7, nwc] -> mean(w)",
     "f64[*x3x130] -> add -> amax(s)",
 )
+# By the template that is asked for: images or rows of tasks that follow from the extent.
+TEMPLATES = (
+    ("depthwise", "f32[*x33x9x9, nhwc] -> conv2d(33, kernel=3, padding=1, groups=33) -> bias -> relu"),
+    ("depthwise", "f16[*x8x9x5, nhwc] -> gelu -> conv2d(8, kernel=3, padding=1, groups=8) -> add"),
+    ("depthwise", "f32[*x8x9x9, nhwc] -> avg_pool2d(3, stride=2, padding=1)"),
+    ("grouped", "f32[*x32x7x7, nhwc] -> conv2d(32, kernel=3, padding=1, groups=8) -> bias"),
+    ("depthwise_planes", "f32[*x5x17x30] -> conv2d(5, kernel=3, padding=1, groups=5) -> relu"),
+    ("depthwise_planes", "bf16[*x4x9x9] -> relu -> max_pool2d(3, stride=2, padding=1)"),
+    ("grouped_planes", "f32[*x6x9x9] -> conv2d(6, kernel=3, padding=1, groups=2) -> save(kept) -> relu"),
+    ("planes", "f32[*x33x9x9] -> conv2d(40, kernel=1) -> bias -> relu"),
+    ("planes", "f32[*x16x12x16] -> relu -> conv2d(130, kernel=1) -> add"),
+    ("winograd", "f32[*x33x9x9, nhwc] -> conv2d(33, kernel=3, padding=1) -> bias -> relu"),
+    ("winograd", "f16[*x16x5x6] -> relu -> conv2d(24, kernel=5, padding=2) -> add"),
+)
 # Of the largest result: a few roundings of the storage, or of sums of up to 70 products.
 BOUNDS = {"f64": 1e-14, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
@@ -72,6 +86,21 @@ def test_one_kernel_serves_every_extent(text: str) -> None:
         plan, arrays = at(compiled, rows)
         got, want = outputs(compiled(**arrays))[0], evaluated(plan, arrays)[0]
         assert np.abs(got - want).max() <= np.abs(want).max() * BOUNDS[plan.src.dtype]
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize(("template", "text"), TEMPLATES)
+def test_each_template_serves_every_extent(template: str, text: str) -> None:
+    compiled = compile_plan(text, threads=3, template=template)
+    for rows in (1, 2, 3, 8, 41, 1):
+        plan, arrays = at(compiled, rows)
+        got, want = outputs(compiled(**arrays)), evaluated(plan, arrays)
+        for made, right in zip(got, (want[0], *want[1].values()), strict=True):
+            assert np.abs(made - right).max() <= np.abs(right).max() * BOUNDS[plan.src.dtype]
+    if template == "winograd":  # whose tile may be another at another extent
+        return
+    numbered = compile_plan(plan, threads=3, template=template)
+    np.testing.assert_array_equal(outputs(compiled(**arrays))[0], outputs(numbered(**arrays))[0])
 
 
 @pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS + STATISTICS)

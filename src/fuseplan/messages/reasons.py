@@ -139,8 +139,7 @@ class Reason(Enum):
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "`pointwise`, `direct` and `product` take open axes, and `normalization` and `reduction` on CPUs; "
-        "plan.with_extents(...) has none",
+        "Write plan.with_extents(...) for the plan with numbers in the place of its open axes",
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",

@@ -58,6 +58,23 @@ def within(b: Builder, number: Index, size: Index, count: Index) -> tuple[Index,
     return start, b.smaller(start + size, count)
 
 
+def larger(b: Builder, a: Index, other: Index) -> Value:
+    """The larger of two indices."""
+    left, right = b.const(a, I64), b.const(other, I64)
+    return b.select(b.compare("sgt", left, right), left, right)
+
+
+def even(b: Builder, count: int, threads: Value, parts: Index, usual: int, size: int = 1) -> Index:
+    """Elements of a task, where each of `parts` has `count` pieces of `size`: `usual`, of a number of parts.
+
+    Of a value, as many as leave four tasks a thread: all of them where there are so many parts.
+    """
+    if isinstance(parts, int):
+        return usual
+    found: Index = ceil_div(count, b.smaller(ceil_div(threads * 4, parts), count)) * size
+    return found
+
+
 def share(b: Builder, count: Index, least: int, threads: Value) -> Value:
     """The part of a count that a task takes, of a value: four tasks a thread, or as many as have `least`."""
     return b.const(ceil_div(count, b.smaller(threads * 4, count // least + 1)), I64)

@@ -10,7 +10,7 @@ from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import larger, pieces
 from fuseplan.backends.cpu.model import itemsize
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transpose import transposed
@@ -131,15 +131,11 @@ class AttentionTiles:
         if made.is_causal or made.window:
             high = self._smaller(high, last + (1 if made.is_causal else made.window))
         if made.window:
-            low = self._larger(low, first - (made.window - 1))
+            low = larger(self.b, low, first - (made.window - 1))
         return Task(batch, head, head // made.group, row, low, high, first, last)
 
     def _smaller(self, a: Index, other: Index) -> Value:
         return self.b.const(self.b.smaller(a, other), I64)
-
-    def _larger(self, a: Index, other: Index) -> Value:
-        left, right = self.b.const(a, I64), self.b.const(other, I64)
-        return self.b.select(self.b.compare("sgt", left, right), left, right)
 
     def pointer(self, role: str) -> Value:
         """The address that an operand lies at."""

@@ -39,6 +39,7 @@ class Depthwise(DepthwiseKnobs):
     name: ClassVar[str] = "depthwise"
     efficiency: ClassVar[float] = 1.0
     pools: ClassVar[bool] = True
+    opens: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:

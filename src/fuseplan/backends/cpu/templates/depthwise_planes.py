@@ -17,6 +17,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.joining import Count, Joining
+from fuseplan.backends.cpu.loops import ceil_div
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
 from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, counted, counted_taps, guarded, inside
@@ -58,6 +59,7 @@ class DepthwisePlanes(model.SumOfProducts):
     name: ClassVar[str] = "depthwise_planes"
     efficiency: ClassVar[float] = 1.0
     pools: ClassVar[bool] = True
+    opens: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
@@ -156,9 +158,10 @@ class Writer:
     """Writes one kernel."""
 
     def __init__(self, knobs: DepthwisePlanes, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel, self.plan = knobs, kernel, PlanePlan(kernel, target)
+        self.frame = Frame(knobs, kernel, target, workspace=PlanePlan(kernel, target).copies)
+        self.knobs, self.kernel = knobs, self.frame.kernel
+        self.plan = PlanePlan(self.kernel, target)
         self.conv = self.plan.conv
-        self.frame = Frame(knobs, kernel, target, workspace=self.plan.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.tail = Elementwise(self.frame, "epilogue")
         self.joining = Joining(self.frame)
@@ -174,11 +177,14 @@ class Writer:
         b, plan, knobs, conv = self.b, self.plan, self.knobs, self.conv
         planes = conv.batch * conv.groups
         row_blocks = -(-plan.row.out // knobs.block_rows)
-        with self.frame.tasks(-(-planes // knobs.block_planes) * row_blocks) as task:
+        block: Index = knobs.block_planes
+        if not isinstance(planes, int):  # fewer where an extent has few planes
+            block = b.smaller(block, planes // (self.frame.threads * 4) + 1)
+        with self.frame.tasks(ceil_div(planes, block) * row_blocks) as task:
             first = task % row_blocks * knobs.block_rows
             last = b.smaller(first + knobs.block_rows, plan.row.out)
-            begin = task // row_blocks * knobs.block_planes
-            with b.loop(begin, b.smaller(begin + knobs.block_planes, planes), name="plane") as plane:
+            begin = task // row_blocks * block
+            with b.loop(begin, b.smaller(begin + block, planes), name="plane") as plane:
                 self._plane(plane, first, last)
         return self.frame.source(per_thread=self.copy.nbytes if self.copy else 0)
 

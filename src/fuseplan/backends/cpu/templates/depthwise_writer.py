@@ -15,7 +15,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.joining import Joining
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import ceil_div, even, pieces
 from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, counted, guarded, inside
 from fuseplan.kernels.emit import Source
@@ -71,9 +71,10 @@ class Writer:
     """Writes one kernel."""
 
     def __init__(self, knobs: DepthwiseKnobs, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel, self.plan = knobs, kernel, Plan(kernel, target)
+        self.frame = Frame(knobs, kernel, target, workspace=Plan(kernel, target).staged.copies)
+        self.knobs, self.kernel = knobs, self.frame.kernel
+        self.plan = Plan(self.kernel, target)
         self.conv = self.plan.conv
-        self.frame = Frame(knobs, kernel, target, workspace=self.plan.staged.copies)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.head, self.tail = Elementwise(self.frame, "prologue"), Elementwise(self.frame, "epilogue")
         self.joining = Joining(self.frame)
@@ -90,19 +91,21 @@ class Writer:
         b, plan, knobs = self.b, self.plan, self.knobs
         workspace = self.frame.pointer("workspace") if plan.staged.copies else b.parameters[0]
         self.src = staging.emit(self.frame, plan.staged, workspace)
-        row_blocks = -(-plan.row.out // knobs.block_rows)
         block_groups = -(-self.grouping.blocks // knobs.blocks)
         sheets = self.conv.batch * prod(axis.out for axis in plan.far)
+        tiles, parts = plan.row.tiles(knobs.rows), sheets * block_groups
+        block_rows = even(b, tiles, self.frame.threads, parts, knobs.block_rows, knobs.rows)
+        row_blocks = ceil_div(plan.row.out, block_rows)
         with self.frame.tasks(sheets * row_blocks * block_groups) as task:
             begin = task % block_groups * knobs.blocks
             rest = task // block_groups
-            first, sheet = rest % row_blocks * knobs.block_rows, rest // row_blocks
+            first, sheet = rest % row_blocks * block_rows, rest // row_blocks
             end = b.smaller(begin + knobs.blocks, self.grouping.blocks)
-            last = b.smaller(first + knobs.block_rows, plan.row.out)
+            last = b.smaller(first + block_rows, plan.row.out)
             with b.loop(first, last, knobs.rows, name="row") as start:
                 row = b.smaller(start, plan.row.out - knobs.rows)
                 self._line(sheet, row, begin, end)
-        return self.frame.source(workspace=plan.staged.elements * model.itemsize(self.kernel))
+        return self.frame.source(**plan.staged.workspace(model.itemsize(self.kernel)))
 
     def _line(self, sheet: Value, row: Index, begin: Index, end: Index) -> None:
         """All tiles of `knobs.rows` output rows, over a block of channels."""

@@ -14,7 +14,7 @@ from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import ceil_div, nested, pieces, places, within
+from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
 from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
@@ -238,9 +238,8 @@ class _Writer:
         knobs, conv, b = self.knobs, self.conv, self.b
         images = conv.batch if self.per_image else 1
         blocks = ceil_div(self.tiling.count, knobs.block)
-        parts, share = images * blocks * conv.groups, knobs.block_panels
-        if not isinstance(parts, int):  # a task has fewer panels where an extent has few other parts
-            share = ceil_div(self.panels, b.smaller(ceil_div(self.frame.threads * 4, parts), self.panels))
+        parts = images * blocks * conv.groups
+        share = even(b, self.panels, self.frame.threads, parts, knobs.block_panels)
         panel_blocks = ceil_div(self.panels, share)
         with self.frame.tasks(parts * panel_blocks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))

@@ -12,7 +12,7 @@ from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lanes import widened
-from fuseplan.backends.cpu.loops import batches, by_length, streamed, unaligned
+from fuseplan.backends.cpu.loops import batches, by_length, larger, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
@@ -105,15 +105,12 @@ class ColumnWriter(Writer):
         with b.loop(unit.first // period, last, name="spread") as index:
             channel = index % dst.channels
             place, known = Place(0, channel, False, self.lanes), dict(uniform)
-            begin = self._larger(index * period - unit.first, 0)
+            begin = larger(self.b, index * period - unit.first, 0)
             stop = b.smaller(index * period + period - unit.first, end - unit.first)
             for node, room in zip(made.spread, self.rooms, strict=False):
                 value = made.by_channel.evaluate(node, place, known)
                 with b.loop(begin, stop, self.lanes, name="fill") as at:
                     b.store(value, b.at(room, at))
-
-    def _larger(self, a: Value, least: int) -> Value:
-        return self.b.select(self.b.compare("sgt", a, least), a, least)
 
     # ---- one vector of one row
 

@@ -12,7 +12,7 @@ from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import pieces, places
+from fuseplan.backends.cpu.loops import ceil_div, even, pieces, places
 from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.kernels.emit import Source
@@ -50,6 +50,7 @@ class Planes(model.SumOfProducts):
 
     name: ClassVar[str] = "planes"
     efficiency: ClassVar[float] = 0.95
+    opens: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
@@ -184,8 +185,8 @@ class Writer:
     """Writes one kernel: one phase of tasks, each a block of positions x a group of features."""
 
     def __init__(self, knobs: Planes, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel = knobs, kernel
         self.frame = Frame(knobs, kernel, target, workspace=True)
+        self.knobs, self.kernel = knobs, self.frame.kernel
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.channels, self.features = kernel.src.channels, kernel.dst.channels
         self.positions = prod(kernel.dst.spatial)
@@ -200,19 +201,21 @@ class Writer:
         """The whole kernel."""
         b, knobs = self.b, self.knobs
         count, tiles = position_tiles(self.kernel, self.size), feature_tiles(self.kernel, knobs.rows)
-        blocks, groups = -(-count // knobs.block), -(-tiles // knobs.block_tiles)
+        blocks, images = -(-count // knobs.block), self.kernel.src.batch
+        share = even(b, tiles, self.frame.threads, images * blocks, knobs.block_tiles)
+        groups = ceil_div(tiles, share)
         room = knobs.block * self.channels * self.size
         copy = b.at(self.frame.pointer("workspace"), self.frame.thread * room)
-        tasks = self.kernel.src.batch * blocks * groups
+        tasks = images * blocks * groups
         with self.frame.tasks(tasks) as task:
-            image, block, group = places(task, (self.kernel.src.batch, blocks, groups))
+            image, block, group = places(task, (images, blocks, groups))
             # This thread's next task, if all advance alike: its src is fetched while this one multiplies.
             later = b.smaller(task + self.frame.threads, tasks - 1) // groups
             ahead = self._plane(later // blocks, 0) + later % blocks * (knobs.block * self.size)
             first = block * knobs.block
             part = _Part(image, first, b.smaller(first + knobs.block, count), copy, ahead)
-            begin = group * knobs.block_tiles
-            end = b.smaller(begin + knobs.block_tiles, tiles)
+            begin = group * share
+            end = b.smaller(begin + share, tiles)
             if self.prologue.stages:
                 self._copy(part)
             else:

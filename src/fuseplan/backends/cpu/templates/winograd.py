@@ -51,6 +51,7 @@ class Winograd(WinogradKnobs):
     """
 
     name: ClassVar[str] = "winograd"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the sum of |weight| times its channel's largest |src| in the tile"
 
     @classmethod

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.backends.cpu import model, staging
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.loops import ceil_div, larger
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
 from fuseplan.kernels.convolution import Convolution
@@ -108,6 +110,8 @@ class Grid:
         self.blocks = min(self.runs, -(-self.runs * self.run // knobs.block))
         self.fewest_tiles = self.runs // self.blocks * self.run
         self.most_tiles = -(-self.runs // self.blocks) * self.run
+        if kernel.open_axis is not None:  # other extents fill their blocks, or no register tile
+            self.most_tiles = padded(max(knobs.block, knobs.rows), self.run)
         self.panel = knobs.vectors * self.lanes
         self.panels = -(-conv.features // self.panel)
         self.task_panels = min(knobs.panels, self.panels)
@@ -122,6 +126,16 @@ class Grid:
     def cost(self) -> Cost:
         """What the matrices' evaluation costs."""
         return cost(self.tile, self.taps)
+
+    def cut(self, frame: Frame) -> tuple[Index, Index]:
+        """Runs and blocks; of an open kernel those of a call, with blocks for all threads."""
+        if self.kernel.open_axis is None:
+            return self.runs, self.blocks
+        b, each = frame.body, self.tile_rows * self.runs_per_line
+        runs = frame.kernel.contraction.batch * each
+        shared = b.smaller(ceil_div(frame.threads, self.splits), runs * self.run // self.knobs.rows)
+        fewest = ceil_div(runs * self.run, self.knobs.block)
+        return runs, b.smaller(runs, larger(b, fewest, shared))
 
     def corner(self, b: Builder, run: Value, first: Value) -> Corner:
         """Where a run of the block that begins with run `first` lies."""

@@ -9,7 +9,7 @@ from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
-from fuseplan.backends.cpu.loops import pieces
+from fuseplan.backends.cpu.loops import larger, pieces
 from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
@@ -37,10 +37,11 @@ class Writer:
         self.copied = b.at(self.patch, grid.patch)
         self.image = self._image()
         results = Results(self.frame, grid, self.image, self.products, b.at(self.copied, grid.copied))
-        with self.frame.tasks(grid.blocks * grid.splits) as task:
+        runs, blocks = grid.cut(self.frame)
+        with self.frame.tasks(blocks * grid.splits) as task:
             split, block = task % grid.splits, task // grid.splits
-            first = block * grid.runs // grid.blocks
-            last = (block + 1) * grid.runs // grid.blocks
+            first = block * runs // blocks
+            last = (block + 1) * runs // blocks
             begin = split * grid.task_panels
             end = b.smaller(begin + grid.task_panels, grid.panels)
             self._transform_src(first, last)
@@ -182,8 +183,10 @@ class Writer:
         b, grid, rows = self.b, self.grid, self.grid.knobs.rows
         weight = b.at(weight, panel * grid.weight_panel)
         with b.loop(0, tiles, rows, name="row") as start:
-            # The last register tile starts early and computes some rows twice: no second shape is needed.
+            # The last register tile starts early and computes some rows twice: no second shape is needed. Of
+            # fewer rows, those behind them are of no use.
             row = b.smaller(start, tiles - rows)
+            row = larger(b, row, 0) if grid.kernel.open_axis is not None else row
             sums = Sums(b, rows, vectors)
             here = b.at(inputs, row * grid.depth)
             add_products(sums, self.conv.channels, partial(self._operands, here, weight, ahead, vectors))
