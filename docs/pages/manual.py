@@ -26,8 +26,7 @@ from fuseplan.language.tensor import TensorSpec
 from fuseplan.loaded import LoadedPlan, load
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
-from fuseplan.stores.cache import CacheInfo, cache_info
-from fuseplan.stores.cache import clear as clear_cache
+from fuseplan.stores.cache import CacheInfo, cache_info, clear_cache
 from fuseplan.stores.tuned import Tuned
 from fuseplan.system.locks import cached_property
 from fuseplan.tensors.arguments import Arguments

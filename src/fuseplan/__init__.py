@@ -48,9 +48,6 @@ from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
-from fuseplan.stores.cache import CacheInfo, cache_info
-from fuseplan.stores.cache import clear as clear_cache
-from fuseplan.stores.tuned import Tuned
 from fuseplan.tensors.arguments import Arguments
 from fuseplan.tensors.arrays import empty
 
@@ -58,6 +55,8 @@ if TYPE_CHECKING:
     from fuseplan.explanation import Explanation, explain
     from fuseplan.extend import register_operator, register_template
     from fuseplan.loaded import LoadedPlan, load
+    from fuseplan.stores.cache import CacheInfo, cache_info, clear_cache
+    from fuseplan.stores.tuned import Tuned
     from fuseplan.tuning.tune import tune
     from fuseplan.tuning.verdict import Verdict
 
@@ -138,6 +137,9 @@ __all__ = [
 
 # Names that few programs use: their modules are loaded when one is asked for.
 _LATE = {
+    "CacheInfo": "fuseplan.stores.cache",
+    "cache_info": "fuseplan.stores.cache",
+    "clear_cache": "fuseplan.stores.cache",
     "Explanation": "fuseplan.explanation",
     "explain": "fuseplan.explanation",
     "LoadedPlan": "fuseplan.loaded",
@@ -145,6 +147,7 @@ _LATE = {
     "register_operator": "fuseplan.extend",
     "register_template": "fuseplan.extend",
     "tune": "fuseplan.tuning.tune",
+    "Tuned": "fuseplan.stores.tuned",
     "Verdict": "fuseplan.tuning.verdict",
 }
 

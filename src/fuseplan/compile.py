@@ -8,7 +8,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fuseplan.errors import ArgumentError, BuildError, a_thing
-from fuseplan.execution.build import Program, build
 from fuseplan.execution.run import NOT_CARRIED, BoundPlan
 from fuseplan.execution.runner import Runner, runner_of
 from fuseplan.execution.stages import Records, decide
@@ -22,6 +21,7 @@ from fuseplan.system.untraced import untraced
 from fuseplan.tensors.arguments import Arguments
 
 if TYPE_CHECKING:
+    from fuseplan.execution.build import Program
     from fuseplan.explanation import Explanation
     from fuseplan.tuning.verdict import Verdict
 
@@ -316,5 +316,7 @@ def compile(
         from fuseplan.tuning.tune import tuned_records
 
         records = tuned_records(plan, target, tune, threads=threads, accuracy=accuracy, template=template)
+    from fuseplan.execution.build import build  # with the cache and all that reads files
+
     program = build(records.choice, records.kernel, records.target, use_cache=cache)
     return CompiledPlan(records, program)

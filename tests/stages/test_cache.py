@@ -53,7 +53,7 @@ def test_what_is_written_is_read_and_counted(folder: Path) -> None:
     assert (info.hits, info.misses, info.corrupt, info.entries) == (1, 1, 0, 1)
     assert info.path == str(folder)
     assert info.nbytes == cache.HEADER.size + 4
-    assert cache.clear() == 1
+    assert cache.clear_cache() == 1
     assert cache.cache_info().entries == 0
     assert cache.read(KEY) is None
 
@@ -143,7 +143,7 @@ def test_the_setting_turns_the_disk_off(folder: Path, monkeypatch: pytest.Monkey
     assert compiled_result()[0] == "memory"
     assert not folder.exists()
     assert cache.cache_info().path is None
-    assert cache.clear() == 0
+    assert cache.clear_cache() == 0
 
 
 def test_a_folder_that_cannot_be_made_costs_one_warning(
@@ -259,7 +259,7 @@ def test_parts_are_kept_and_not_counted(folder: Path) -> None:
     place.write_bytes(place.read_bytes()[:-1] + b"x")
     assert cache.kept(make, "a") == b"part"
     assert len(made) == 2
-    assert cache.clear() == 0
+    assert cache.clear_cache() == 0
     assert list(folder.iterdir()) == []
 
 
@@ -287,7 +287,7 @@ def test_without_a_home_directory_plans_compile(
     info = cache.cache_info()
     assert (info.path, info.entries) == (text, 0)
     assert "no home directory" in str(info.problem)
-    assert cache.clear() == 0
+    assert cache.clear_cache() == 0
     monkeypatch.setenv("FUSEPLAN_DISABLE_CACHE", "1")
     forget()
     assert compiled_result()[0] == "compiled"

@@ -65,5 +65,5 @@ def test_files_that_a_dead_process_left_are_removed(folder: Path) -> None:
     aged(left, 1)
     stock.evict(folder, 1 << 30)
     assert (left.exists(), fresh.exists()) == (False, True)
-    assert cache.clear() == 1
+    assert cache.clear_cache() == 1
     assert list(folder.iterdir()) == []

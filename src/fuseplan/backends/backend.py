@@ -14,12 +14,12 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import Buffer
-from fuseplan.tensors.dlpack import Wrote
 
 if TYPE_CHECKING:
     from fuseplan.kernels.packing import Packing
+    from fuseplan.tensors.dlpack import Wrote
 
-Addresses = Callable[[Any, Any], tuple[int, int, Wrote | None]]
+Addresses = Callable[[Any, Any], "tuple[int, int, Wrote | None]"]
 
 
 class Words(Protocol):

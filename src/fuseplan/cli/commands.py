@@ -45,8 +45,7 @@ from fuseplan.reports.page import page
 from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried
-from fuseplan.stores.cache import cache_info
-from fuseplan.stores.cache import clear as clear_cache
+from fuseplan.stores.cache import cache_info, clear_cache
 from fuseplan.stores.cache import entries as cache_entries
 
 

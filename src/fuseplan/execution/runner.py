@@ -12,7 +12,6 @@ import numpy as np
 
 from fuseplan.backends import backend_of
 from fuseplan.backends.backend import Block, Loaded, Memory, Packed
-from fuseplan.execution.build import Program
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
@@ -24,6 +23,7 @@ from fuseplan.tensors.arguments import Tensor
 from fuseplan.tensors.arrays import Buffer
 
 if TYPE_CHECKING:
+    from fuseplan.execution.build import Program
     from fuseplan.kernels.packing import Packing
 
 Words = list[tuple[int, int]]  # which slot, and what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fuseplan.backends import BACKENDS, backend_of
 from fuseplan.backends.backend import Backend
@@ -13,7 +14,9 @@ from fuseplan.kernels.target import Target, any_of
 from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.messages.excerpt import shown
 from fuseplan.messages.reasons import Refusal, first_refusal
-from fuseplan.stores.tuned import Tuned, lookup
+
+if TYPE_CHECKING:
+    from fuseplan.stores.tuned import Tuned
 
 USUAL = {"triton": "cuda"}  # names of usual targets that differ from their backend's
 
@@ -120,6 +123,8 @@ def _text_of(template: str | None, target: Target) -> str:
 
 def _measured(choice: Choice, kernel: Kernel, target: Target, accuracy: Accuracy) -> Choice:
     """The choice with the fastest measured candidate in front, if there is a measurement."""
+    from fuseplan.stores.tuned import lookup  # with all that reads files
+
     toolchain = backend_of(target.backend).fingerprint
     found = lookup(kernel, target, accuracy, toolchain)
     if found is None or all(found.template != each.text for each in choice.candidates):

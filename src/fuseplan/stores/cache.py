@@ -386,7 +386,7 @@ def _looked_at(where: Path) -> str | None:
     return None if os.access(found, os.W_OK | os.X_OK) else f"{found} cannot be written"
 
 
-def clear() -> int:
+def clear_cache() -> int:
     """Removes every kernel, and the files that were left unfinished, and returns how many kernels there were.
 
     Raises:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fuseplan.errors import ArgumentError, PlanError, a_thing
 from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, widen
 from fuseplan.language.tensor import Dense, TensorSpec
-from fuseplan.tensors.dlpack import view_array_interface, view_dlpack
 
 if TYPE_CHECKING:
     from fuseplan.tensors.torch_tensors import TorchForm
@@ -122,6 +121,8 @@ def view(tensor: Any, what: object) -> Buffer:
             )
         return Buffer(*view_torch(tensor, what), tensor)
     if hasattr(tensor, "__dlpack__"):
+        from fuseplan.tensors.dlpack import view_dlpack
+
         return Buffer(*view_dlpack(tensor, what), tensor)
     raise ArgumentError(
         what, f" is {a_thing(tensor)}; want a NumPy array, or a tensor that supports DLPack, such as torch's"
@@ -138,7 +139,11 @@ def described(tensor: Any, what: object, *, in_place: bool = True) -> Buffer:
         from fuseplan.tensors.torch_tensors import describe_torch
 
         return Buffer(*describe_torch(tensor, what), tensor)
-    if not isinstance(tensor, np.ndarray) and hasattr(tensor, "__dlpack__"):
+    if isinstance(tensor, np.ndarray):
+        return view(tensor, what)
+    from fuseplan.tensors.dlpack import view_array_interface, view_dlpack
+
+    if hasattr(tensor, "__dlpack__"):
         return Buffer(*view_dlpack(tensor, what, devices=None), tensor)
     if hasattr(tensor, "__cuda_array_interface__"):
         return Buffer(*view_array_interface(tensor, what), tensor)
