@@ -4,8 +4,6 @@
   benchmarks of `special`: `accuracy`, `compile_time`, `footprint` and `gpu_host`.
 - `peers`: further libraries, and further forms of the installed package's peers.
 - `recorded`: results, read again; `shapes`: MIOpen's published figures.
-- `python -m benchmarks` and `python -m benchmarks.tune`: `fuseplan bench` and `fuseplan tune` without the
-  packages of the command line, by `arguments`.
 - `demo`: the main job in one command.
 - `crossbuild`: compiles all GPU templates for any GPU, and judges the result.
 - `commands`: the commands `demo` and `crossbuild`.

@@ -11,11 +11,12 @@ import pytest
 from benchmarks import accuracy, demo, recorded, special, suite
 from benchmarks.command import bench
 from benchmarks.footprint import footprint
-from fuseplan.bench import command, runner, worker
+from fuseplan.bench import runner, worker
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.processes import Process
+from fuseplan.cli.screen import display
 from fuseplan.measure import peaks
 from fuseplan.measure.cases import Case
 from fuseplan.measure.clock import Protocol
@@ -279,11 +280,11 @@ def test_bench_prints_tables_and_appends(
 ) -> None:
     monkeypatch.setattr(suite, "load", lambda name: small_suite())
     options = Options(peers="", rounds=2, block_ms=1, results=tmp_path, is_twice=True)
-    rows = bench("small", options, command.plain())
+    rows = bench("small", options, display(False, is_quiet=True))
     assert len((tmp_path / "small.jsonl").read_text().splitlines()) == len(rows) == 4
     assert "small" in capsys.readouterr().out
     quiet = Options(peers="", rounds=2, block_ms=1, as_json=True, only="norm")
-    bench("small", quiet, command.plain(as_json=True))
+    bench("small", quiet, display(True, is_quiet=True))
     told = json.loads(capsys.readouterr().out)
     assert [row["case"] for row in told] == ["norm"]
 
@@ -294,7 +295,7 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
     monkeypatch.setattr(special, "load", lambda name: {small.name: small}[name])
     monkeypatch.setattr(special, "CHARTS", tmp_path / "charts")
     options = Options(peers="unfused", rounds=2, block_ms=1, results=tmp_path)
-    rows = special.bench_published("published", options, command.plain())
+    rows = special.bench_published("published", options, display(False, is_quiet=True))
     names = ["fuseplan", "unfused:nchw", "unfused:nhwc", "unfused:onnxruntime"]
     assert [row.peer for row in rows] == names
     assert list(recorded.read(tmp_path / "published_cpu.jsonl")) == rows
@@ -304,7 +305,7 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
 
 def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(special, "load", lambda name: small_suite())
-    told = special.bench_compile("small", Options(results=tmp_path), command.plain())
+    told = special.bench_compile("small", Options(results=tmp_path), display(False, is_quiet=True))
     assert 0 < told["cached"] < told["cold"]
     assert json.loads((tmp_path / "compile-small.jsonl").read_text())["cold"] == told["cold"]
     found = footprint(runs=1)

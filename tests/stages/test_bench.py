@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks import recorded, special, standings, suite
 from fuseplan.bench import results, table
-from fuseplan.bench.command import plain
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
+from fuseplan.cli.screen import display
 from fuseplan.errors import ArgumentError, PlanError
 from fuseplan.measure.cases import Case
 from fuseplan.plans.plan import FusionPlan
@@ -247,7 +247,7 @@ def test_cases_are_chosen_by_name_and_group() -> None:
 
 def test_overhead_is_of_the_cases_asked_for() -> None:
     with pytest.raises(ArgumentError, match="no case of the suite overhead has 'nothing'"):
-        special.bench_overhead("overhead", Options(only="nothing"), plain())
+        special.bench_overhead("overhead", Options(only="nothing"), display(False, is_quiet=True))
 
 
 def test_commits_are_told_in_the_order_of_runs() -> None:

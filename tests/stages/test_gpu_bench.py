@@ -14,11 +14,12 @@ import torch
 from benchmarks import recorded, special, suite
 from benchmarks.command import bench
 from fuseplan.bench import command, gpu, results
-from fuseplan.bench.command import Display, plain
+from fuseplan.bench.command import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Prepared
 from fuseplan.bench.peers.torch_peer import Torch
+from fuseplan.cli.screen import display
 from fuseplan.errors import ArgumentError
 from fuseplan.measure.cases import Case
 from fuseplan.measure.data import random_arrays
@@ -193,9 +194,9 @@ def test_results_are_appended_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert list(recorded.read(tmp_path / "gpu_overhead.jsonl")) == found
     assert "Calling a bound plan on a GPU: a GPU" in shown[0]
     with pytest.raises(ArgumentError, match="no case"):
-        bench("gpu_overhead", Options(target="cuda", only="nothing"), plain())
+        bench("gpu_overhead", Options(target="cuda", only="nothing"), display(False, is_quiet=True))
     quiet = Options(target="cuda", peers="torch", as_json=True, only="bias and")
-    bench("gpu_overhead", quiet, plain(as_json=True))
+    bench("gpu_overhead", quiet, display(True, is_quiet=True))
     assert [row["peer"] for row in json.loads(capsys.readouterr().out)] == ["torch"]
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from benchmarks import recorded, suite
-from benchmarks.__main__ import main
 from fuseplan.bench import table
 from fuseplan.bench.peers import known
 from fuseplan.bench.results import Row
+from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -223,8 +224,9 @@ def test_kept_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert peaks.gpu_peaks("a GPU") is None
 
 
-def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_benchmark_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert main(["gpu_overhead", "--target", "cuda"]) == 2
-    assert "finds no GPU" in capsys.readouterr().err
+    ran = CliRunner().invoke(fuseplan, ["bench", "gpu_overhead", "--target", "cuda", "--no-results"])
+    assert ran.exit_code == 2
+    assert "finds no GPU" in ran.output

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import fuseplan
-from benchmarks import tune as tune_command
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
@@ -217,22 +216,25 @@ def test_the_mean_is_over_what_has_both_times() -> None:
     assert mean_ratio(told) == pytest.approx(2.0)
 
 
-def test_suites_and_plans_are_tuned_into_a_file_that_merges(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_suites_and_plans_are_tuned_into_a_file_that_merges(tmp_path: Path) -> None:
     suite, first, second = tmp_path / "s.toml", tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     suite.write_text(f'title = "t"\n[[case]]\nname = "small"\nmodel = "m"\ngroup = "g"\nplan = "{PLAN}"\n')
     words = ["--seconds", "0", "--threads", "1", "--most", "2", "--output"]
-    assert tune_command.main([str(suite), "f32[1x4x1x1] -> relu", *words, str(first)]) == 0
-    printed = capsys.readouterr().out
-    assert "small (g): " in printed
-    assert "1 of 1 tuned; untuned over tuned" in printed
+    ran = tune(str(suite), "f32[1x4x1x1] -> relu", *words, str(first))
+    assert ran.exit_code == 0, ran.output
+    assert "small (g): " in ran.output
+    assert "1 of 1 tuned; untuned over tuned" in " ".join(ran.output.split())
     assert [choice.plan for choice in tuned.read(first)] == [PLAN, "f32[1x4x1x1] -> relu"]
-    assert tune_command.main(["--merge", str(first), str(first), "--output", str(second)]) == 0
+    assert tune("--merge", str(first), str(first), "--output", str(second)).exit_code == 0
     assert len(list(tuned.read(second))) == 2
-    assert tune_command.main(["--merge", str(first)]) == 2
-    assert tune_command.main(["f32[1x4x1x1] -> relu", "--target", "triton:gfx942"]) == 2
-    assert "does not run here" in capsys.readouterr().err
+    assert tune("--merge", str(first)).exit_code == 2
+    elsewhere = tune("f32[1x4x1x1] -> relu", "--target", "triton:gfx942")
+    assert elsewhere.exit_code == 2
+    assert "does not run here" in elsewhere.output
+
+
+def tune(*words: str) -> Result:
+    return CliRunner().invoke(command, ["tune", *words])
 
 
 def test_the_command_tunes_and_judges() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fuseplan.bench import gpu, results, runner, table
@@ -34,13 +32,6 @@ class Display:
     show: Callable[[str], object]
     tell: Callable[[str], object]
     steps: Callable[[int | None], AbstractContextManager[Step]]
-
-
-def plain(as_json: bool = False) -> Display:
-    """Lines without a terminal's bars; on the standard error stream where JSON is printed."""
-    place = sys.stderr if as_json else sys.stdout
-    tell, step = (partial(print, file=each, flush=True) for each in (place, sys.stderr))
-    return Display((lambda _: None) if as_json else tell, tell, lambda _: nullcontext(step))
 
 
 def bench(

@@ -28,9 +28,7 @@ class Options:
     Attributes:
         as_json: print JSON in place of tables.
         seed: of the random data.
-        device: the GPU's index.
         chosen: the names of all that is measured, in place of `peers`.
-        commit: the commit that rows name; the checkout's unless given.
     """
 
     target: str = option("cpu", "target", "The machine: cpu or cuda.")
@@ -58,10 +56,10 @@ class Options:
         "folder",
         "A folder that the results are appended to; a checkout's benchmarks/results unless given.",
     )
+    device: int = option(0, "count", "The GPU's index.", least=0)
+    commit: str = option("", "text", "The commit that results name; the checkout's unless given.")
     as_json: bool = False
     seed: int = 1
-    device: int = 0
-    commit: str = ""
     chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from click.shell_completion import CompletionItem
 from fuseplan.backends import BACKENDS
 from fuseplan.kernels.target import KINDS
 from fuseplan.system import limits
-from fuseplan.system.declared import Option, options_of
 
 
 class Duration(click.FloatRange):
@@ -191,17 +190,18 @@ def declared(record: type, more: Mapping[str, str] | None = None) -> Callable[[C
     """The options that a record declares; `more` is added to their help, by their names."""
 
     def decorate(command: Command) -> Command:
-        for each in reversed([*options_of(record)]):
+        for each in reversed([each for each in fields(record) if each.metadata]):
             command = _declared(each, (more or {}).get(each.name, ""))(command)
         return command
 
     return decorate
 
 
-def _declared(each: Option, more: str) -> Callable[[Command], Command]:
+def _declared(each: Field[Any], more: str) -> Callable[[Command], Command]:
+    kind, help = each.metadata["kind"], each.metadata["help"]
     known: dict[str, dict[str, Any]] = {
         "flag": {"is_flag": True},
-        "count": {"type": click.IntRange(each.least)},
+        "count": {"type": click.IntRange(each.metadata["least"])},
         "number": {"type": DURATION},
         "counts": {"callback": counts_option},
         "target": {"type": TargetName()},
@@ -210,12 +210,11 @@ def _declared(each: Option, more: str) -> Callable[[Command], Command]:
         "folder": {"type": click.Path(path_type=Path, file_okay=False)},
         "file": {"type": click.Path(path_type=Path)},
     }
-    how = known.get(each.kind, {"type": str})
-    default = ",".join(map(str, each.default)) if each.kind == "counts" else each.default
-    is_shown = bool(default) and each.kind != "flag"
-    return click.option(
-        each.word, each.name, default=default, show_default=is_shown, help=each.help + more, **how
-    )
+    how = known.get(kind, {"type": str})
+    default = ",".join(map(str, each.default)) if kind == "counts" else each.default
+    is_shown = bool(default) and kind != "flag"
+    word = "--" + each.name.removeprefix("is_").replace("_", "-")
+    return click.option(word, each.name, default=default, show_default=is_shown, help=help + more, **how)
 
 
 def loud_command(command: Command) -> Command:
