@@ -1,13 +1,16 @@
 """Names of other libraries: each is answered by the name in a plan, or by what there is instead."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from fuseplan.errors import PlanError
 from fuseplan.language.dtypes import DTYPES as OURS
 from fuseplan.language.fields import fields_of
-from fuseplan.messages.elsewhere import DTYPES, FIELDS, LACKING, LAYOUTS, OPERATORS, folded
+from fuseplan.messages import elsewhere
+from fuseplan.messages.elsewhere import LAYOUTS, answers, folded
 from fuseplan.ops import BY_NAME
 from fuseplan.ops import OPERATORS as OPERATORS_HERE
 from fuseplan.ops.expression import Expression
@@ -127,6 +130,26 @@ def test_an_operators_own_type_error_is_not_hidden() -> None:
         Expression(broken)
 
 
+def parted(kind: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The answers that are names here, and those that are sentences."""
+    told = answers(kind).items()
+    named = {name: answer for name, answer in told if " " not in answer}
+    return named, {name: answer for name, answer in told if " " in answer}
+
+
+OPERATORS, LACKING = parted("operators")
+DTYPES, FIELDS = answers("dtypes"), answers("fields")
+
+
+def test_no_name_has_two_answers() -> None:
+    place = Path(elsewhere.__file__).with_suffix(".toml")
+    told = tomllib.loads(place.read_text(encoding="utf-8"))
+    for kind in ("operators", "fields", "dtypes"):
+        lists = [*told[kind].values(), *(names for names, _ in told["lacking"].get(kind, ()))]
+        listed = [name for names in lists for name in names.split()]
+        assert len(listed) == len(set(listed)) == len(answers(kind))
+
+
 def test_keys_are_folded_and_answers_are_names_here() -> None:
     tables = (OPERATORS, LACKING, FIELDS, DTYPES, LAYOUTS)
     assert all(folded(key) == key for table in tables for key in table)
@@ -138,7 +161,6 @@ def test_keys_are_folded_and_answers_are_names_here() -> None:
 
 def test_no_operator_is_called_lacking() -> None:
     assert not {folded(name) for name in BY_NAME} & LACKING.keys()
-    assert not OPERATORS.keys() & LACKING.keys()
 
 
 def test_what_an_answer_quotes_is_an_operator() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.errors import PlanError, near_miss
-from fuseplan.messages.elsewhere import DTYPES as NAMED_ELSEWHERE
+from fuseplan.messages.elsewhere import answers
 from fuseplan.messages.excerpt import shown
 
 _FLOAT, _BFLOAT, _INT, _BOOL, _E4M3FN, _E5M2 = 2, 4, 0, 6, 10, 12  # DLPack's DLDataTypeCode
@@ -138,7 +138,7 @@ def dtype_of(name: str) -> DType:
         PlanError: there is none.
     """
     if not isinstance(name, str) or name not in DTYPES:
-        remedy = near_miss(str(name), DTYPES, NAMED_ELSEWHERE)
+        remedy = near_miss(str(name), DTYPES, answers("dtypes"))
         raise PlanError(f"there is no dtype {shown(name)}", want=" ".join(DTYPES), remedy=remedy)
     return DTYPES[name]
 

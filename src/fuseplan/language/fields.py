@@ -15,7 +15,7 @@ import numpy as np
 
 from fuseplan.errors import PlanError, counted, did_you_mean, near_miss
 from fuseplan.language.extents import is_integer
-from fuseplan.messages.elsewhere import FIELDS
+from fuseplan.messages.elsewhere import answers
 from fuseplan.messages.excerpt import shown
 
 
@@ -113,7 +113,8 @@ def fields_of(kind: type[Any]) -> tuple[list[str], list[str], bool]:
 def no_field(kind: type[Any], name: str) -> PlanError:
     """The error about a field that an operator of the class does not have."""
     names, _, _ = fields_of(kind)
-    remedy = did_you_mean(name, names, FIELDS) if names else near_miss(name, names, FIELDS)
+    advise = did_you_mean if names else near_miss
+    remedy = advise(name, names, answers("fields"))
     return PlanError(f"{kind.name} has no field {shown(name)}", remedy=remedy)
 
 

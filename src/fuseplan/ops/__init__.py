@@ -6,8 +6,7 @@ To add one, write its class in a module here and name it in that module's tuple.
 from __future__ import annotations
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.messages.elsewhere import LACKING, folded
-from fuseplan.messages.elsewhere import OPERATORS as NAMED_ELSEWHERE
+from fuseplan.messages.elsewhere import answers, folded
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
@@ -49,8 +48,9 @@ _THEIRS = {folded(theirs): each.name for each in OPERATORS for theirs in (each.t
 
 def no_operator(word: str) -> PlanError:
     """The error about a word that is no operator: it tells the name in a plan, or what there is instead."""
-    instead = LACKING.get(folded(word))
-    if instead:
+    theirs = _THEIRS | dict(answers("operators"))
+    instead = theirs.get(folded(word), "")
+    if " " in instead:
         return PlanError(f"{word} is not in fuseplan", remedy=instead)
-    remedy = did_you_mean(word, BY_NAME, _THEIRS | dict(NAMED_ELSEWHERE))
+    remedy = did_you_mean(word, BY_NAME, theirs)
     return PlanError(f"there is no operator {shown(word)}", remedy=remedy)
