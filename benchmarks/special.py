@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from benchmarks.footprint import footprint
 from benchmarks.gpu_host import host_costs
 from benchmarks.recorded import recorded
 from benchmarks.report.published import charts
+from benchmarks.report.records import COMPILE, peaks, tables
 from benchmarks.standings import markdown
 from benchmarks.suite import chosen, load
 from fuseplan.bench import gpu
@@ -25,7 +26,7 @@ from fuseplan.bench.results import Row
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.measure.clock import GpuClock
 from fuseplan.measure.machine import gpu_machine
-from fuseplan.measure.peaks import KINDS_OF_TRAFFIC, measured_gpu_peaks, measured_peaks
+from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 
 PUBLISHED_LIBRARIES = "unfused,onnxruntime,torch.compile,openvino"
 GPU_PUBLISHED_LIBRARIES = "fuseplan,unfused,cudnn,cublaslt,torch.compile"
@@ -61,11 +62,7 @@ def bench_compile(name: str, options: Options, display: Display) -> dict[str, An
     """Cold and cached compile times over a suite."""
     with display.steps(2) as step:
         found = compile_times(chosen(load(name), options.only), step)
-    rows = [[row["case"], _ms(row["cold"]), _ms(row["cached"])] for row in found["rows"]]
-    rows.append(["median", _ms(found["cold"]), _ms(found["cached"])])
-    _show(display, ["shape", "cold ms", "cached ms"], rows)
-    display.show(f"\nThe first compile of a process takes {_ms(found['first'])} ms more.")
-    return recorded(f"compile-{name}", found, options)
+    return _finding(f"{COMPILE}{name}", found, options, display)
 
 
 def bench_overhead(_: str, options: Options, display: Display) -> list[Row]:
@@ -77,7 +74,7 @@ def bench_overhead(_: str, options: Options, display: Display) -> list[Row]:
     for row in rows:
         times = [_us(row.median), _us(row.minimum)] if row.median else [row.refused or "", ""]
         cells.append([row.case, str(row.threads), row.peer, *times])
-    _show(display, ["plan", "threads", "peer", "us a call, median", "least"], cells)
+    display.show("\n".join(table(["plan", "threads", "peer", "us a call, median", "least"], cells)))
     printed([row.to_json() for row in rows], options)
     return rows
 
@@ -86,18 +83,7 @@ def bench_gpu_host(_: str, options: Options, display: Display) -> dict[str, Any]
     """The cost for the host of calling and loading plans on a GPU."""
     gpu.needs_gpu()
     costs = host_costs(chosen(load("gpu_overhead"), options.only), GpuClock(options.device))
-    calls = [[each["what"], *_times(each, 1e6)] for each in costs["calls"]]
-    loads = [[f"`{each['plan']}`", *_times(each, 1e3)] for each in costs["loads"]]
-    _show(display, ["what", "us a call, median", "least"], calls)
-    display.show("")
-    _show(display, ["plan, loaded in a new process", "ms, median", "least"], loads)
-    return recorded("gpu_overhead", costs, options)
-
-
-def _times(told: Mapping[str, Any], scale: float) -> list[str]:
-    if "refused" in told:
-        return [told["refused"], ""]
-    return [f"{told[name] * scale:.2f}" for name in ("median", "least")]
+    return _finding("gpu_overhead", costs, options, display)
 
 
 def bench_footprint(_: str, options: Options, display: Display) -> dict[str, Any]:
@@ -105,15 +91,7 @@ def bench_footprint(_: str, options: Options, display: Display) -> dict[str, Any
     with display.steps(None) as step:
         step("starting processes")
         found = footprint()
-    rows = [
-        ["import numpy", f"{_ms(found.numpy_import)} ms"],
-        ["import fuseplan after it", f"{_ms(found.own_import)} ms"],
-        ["heavy packages that it imports", ", ".join(found.brought) or "none"],
-        *([f"{package}, installed", f"{nbytes / 1e6:.1f} MB"] for package, nbytes in found.installed.items()),
-        ["all of it", f"{found.total / 1e6:.1f} MB"],
-    ]
-    _show(display, ["what", "is"], rows)
-    return recorded("footprint", found.to_json(), options)
+    return _finding("footprint", found.to_json(), options, display)
 
 
 def bench_peaks(_: str, options: Options, display: Display) -> list[dict[str, Any]]:
@@ -123,37 +101,20 @@ def bench_peaks(_: str, options: Options, display: Display) -> list[dict[str, An
         for threads in options.threads:
             step(f"measuring {counted(threads, 'thread')}")
             found.append(measured_peaks(threads, options.patience))
-    rows = [
-        [
-            str(each.threads),
-            f"{each.flops / 1e9:.1f}",
-            level,
-            *(f"{rates[kind] / 1e9:.1f}" for kind in KINDS_OF_TRAFFIC),
-        ]
-        for each, _ in found
-        for level, rates in each.bytes_a_second.items()
-    ]
-    _show(display, ["threads", "f32 GFLOP/s", "level", *KINDS_OF_TRAFFIC], rows)
-    display.show("\nGB/s, bytes read and bytes written both counted; best of many launches.")
+    told = [{**each.to_json(), "disturbance": why} for each, why in found]
+    display.show("\n".join(peaks(told)))
+    display.show("\nBytes read and bytes written both counted; best of many launches.")
     for each, why in found:
         if why is not None:
             display.show(f"\n{counted(each.threads, 'thread')}: not kept, since {why}.")
-    return [recorded("peaks", {**each.to_json(), "disturbance": why}, options) for each, why in found]
+    return [recorded("peaks", each, options) for each in told]
 
 
 def bench_gpu_peaks(_: str, options: Options, display: Display) -> dict[str, Any]:
     """The most that this GPU does, measured now."""
     gpu.needs_gpu()
     found, disturbance = measured_gpu_peaks(gpu_machine(options.device).gpu, options.device)
-    _show(
-        display,
-        ["product of", "TFLOP/s"],
-        [[name, f"{rate / 1e12:.1f}"] for name, rate in found.flops.items()],
-    )
-    display.show(f"Copy: {found.bytes_a_second['dram'] / 1e9:.0f} GB/s, read and written.")
-    if disturbance:
-        display.show(f"These figures are not kept: {disturbance}.")
-    return recorded("gpu_peaks", {**found.to_json(), "disturbance": disturbance}, options)
+    return _finding("gpu_peaks", {**found.to_json(), "disturbance": disturbance}, options, display)
 
 
 def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:
@@ -164,16 +125,14 @@ def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]
     peers = [OURS, STRICT, *(name for name in asked if not name.startswith("torch.compile"))]
     with display.steps(accuracies.steps(suite)) as step:
         found = list(accuracies.accuracy(suite, peers, options.threads[0], step))
-    display.show(accuracies.markdown(found))
-    return recorded("accuracy", {"rows": [each.to_json() for each in found]}, options)
+    return _finding("accuracy", {"rows": [each.to_json() for each in found]}, options, display)
 
 
-def _show(display: Display, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    display.show("\n".join(table(head, rows)))
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.2f}"
+def _finding(name: str, found: Mapping[str, Any], options: Options, display: Display) -> dict[str, Any]:
+    """A finding that is no row: recorded, and its tables shown."""
+    record = recorded(name, found, options)
+    display.show(tables(record))
+    return record
 
 
 def _us(seconds: float | None) -> str:

@@ -14,22 +14,17 @@ from typing import Any
 
 from benchmarks import recorded as results
 from benchmarks import suite
-from benchmarks.accuracy import Deviation
-from benchmarks.accuracy import markdown as accuracy_table
 from benchmarks.report import gpu, versions
 from benchmarks.report.facts import facts
-from benchmarks.report.gpu import RECORDS
+from benchmarks.report.records import COMPILE, SECTIONS, peaks, section
 from benchmarks.standings import markdown
-from fuseplan.bench.markdown import table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu
 from fuseplan.errors import counted
 from fuseplan.measure.clock import AHEAD, FLUSH_BYTES, GPU_PROTOCOL, SHORTEST_SAMPLE, Protocol
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
-# Records of one line a run; those of compile times are named apart.
-SINGLE = ("peaks", "footprint", "accuracy", "models", *RECORDS)
-COMPILE = "compile-"
+SINGLE = ("peaks", *SECTIONS)  # records of one line a run
 PUBLISHED = "published_"  # have a page of their own
 
 Record = Mapping[str, Any]
@@ -96,12 +91,6 @@ earlier times may include some host time.
   floor."""
 
 
-MODELS = (
-    "`python -m benchmarks.models`: networks with random weights, one f32 image of 224 x 224. Milliseconds: "
-    "the least time of a call, and the least CPU time of all threads; the plans of a model alone, added up."
-)
-
-
 def _protocol() -> str:
     usual = Protocol()
     return PROTOCOL.format(
@@ -131,8 +120,8 @@ def _machines(rows: Sequence[Row], records: Sequence[Record]) -> Lines:
         mine = [record for record in records if record["machine"] == machine]
         yield from _peaks([record for record in mine if record["benchmark"] == "peaks"])
         yield from _suites([row for row in rows if row.machine == machine])
-        for record in mine:
-            yield from _single(record)
+        for record in (each for each in mine if each["benchmark"] != "peaks"):
+            yield from section(record, _stamp(record))
 
 
 def _named(machine: Record) -> str:
@@ -151,23 +140,15 @@ def _stamped(run: str, commits: str, versions: Mapping[str, str]) -> str:
 
 
 def _peaks(records: Sequence[Record]) -> Lines:
-    if not records:
-        return
-    kinds = list(records[0]["bytes_a_second"]["l2"])
-    yield from ("", "### Peaks", "", "f32 operations per second, and bytes read and written per second.", "")
-    yield from table(
-        ["threads", "GFLOP/s", "where", *(f"{kind}, GB/s" for kind in kinds)],
-        [
-            [
-                str(each["threads"]),
-                f"{each['flops'] / 1e9:.1f}",
-                level,
-                *(f"{rates[kind] / 1e9:.1f}" for kind in kinds),
-            ]
-            for each in sorted(records, key=lambda each: int(each["threads"]))
-            for level, rates in each["bytes_a_second"].items()
-        ],
-    )
+    if records:
+        yield from (
+            "",
+            "### Peaks",
+            "",
+            "f32 operations per second, and bytes read and written per second.",
+            "",
+        )
+        yield from peaks(records)
 
 
 def _suites(rows: Sequence[Row]) -> Lines:
@@ -195,49 +176,6 @@ def _runs(rows: Sequence[Row]) -> str:
     shares = [row.others for row in rows if row.others is not None]
     quiet = f" Other programs used {sum(shares) / len(shares):.0%} of the machine." if shares else ""
     return told + quiet
-
-
-def _single(record: Record) -> Lines:
-    name = record["benchmark"]
-    if name in RECORDS:
-        yield from RECORDS[name](record, _stamp(record))
-    elif name == "accuracy":
-        found = [Deviation(**row) for row in record["rows"]]
-        yield from ("", "### Deviation from float64", "", f"`fuseplan bench accuracy`. {_stamp(record)}", "")
-        yield accuracy_table(found).rstrip()
-    elif name == "footprint":
-        yield from ("", "### Footprint", "", f"`fuseplan bench footprint`. {_stamp(record)}", "")
-        yield from table(["what", "is"], list(_footprint(record)))
-    elif name == "models":
-        yield from ("", "### Whole models", "", f"{MODELS} {_stamp(record)}", "")
-        libraries = list(record["rows"][0]["cpu"])
-        yield from table(["model", "threads", *libraries, "plans alone"], list(_models(record, libraries)))
-    elif name.startswith(COMPILE):
-        chosen = name.removeprefix(COMPILE)
-        yield from ("", f"### Compile times of {chosen}", "")
-        yield f"`fuseplan bench {chosen} --compile-times`; milliseconds. {_stamp(record)}"
-        yield ""
-        yield from table(["shape", "empty cache", "from the cache"], list(_compile(record)))
-
-
-def _footprint(record: Record) -> Iterator[list[str]]:
-    yield ["`import numpy`", f"{record['numpy_import'] * 1e3:.0f} ms"]
-    yield ["`import fuseplan` after it", f"{record['own_import'] * 1e3:.0f} ms"]
-    for package, nbytes in record["installed"].items():
-        yield [f"{package} on disk", f"{nbytes / 1e6:.1f} MB"]
-    yield ["together", f"{record['total'] / 1e6:.1f} MB"]
-
-
-def _models(record: Record, libraries: Sequence[str]) -> Iterator[list[str]]:
-    for row in record["rows"]:
-        times = [f"{row['least'][name] * 1e3:.1f} ({row['cpu'][name] * 1e3:.1f})" for name in libraries]
-        yield [row["model"], str(row["threads"]), *times, f"{row['sum'] * 1e3:.1f}"]
-
-
-def _compile(record: Record) -> Iterator[list[str]]:
-    for row in [*record["rows"], {"case": "median", **record}]:
-        times = [row.get("cold"), row.get("cached")]
-        yield [row["case"], *("" if time is None else f"{time * 1e3:.1f}" for time in times)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,232 @@
+"""Records of one line a run, as tables: what `fuseplan bench` shows of them, and docs/measured.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks.accuracy import Deviation
+from benchmarks.accuracy import markdown as accuracy_table
+from benchmarks.report import gpu
+from fuseplan.bench.markdown import table
+from fuseplan.measure.peaks import KINDS_OF_TRAFFIC
+
+Record = Mapping[str, Any]
+Lines = Iterator[str]
+COMPILE = "compile-"  # records of compile times are named apart, by their suites
+
+
+@dataclass(frozen=True)
+class Section:
+    """A record's part of the page: the heading, the command with its units, and the tables."""
+
+    title: str
+    lead: str
+    tables: Callable[[Record], Lines]
+
+
+def tables(record: Record) -> str:
+    """A record's tables, and sentences below them."""
+    return "\n".join(_section(record).tables(record))
+
+
+def section(record: Record, stamp: str) -> Lines:
+    """A record's part of the page; `stamp` tells when and with what it was measured."""
+    found, suite = _section(record), record["benchmark"].removeprefix(COMPILE)
+    yield from ("", f"### {found.title.format(suite)}", "", f"{found.lead.format(suite)} {stamp}", "")
+    yield from found.tables(record)
+
+
+def _section(record: Record) -> Section:
+    name = record["benchmark"]
+    return SECTIONS[COMPILE if name.startswith(COMPILE) else name]
+
+
+def peaks(records: Sequence[Record]) -> Lines:
+    """The peaks of a CPU, a record for each number of threads."""
+    head = ["threads", "GFLOP/s", "where", *(f"{kind}, GB/s" for kind in KINDS_OF_TRAFFIC)]
+    rows = [
+        [
+            str(each["threads"]),
+            f"{each['flops'] / 1e9:.1f}",
+            level,
+            *(f"{rates[kind] / 1e9:.1f}" for kind in KINDS_OF_TRAFFIC if kind in rates),
+        ]
+        for each in sorted(records, key=lambda each: int(each["threads"]))
+        for level, rates in each["bytes_a_second"].items()
+    ]
+    yield from table(head, rows)
+
+
+def _accuracy(record: Record) -> Lines:
+    yield accuracy_table([Deviation(**row) for row in record["rows"]]).rstrip()
+
+
+def _footprint(record: Record) -> Lines:
+    rows = [
+        ["`import numpy`", f"{record['numpy_import'] * 1e3:.0f} ms"],
+        ["`import fuseplan` after it", f"{record['own_import'] * 1e3:.0f} ms"],
+        ["heavy packages that it imports", ", ".join(record.get("brought", ())) or "none"],
+        *([f"{name} on disk", f"{nbytes / 1e6:.1f} MB"] for name, nbytes in record["installed"].items()),
+        ["together", f"{record['total'] / 1e6:.1f} MB"],
+    ]
+    yield from table(["what", "is"], rows)
+
+
+def _models(record: Record) -> Lines:
+    libraries = list(record["rows"][0]["cpu"])
+    rows = []
+    for row in record["rows"]:
+        times = [f"{row['least'][name] * 1e3:.1f} ({row['cpu'][name] * 1e3:.1f})" for name in libraries]
+        rows.append([row["model"], str(row["threads"]), *times, f"{row['sum'] * 1e3:.1f}"])
+    yield from table(["model", "threads", *libraries, "plans alone"], rows)
+
+
+def _compile(record: Record) -> Lines:
+    rows = []
+    for row in [*record["rows"], {"case": "median", **record}]:
+        times = [row.get("cold"), row.get("cached")]
+        rows.append([row["case"], *("" if time is None else f"{time * 1e3:.1f}" for time in times)])
+    yield from table(["shape", "empty cache", "from the cache"], rows)
+    if "first" in record:
+        yield from ("", f"The first compile of a process takes {record['first'] * 1e3:.1f} ms more.")
+
+
+def _gpu_peaks(record: Record) -> Lines:
+    rows = [
+        [f"product of {name} matrices", f"{rate / 1e12:.0f} TFLOP/s"]
+        for name, rate in record["flops"].items()
+    ]
+    copied = record["bytes_a_second"]["dram"]
+    yield from table(["what", "is"], [*rows, ["copy, bytes read and written", f"{copied / 1e9:.0f} GB/s"]])
+    if record.get("disturbance"):
+        yield from ("", f"These figures are not kept: {record['disturbance']}.")
+
+
+def _host(record: Record) -> Lines:
+    calls = [[each["what"], *_times(each, 1e6)] for each in record["calls"]]
+    yield from table(["a call, microseconds of the host", "median", "least"], calls)
+    yield ""
+    loads = [[f"`{each['plan']}`", *_times(each, 1e3), _origin(each)] for each in record["loads"]]
+    yield from table(["a plan loaded in a new process, milliseconds", "median", "least", "from"], loads)
+
+
+def _times(told: Record, scale: float) -> list[str]:
+    if "refused" in told:
+        return [str(told["refused"]).splitlines()[0], ""]
+    return [f"{told[name] * scale:.2f}" for name in ("median", "least")]
+
+
+def _origin(told: Record) -> str:
+    if "refused" in told:
+        return ""
+    return f"{told['origin']}, {'with' if told['imported_triton'] else 'without'} triton imported"
+
+
+def _device(record: Record) -> Lines:
+    """The tests in tests/device: how many passed, and the largest error as a share of its bound."""
+    words = ("passed", "failed", "skipped")
+    rows = [
+        [name, *(str(counted.get(word, 0)) for word in words)] for name, counted in record["outcomes"].items()
+    ]
+    yield from table(["tests", *words], rows)
+    shares = [[name, f"{share:.2f}"] for name, share in sorted(record["worst_share_of_bound"].items())]
+    if shares:
+        yield ""
+        yield from table(["template", "largest error, as a share of its bound"], shares)
+    if record["failed"]:
+        known = gpu.failures()
+        yield ""
+        yield from (f"- failed: `{each}`. {known.get(each, '')}".rstrip() for each in record["failed"])
+
+
+def _sanitize(record: Record) -> Lines:
+    """compute-sanitizer over one case of each template."""
+    tools = list(dict.fromkeys(each["tool"] for each in record["found"]))
+    said = {(each["template"], each["tool"]): each for each in record["found"]}
+    templates = list(dict.fromkeys(each["template"] for each in record["found"]))
+    rows = [[name, *(_verdict(said.get((name, tool))) for tool in tools)] for name in templates]
+    yield from table(["template", *tools], rows)
+
+
+def _verdict(told: Record | None) -> str:
+    if told is None:
+        return ""
+    if told["status"] == 0:
+        return "clean"
+    return "; ".join(str(line).strip("= ") for line in told["said"]) or f"status {told['status']}"
+
+
+def _registers(record: Record) -> Lines:
+    """Kernels whose code overwrites registers too early, for each assembler."""
+    yield f"{record['looked_at']} kernels for sm_90; counted are those with a product's factor in registers."
+    yield ""
+    rows = [[str(value) for value in found.values()] for found in record["found"]]
+    yield from table(list(record["found"][0]), rows)
+
+
+def _carried(record: Record) -> Lines:
+    """Kernels that another machine compiled with another Triton: right, and their speed beside this one's."""
+    suites, tests = record["suites"], record["device tests' plans"]
+    right = tests["right"] + sum(each["right"] for each in suites)
+    shares = sorted((each["here_us"] / each["carried_us"], each["plan"]) for each in suites)
+    mean = geometric_mean(share for share, _ in shares)
+    yield f"Compiled with {record['toolchain']} for sm_90, elsewhere: {right} of "
+    yield f"{right + tests['wrong'] + sum(not each['right'] for each in suites)} plans right. The time of the"
+    yield f"kernel that this machine compiles over theirs, geometric mean of {len(shares)} plans: {mean:.2f}."
+    yield f"{sum(share < 0.9 for share, _ in shares)} plans are below 0.90, the ten lowest of them here:"
+    yield ""
+    yield from table(
+        ["plan", "time over theirs"], [[f"`{plan}`", f"{share:.2f}"] for share, plan in shares[:10]]
+    )
+
+
+def _kernelbench(record: Record) -> Lines:
+    """Programs of KernelBench, the lowest gain first."""
+    rows = [row for row in record["rows"] if "seconds" in row]
+    varying = [row for row in rows if not row["constant"]]
+    right = sum(row["right"] for row in rows)
+    yield f"The 50 programs of odd number, f32 in torch's default precision, as they stand: {len(rows)} run,"
+    yield f"{right} right. The faster of eager PyTorch and torch.compile over fuseplan, with Inductor for"
+    mean = f"geometric mean {record['geomean']:.2f} of {len(varying)}"
+    yield f"what no plan computes: {mean} programs whose result depends"
+    yield "on their input. Milliseconds; an error is the largest difference from float64 over one plus the"
+    yield "magnitude."
+    yield ""
+    head = ["program", "torch", "torch.compile", "fuseplan", "gain", "error of torch.compile", "of fuseplan"]
+    yield from table(head, [_program(row) for row in sorted(varying, key=_gain)])
+
+
+def _gain(row: Record) -> float:
+    seconds = row["seconds"]
+    return float(min(seconds["torch"], seconds["torch.compile"]) / seconds["fuseplan"])
+
+
+def _program(row: Record) -> list[str]:
+    times = [f"{row['seconds'][name] * 1e3:.3f}" for name in ("torch", "torch.compile", "fuseplan")]
+    errors = [f"{row['errors'][name]:.1e}" for name in ("torch.compile", "fuseplan")]
+    return [f"{row['number']} {row['name']}", *times, f"{_gain(row):.2f}", *errors]
+
+
+MODELS = (
+    "`python -m benchmarks.models`: networks with random weights, one f32 image of 224 x 224. Milliseconds: "
+    "the least time of a call, and the least CPU time of all threads; the plans of a model alone, added up."
+)
+# By the benchmark's name.
+SECTIONS: Mapping[str, Section] = {
+    COMPILE: Section("Compile times of {}", "`fuseplan bench {} --compile-times`; milliseconds.", _compile),
+    "footprint": Section("Footprint", "`fuseplan bench footprint`.", _footprint),
+    "accuracy": Section("Deviation from float64", "`fuseplan bench accuracy`.", _accuracy),
+    "models": Section("Whole models", MODELS, _models),
+    "gpu_peaks": Section("Peaks of the GPU", "`fuseplan bench peaks --target cuda`.", _gpu_peaks),
+    "gpu_overhead": Section("What the host pays", "`fuseplan bench overhead --target cuda`.", _host),
+    "device": Section("Tests on the GPU", "`pytest tests/device`.", _device),
+    "sanitize": Section("compute-sanitizer", "`python tests/device/sanitize.py`.", _sanitize),
+    "registers": Section(
+        "Registers that are overwritten too early", "`python tests/registers.py`.", _registers
+    ),
+    "carried": Section("Kernels of another Triton", "`python -m device.carried`.", _carried),
+    "kernelbench": Section("KernelBench, level 2", "`python -m benchmarks.kernelbench`.", _kernelbench),
+}
