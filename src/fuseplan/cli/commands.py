@@ -19,7 +19,6 @@ from fuseplan.cli.measuring import bench_command, tool_commands, tune_command, v
 from fuseplan.cli.models import (
     CHOOSE,
     SHAPES,
-    ModelTrial,
     compare_command,
     diff_command,
     explain_model,
@@ -29,22 +28,20 @@ from fuseplan.cli.models import (
     run_model,
 )
 from fuseplan.cli.options import AS_JSON, PATIENCE, SEED, TARGET, Asked, loud_command, plan_command
-from fuseplan.cli.screen import Screen
+from fuseplan.cli.screen import Screen, tell
 from fuseplan.cli.show import show
 from fuseplan.cli.statuses import MEANINGS, REFUSED, RIGHT, WRONG
 from fuseplan.cli.support import grouped, supported
-from fuseplan.cli.trial import Trial, run_trial
+from fuseplan.cli.trial import run_trial
 from fuseplan.compat.miopen_driver.cli import driver_command
 from fuseplan.errors import counted
 from fuseplan.explanation import explain
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.measure.data import INPUTS
 from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
-from fuseplan.measure.stats import Timing
 from fuseplan.reports.page import page
 from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report
-from fuseplan.reports.tried import Tried
 from fuseplan.stores.cache import cache_info, clear_cache
 from fuseplan.stores.cache import entries as cache_entries
 
@@ -121,50 +118,11 @@ def run(
     """
     if is_model(asked.plan):
         of_model = run_model(asked, shapes, seed, choose)
-        _print_told(asked, of_model)
+        tell(of_model, as_json=asked.as_json)
         ctx.exit(RIGHT if of_model.is_right else WRONG)
     trial = run_trial(asked.plan, asked.target, seed=seed, inputs=inputs, patience=patience, **asked.how)
-    if asked.as_json:
-        _print_json(trial.to_json())
-    else:
-        _print_trial(trial)
+    tell(trial, as_json=asked.as_json)
     ctx.exit(RIGHT if trial.check.is_right else WRONG)
-
-
-def _print_told(asked: Asked, told: Report | ModelTrial | Tried) -> None:
-    if asked.as_json:
-        _print_json(told.to_json())
-    else:
-        Screen().tell(str(told))
-
-
-def _print_trial(trial: Trial) -> None:
-    compiled = trial.compiled
-    count = trial.unfused_kernels
-    compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
-    lines = [
-        f"plan       {compiled.plan}",
-        f"target     {compiled.target}, {compiled.target.shape}",
-        f"template   {compiled.choice} ({compiling})",
-        f"kernels    {compiled.kernels} for {counted(count, 'operator')}",
-        f"error      {trial.check}: {'right' if trial.check.is_right else 'WRONG'}",
-        f"time       {_spread(trial.timed)}",
-    ]
-    if trial.unfused is not None:
-        lines.append(f"unfused    {_spread(trial.unfused)}")
-    if trial.disturbance:
-        lines.append(f"unreliable {trial.disturbance}: measure again when other programs rest")
-    elif trial.unfused is not None:
-        lines.append(f"fused      {trial.unfused.median / trial.timed.median:.2f} times as fast as unfused")
-    Screen().tell("\n".join(lines))
-
-
-def _spread(timing: Timing) -> str:
-    """How long calls take: the median, and where the others lie."""
-    least, median, most, last = (
-        f"{each * 1e3:.4f}" for each in (timing.minimum, timing.median, timing.p90, timing.p99)
-    )
-    return f"{median} ms median, {least} least, {most} p90, {last} p99, of {counted(timing.n, 'sample')}"
 
 
 @fuseplan.command("explain")
@@ -197,7 +155,7 @@ def explain_command(
         of_model = explain_model(asked, shapes, node)
         if html and isinstance(of_model, Report):
             html.write_text(page(of_model, Path(asked.plan).name), "utf-8")
-        _print_told(asked, of_model)
+        tell(of_model, as_json=asked.as_json)
         return
     if measure:
         _measure_peaks(parse_target(asked.target), asked.threads, patience)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from fuseplan.bench import command
 from fuseplan.bench.options import Options
@@ -19,13 +18,12 @@ from fuseplan.cli.options import (
     PLAN,
     SEED,
     Asked,
-    PlanText,
-    completed,
+    completing,
     declared,
     loud_command,
     plan_command,
 )  # fmt: skip
-from fuseplan.cli.screen import Screen, display, progress
+from fuseplan.cli.screen import Screen, display, progress, tell
 from fuseplan.cli.statuses import DISTURBED, RIGHT
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError
@@ -38,20 +36,13 @@ TOOLS = ("crossbuild", "demo")
 PEERS = f" On a CPU: {', '.join(known(False).libraries)}. On a GPU: {', '.join(known(True).by_name)}."
 
 
-class SuiteName(PlanText):
-    """A suite's name or file, or a plan; shells complete the names."""
-
-    name = "suite"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """The suites that begin so."""
-        return completed(checkout.tool("command", "").names() if checkout.has_tools() else (), incomplete)
+def _suites() -> Iterable[str]:
+    names: Iterable[str] = checkout.tool("command", "").names() if checkout.has_tools() else ()
+    return names
 
 
 @click.command("bench")
-@click.argument("suite", metavar="SUITE_OR_PLAN", type=SuiteName())
+@click.argument("suite", metavar="SUITE_OR_PLAN", type=PLAN, **completing(_suites))
 @declared(Options, {"peers": PEERS})
 @click.option("--compile-times", is_flag=True, help="Measure compile times instead, cold and cached.")
 @click.option("--no-results", is_flag=True, help="Append no results.")
@@ -124,10 +115,7 @@ def verdict_command(ctx: click.Context, asked: Asked, seed: int, patience: float
     programs use the machine there is no verdict, and nothing is kept.
     """
     found = compile_plan(asked.plan, asked.target, **asked.how).verdict(seed, patience=patience)
-    if asked.as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
-    else:
-        Screen().tell(str(found))
+    tell(found, as_json=asked.as_json)
     ctx.exit(DISTURBED if found.disturbance else RIGHT)
 
 

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from fuseplan.cli.options import AS_JSON, DURATION, SEED, Asked, loud_command, plan_command
-from fuseplan.cli.screen import Screen
+from fuseplan.cli.screen import Screen, tell
 from fuseplan.cli.statuses import RIGHT, WRONG
 from fuseplan.errors import ArgumentError, counted, installing
 from fuseplan.graph.choose import Mode
@@ -129,10 +129,7 @@ def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float
         found = difference(read_report(first), read_report(second), tolerance)
     except OSError as error:
         raise ArgumentError(f"the report cannot be read: {error}") from None
-    if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
-    else:
-        Screen().tell(str(found))
+    tell(found, as_json=as_json)
     ctx.exit(WRONG if found.is_worse else RIGHT)
 
 
@@ -169,10 +166,7 @@ def compare_command(
     found = model.compare(_given(_types(model, shapes), seed), tolerance)
     if not bisect:
         found = replace(found, steps=(), first=None)
-    if asked.as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
-    else:
-        Screen().tell(str(found))
+    tell(found, as_json=asked.as_json)
     ctx.exit(RIGHT if found.is_right and found.first is None else WRONG)
 
 

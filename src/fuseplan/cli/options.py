@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,38 +103,21 @@ class PlanText(click.types.StringParamType):
         return " ".join(" ".join(lines).split())
 
 
-class TargetName(click.types.StringParamType):
-    """A target's text; shells complete the known ones."""
+def completing(words: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    """How shells complete a word: by the words that begin so, each once."""
 
-    name = "target"
+    def complete(_: click.Context, __: click.Parameter, begin: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in dict.fromkeys(words()) if word.startswith(begin)]
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """The targets that begin so."""
-        return completed(("cpu", "cuda", *KINDS), incomplete)
+    return {"shell_complete": complete}
 
 
-class TemplateName(click.types.StringParamType):
-    """A template's name, or a candidate of it; shells complete the names."""
-
-    name = "template"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """The templates that begin so."""
-        return completed(
-            (template.name for backend in BACKENDS for template in backend.templates), incomplete
-        )
-
-
-def completed(words: Iterable[str], begin: str) -> list[CompletionItem]:
-    """The words that begin so, each once."""
-    return [CompletionItem(word) for word in dict.fromkeys(words) if word.startswith(begin)]
+def _templates() -> Iterator[str]:
+    return (template.name for backend in BACKENDS for template in backend.templates)
 
 
 PLAN = PlanText()
+TARGETS = completing(lambda: ("cpu", "cuda", *KINDS))
 QUIET = click.option(
     "-q",
     "--quiet",
@@ -154,7 +137,8 @@ VERBOSE = click.option(
 AS_JSON = click.option("--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON.")
 TARGET = click.option(
     "--target",
-    type=TargetName(),
+    **TARGETS,
+    metavar="TARGET",
     default="cpu",
     show_default=True,
     help="The machine: cpu, cuda (this machine's GPU), or a kind such as cpu:avx2 and triton:sm_90.",
@@ -181,7 +165,8 @@ ACCURACY = click.option(
 )
 TEMPLATE = click.option(
     "--template",
-    type=TemplateName(),
+    **completing(_templates),
+    metavar="TEMPLATE",
     help="The only template to consider: its name, or a candidate as explain prints it.",
 )
 
@@ -204,14 +189,15 @@ def _declared(each: Field[Any], more: str) -> Callable[[Command], Command]:
         "count": {"type": click.IntRange(each.metadata["least"])},
         "number": {"type": DURATION},
         "counts": {"callback": counts_option},
-        "target": {"type": TargetName()},
+        "target": TARGETS,
         "threads": {"type": int},
         "accuracy": {"callback": accuracy_option},
         "folder": {"type": click.Path(path_type=Path, file_okay=False)},
         "file": {"type": click.Path(path_type=Path)},
     }
-    how = known.get(kind, {"type": str})
-    default = ",".join(map(str, each.default)) if kind == "counts" else each.default
+    how = known.get(kind, {})
+    default: Any = each.default
+    default = ",".join(map(str, default)) if kind == "counts" else default
     is_shown = bool(default) and kind != "flag"
     word = "--" + each.name.removeprefix("is_").replace("_", "-")
     return click.option(word, each.name, default=default, show_default=is_shown, help=help + more, **how)

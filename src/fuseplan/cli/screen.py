@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -46,6 +48,21 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Leaves a closed pipe to the command, which knows the exit status."""
         raise BrokenPipeError
+
+
+class Told(Protocol):
+    """What a command prints: a record with a text."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values."""
+
+
+def tell(told: Told, *, as_json: bool) -> None:
+    """Prints a record: its text, or its JSON values."""
+    if as_json:
+        print(json.dumps(told.to_json(), indent=1))
+    else:
+        Screen().tell(str(told))
 
 
 def tabled(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import counted
 from fuseplan.kernels.template import Accuracy
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
@@ -58,6 +59,34 @@ class Trial:
             "unfused_timing": self.unfused.to_json() if self.unfused else None,
             "disturbance": self.disturbance,
         }
+
+    def __str__(self) -> str:
+        compiled = self.compiled
+        count = self.unfused_kernels
+        compiling = f"{compiled.program.origin}, {compiled.program.load_seconds * 1e3:.1f} ms"
+        lines = [
+            f"plan       {compiled.plan}",
+            f"target     {compiled.target}, {compiled.target.shape}",
+            f"template   {compiled.choice} ({compiling})",
+            f"kernels    {compiled.kernels} for {counted(count, 'operator')}",
+            f"error      {self.check}: {'right' if self.check.is_right else 'WRONG'}",
+            f"time       {_spread(self.timed)}",
+        ]
+        if self.unfused is not None:
+            lines.append(f"unfused    {_spread(self.unfused)}")
+        if self.disturbance:
+            lines.append(f"unreliable {self.disturbance}: measure again when other programs rest")
+        elif self.unfused is not None:
+            lines.append(f"fused      {self.unfused.median / self.timed.median:.2f} times as fast as unfused")
+        return "\n".join(lines)
+
+
+def _spread(timing: Timing) -> str:
+    """How long calls take: the median, and where the others lie."""
+    least, median, most, last = (
+        f"{each * 1e3:.4f}" for each in (timing.minimum, timing.median, timing.p90, timing.p99)
+    )
+    return f"{median} ms median, {least} least, {most} p90, {last} p99, of {counted(timing.n, 'sample')}"
 
 
 def run_trial(

@@ -13,17 +13,8 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
-from fuseplan.cli.options import (
-    AS_JSON,
-    PATIENCE,
-    TARGET,
-    THREADS,
-    Command,
-    PlanText,
-    completed,
-)
+from fuseplan.cli.options import AS_JSON, PATIENCE, PLAN, TARGET, THREADS, Command, completing
 from fuseplan.cli.screen import Screen
 from fuseplan.cli.statuses import RIGHT, WRONG, error_json, known_error, status_of
 from fuseplan.compat.miopen_driver.command import command_of
@@ -74,18 +65,6 @@ def _letter_option(letter: Letter) -> click.Option:
     )
 
 
-class ProblemName(PlanText):
-    """A problem of MIOpenDriver's, or a plan; shells complete the problems."""
-
-    name = "problem"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """The problems that begin so."""
-        return completed(PROBLEMS, incomplete)
-
-
 def _switch(letter: str, word: str, default: int, told: str) -> Callable[[Command], Command]:
     """An option that is 0 or 1, as MIOpenDriver has them."""
     return click.option(
@@ -94,7 +73,9 @@ def _switch(letter: str, word: str, default: int, told: str) -> Callable[[Comman
 
 
 @click.command("driver")
-@click.argument("problem", metavar="[PROBLEM_OR_PLAN]", required=False, type=ProblemName())
+@click.argument(
+    "problem", metavar="[PROBLEM_OR_PLAN]", required=False, type=PLAN, **completing(lambda: PROBLEMS)
+)
 @TARGET
 @THREADS
 @_switch("V", "verify", 1, "1 compares the result with float64, within the bound that the kernel states.")
