@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import recorded, suite
 from benchmarks.report import speed, versions
-from benchmarks.report.measured import COMPILE, SINGLE, page
+from benchmarks.report.measured import SINGLE, page
+from benchmarks.report.records import COMPILE
 from charts import words
 from fuseplan.bench import results
 from fuseplan.bench.results import Row

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import suite
 from benchmarks.report import gpu, speed
 from benchmarks.report.measured import page
+from benchmarks.report.records import SECTIONS
 from fuseplan.bench import results
 from fuseplan.bench.results import Row
 
@@ -67,7 +68,7 @@ def test_what_became_of_a_test_that_failed(tmp_path: Path, monkeypatch: pytest.M
     assert known == {"tests/a.py::b": "A race, put right."}
     monkeypatch.setattr(gpu, "failures", lambda: known)
     record = {"outcomes": {}, "worst_share_of_bound": {}, "failed": ["tests/a.py::b", "tests/a.py::c"]}
-    lines = list(gpu._device(record, "stamp"))
+    lines = list(SECTIONS["device"].tables(record))
     assert lines[-2:] == ["- failed: `tests/a.py::b`. A race, put right.", "- failed: `tests/a.py::c`."]
 
 

@@ -34,10 +34,10 @@ class PeakKernel:
     nbytes: int = 0
 
 
-def fma_kernel(target: Target, tasks: int, steps: int, element: str = "float") -> PeakKernel:
+def fma_kernel(target: Target, tasks: int, steps: int) -> PeakKernel:
     """Independent chains of multiply-adds: `steps` of each in every task. Reads and writes almost nothing."""
-    module, lanes = _start(target, element)
-    builder, args = _function(module, "fma", element, lanes)
+    module, lanes = _start(target)
+    builder, args = _function(module, "fma", lanes)
     factor = _pointer(builder, args, 0)
 
     def work(task: Value) -> None:
@@ -67,8 +67,8 @@ def memory_kernel(target: Target, entry: str, tasks: int, region: int, repeats: 
         region: bytes of one, a multiple of 16 vectors.
         repeats: times over.
     """
-    module, lanes = _start(target, "float")
-    builder, args = _function(module, entry, "float", lanes)
+    module, lanes = _start(target)
+    builder, args = _function(module, entry, lanes)
     elements = region // 4
     body = _reading if entry == "read" else _copying
 
@@ -107,14 +107,13 @@ def _step(builder: Builder, base: Value, index: Index, step: int) -> Value:
     return builder.at(builder.at(base, index), step * builder.lanes)
 
 
-def _start(target: Target, element: str) -> tuple[Module, int]:
-    size = 8 if element == "double" else 4
-    return Module(f'"prefer-vector-width"="{target.vector_bytes * 8}"'), target.vector_bytes // size
+def _start(target: Target) -> tuple[Module, int]:
+    return Module(f'"prefer-vector-width"="{target.vector_bytes * 8}"'), target.vector_bytes // 4
 
 
-def _function(module: Module, entry: str, element: str, lanes: int) -> tuple[Builder, Value]:
+def _function(module: Module, entry: str, lanes: int) -> tuple[Builder, Value]:
     parameters = ((PTR, "args"), (I64, "thread"), (I64, "threads"))
-    builder = Builder(module, entry, parameters, element=element, lanes=lanes)
+    builder = Builder(module, entry, parameters, element="float", lanes=lanes)
     return builder, builder.parameters[0]
 
 

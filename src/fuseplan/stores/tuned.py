@@ -21,7 +21,7 @@ from typing import Any
 from fuseplan.errors import ArgumentError, counted
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.stores import cache, journal
+from fuseplan.stores import journal
 from fuseplan.system import limits
 from fuseplan.system.reading import bytes_of, json_lines, record
 
@@ -131,12 +131,6 @@ def _of_other_versions(key: Key, stored: Iterable[Mapping[Key, Tuned]]) -> Itera
         for other, choice in choices.items():
             if other.kernel == key.kernel and replace(other, toolchain=key.toolchain) == key:
                 yield choice
-
-
-def own_file() -> Path | None:
-    """Where this user's choices are kept; None where the cache is turned off."""
-    folder = cache.folder()
-    return None if folder is None else folder / OWN_FILE
 
 
 def keep(choice: Tuned) -> None:
