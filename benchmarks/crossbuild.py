@@ -20,15 +20,15 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gate import faults
 from benchmarks.suite import read_toml
 from fuseplan.backends import backend_of
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
-from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.pool import compile_many
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.backends.triton.versions import Version, dotted
 from fuseplan.backends.triton.worker import Job
 from fuseplan.errors import ArgumentError, BuildError

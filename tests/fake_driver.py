@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.driver import COOPERATIVE, Encoding, LaunchConfig
+from fuseplan.backends.triton.driver import COOPERATIVE, LaunchConfig, MapEncoding
 
 MARK = b"tensor map "
 NUMBERS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}
@@ -87,7 +87,7 @@ class FakeDriver:
         self.unloaded += self.dropped
         self.dropped.clear()
 
-    def encode(self, storage: int, encoding: Encoding, address: int) -> int:
+    def encode(self, storage: int, encoding: MapEncoding, address: int) -> int:
         assert self.contexts, "a tensor map is made in the device's context"
         assert storage % 64 == 0
         if self.refuses_maps:

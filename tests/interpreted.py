@@ -28,8 +28,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernels.kernel import Kernel, Output
 from fuseplan.kernels.lower import lower

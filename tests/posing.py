@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fake_driver import FakeDriver, MapArgument
-from fuseplan.backends.backend import one_by_one
+from fuseplan.backends.backend import Backend
 from fuseplan.backends.triton import TRITON, memory, toolchain
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
@@ -165,5 +165,5 @@ def posing() -> Iterator[PosingDriver]:
         patch.setattr(drivers, "driver", lambda: driver)
         patch.setattr(memory, "queue", lambda device: driver.queue)
         patch.setattr(toolchain, "compile_object", compile_object)
-        patch.setattr(toolchain, "compile_all", lambda pairs, target, **_: one_by_one(TRITON, pairs, target))
+        patch.setattr(toolchain, "compile_all", functools.partial(Backend.compile_all, TRITON))
         yield driver

@@ -27,8 +27,8 @@ from conformance import sized
 from device import test_numeric
 from fuseplan.backends.triton import compiler, repairs, sass
 from fuseplan.backends.triton.assembler import Assembler, _asked, own_assembler
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.errors import FuseplanError
 from fuseplan.execution.select import select
 from fuseplan.kernels.kernel import Kernel

@@ -177,7 +177,7 @@ def _template(template: type[Template], target: str) -> Lines:
     yield from ("", f"### {template.name}", "", prose(told.summary))
     yield from markdown(dataclasses.replace(told, sections={}))
     yield from _entries(told.named)
-    bound = parse(getattr(template, "bound", template.error_bound).__doc__)
+    bound = parse((template.error_bound if template.bound is Template.bound else template.bound).__doc__)
     yield from ("", f"Error bound, as a share of {prose(template.error_scale)}: {prose(bound.summary)}")
     # Knobs are told where they are declared, which may be in front of the template's search space.
     listed = (parse(each.__doc__).sections.get("Attributes", ()) for each in template.__mro__)

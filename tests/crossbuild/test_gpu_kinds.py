@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
+from benchmarks.gate import faults
 from fuseplan.backends.triton import TRITON
 from fuseplan.backends.triton.compiler import compile_source
-from fuseplan.backends.triton.gate import faults
 from fuseplan.backends.triton.templates import TEMPLATES
 from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError

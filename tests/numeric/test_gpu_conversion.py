@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from every_number import every_code, exact_codes, floats
 from fuseplan.backends.triton.compiler import compile_source
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target

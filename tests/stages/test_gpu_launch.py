@@ -14,8 +14,9 @@ from fake_driver import FakeDriver, MapArgument
 from fuseplan.backends.triton import compiler
 from fuseplan.backends.triton import driver as drivers
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.launch import MAPS_HELD, GpuBlock, load
-from fuseplan.backends.triton.signature import types_of
+from fuseplan.backends.triton.launch import MAPS_HELD, GpuBlock, LoadedKernel
+from fuseplan.backends.triton.launch import load as load_to
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.errors import BuildError
 from fuseplan.kernels.emit import Slot, Source, TensorMap
 from fuseplan.kernels.lower import lower
@@ -54,6 +55,10 @@ class Queue:
     def workspace(self, stream: int, nbytes: int) -> Room:
         assert nbytes == 96
         return self.rooms.setdefault(stream, Room(4096 * (2 + len(self.rooms))))
+
+
+def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
+    return load_to(source, code, queue)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 
 from fuseplan.backends.triton import assembler, compiler, repairs, sass
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
+from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.errors import BuildError
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.lower import lower

@@ -12,7 +12,7 @@ import torch
 
 import fuseplan
 from fuseplan import Arguments
-from fuseplan.backends.triton import views
+from fuseplan.backends.triton import memory
 from fuseplan.backends.triton.memory import GpuMemory
 from fuseplan.errors import ArgumentError
 from fuseplan.tensors import torch_tensors
@@ -315,14 +315,14 @@ def test_dlpack_is_read_in_order_with_our_stream(
 def test_the_cuda_array_interface_is_read(
     gpu: Machine, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "_index_of", lambda tensor: 0)
+    monkeypatch.setattr(memory, "_index_of", lambda tensor: 0)
     src, given = split(tensors)
     bound = fuseplan.compile(PLAN, "cuda").bind(**given)
     torch.testing.assert_close(bound(Interfaced(src, strides=(256, 4))), wanted(tensors))
     readonly = Interfaced(torch.empty(4, 64), data=(torch.empty(4, 64).data_ptr(), True))
     with pytest.raises(ArgumentError, match="read-only"):
         bound(src, readonly)
-    monkeypatch.setattr(views, "_index_of", lambda tensor: 1)
+    monkeypatch.setattr(memory, "_index_of", lambda tensor: 1)
     with pytest.raises(ArgumentError, match="on cuda:1"):
         bound(Interfaced(src))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
@@ -118,36 +119,45 @@ class Memory(Protocol):
         """Returns when every launch, on whichever stream, may read what was packed so far."""
 
 
-class Backend(Protocol):
-    """Templates, and the toolchain that makes code of their source; that is imported when first used."""
+class Backend(ABC):
+    """Templates, and the toolchain that makes code of their source; that is imported when first used.
+
+    A method that is not abstract suits a toolchain that works in this process, for this machine alone.
+
+    Attributes:
+        name: the first word of its targets.
+        summary: what it is, in a few words.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
 
     @property
-    def name(self) -> str:
-        """The first word of its targets."""
-
-    @property
-    def summary(self) -> str:
-        """What it is, in a few words."""
-
-    @property
+    @abstractmethod
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates, the best first."""
+        """Its templates, the best first; whoever asks first loads their modules."""
 
     def fingerprint(self) -> str | None:
         """The toolchain's versions, part of the cache's key; None where there is no code worth storing."""
+        return None
 
     def refuses(self, target: Target) -> str | None:
         """Why code for a target of this backend cannot run on this machine; None if it can."""
+        return None
 
     def compiles_for(self, target: Target) -> bool:
         """Whether code for a target that does not run on this machine can be made here."""
+        return False
 
     def makes(self, template: Template) -> bool:
         """Whether the toolchain that is installed makes code of a choice; of every one where none is."""
+        return True
 
     def placed(self, target: Target) -> Target:
         """A target that runs here, with the device of this machine that it runs on."""
+        return target
 
+    @abstractmethod
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """What `template.emit(kernel, target)` becomes: all that a launch needs besides the source's frame.
 
@@ -166,12 +176,20 @@ class Backend(Protocol):
         Raises:
             BuildError: the toolchain is missing.
         """
+        for kernel, template in pairs:
+            source = template.emit(kernel, target)
+            try:
+                yield source, self.compile_object(source, kernel, template, target)
+            except BuildError as error:
+                yield source, error
 
     def resources(self, code: bytes) -> Mapping[str, int]:
         """What a program of the object code uses, where the toolchain says: registers, spills, ..."""
+        return {}
 
     def listings(self, target: Target) -> tuple[str, ...]:
         """The kinds of assembly that code for the target has: `asm`, `ptx`, `sass`."""
+        return ()
 
     def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
         """The instructions that the source becomes, as one of the target's `listings`; compiled anew.
@@ -179,7 +197,9 @@ class Backend(Protocol):
         Raises:
             BuildError: the toolchain is missing, or refuses the source.
         """
+        raise ValueError(kind)
 
+    @abstractmethod
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Loaded:
         """Loads object code onto a placed target; `source` may be without text. No toolchain is imported.
 
@@ -187,17 +207,6 @@ class Backend(Protocol):
             BuildError: the code is not what this toolchain makes, or the driver refuses it.
         """
 
+    @abstractmethod
     def memory(self, target: Target) -> Memory:
         """The memory of a placed target."""
-
-
-def one_by_one(
-    backend: Backend, pairs: Sequence[tuple[Kernel, Template]], target: Target
-) -> Iterator[tuple[Source, bytes | BuildError]]:
-    """`compile_all` of a toolchain that works in this process."""
-    for kernel, template in pairs:
-        source = template.emit(kernel, target)
-        try:
-            yield source, backend.compile_object(source, kernel, template, target)
-        except BuildError as error:
-            yield source, error

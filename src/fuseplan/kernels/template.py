@@ -46,6 +46,12 @@ class Traffic:
         return self.read + self.written + 2 * self.workspace
 
 
+def moved_once(kernel: Kernel, workspace: int = 0) -> Traffic:
+    """src, operands and outputs once each; `workspace` bytes written and read again."""
+    written = kernel.written_bytes
+    return Traffic(kernel.minimum_bytes - written, written, workspace)
+
+
 def accuracy_claim(bound: float, accuracy: Accuracy) -> Claim:
     """A template's error bound against the one the caller set, where it is a number."""
     allowed = float("inf") if isinstance(accuracy, str) else accuracy
@@ -177,9 +183,9 @@ class Template(ABC):
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         """Knobs worth considering, the best guess first; at least one."""
 
-    @abstractmethod
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        """Bytes read, written and kept in the workspace by one launch."""
+        """Bytes read, written and kept in the workspace by one launch; all tensors once, and no workspace."""
+        return moved_once(kernel)
 
     def flops(self, kernel: Kernel) -> int:
         """Operations that this template does; fewer than the kernel's where an algorithm saves some."""
@@ -189,9 +195,17 @@ class Template(ABC):
     def seconds(self, kernel: Kernel, target: Target) -> float:
         """The cost model's estimate for one launch."""
 
-    @abstractmethod
     def error_bound(self, kernel: Kernel) -> float:
-        """A number b such that |error| <= b * `error_scale`, before the result is rounded to dst's dtype."""
+        """A number b such that |error| <= b * `error_scale`, before the result is rounded to dst's dtype.
+
+        It is `bound` where all choices of a template have the same.
+        """
+        return self.bound(kernel)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """The error bound of every choice; a template has this, or an `error_bound` that its knobs decide."""
+        raise NotImplementedError
 
     @abstractmethod
     def emit(self, kernel: Kernel, target: Target) -> Source:

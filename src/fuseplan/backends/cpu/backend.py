@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from fuseplan.backends.backend import one_by_one
+from fuseplan.backends.backend import Backend
 from fuseplan.backends.host import HostMemory
-from fuseplan.errors import BuildError
 from fuseplan.kernels.emit import FIRST_SLOT, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target, host_target
@@ -66,7 +65,7 @@ class FunctionBlock:
         self.launch: Callable[[], None] = partial(launcher, ctypes.addressof(self._storage))
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Generated LLVM IR, compiled by llvmlite, run on the process's own threads."""
 
     name = "cpu"
@@ -74,7 +73,6 @@ class CpuBackend:
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates; whoever asks first loads their modules."""
         with loading:
             from fuseplan.backends.cpu.templates import TEMPLATES
 
@@ -103,28 +101,6 @@ class CpuBackend:
 
         return toolchain.compile_object(source.text)
 
-    def compile_all(
-        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
-    ) -> Iterator[tuple[Source, bytes | BuildError]]:
-        """One after the other, in this process."""
-        return one_by_one(self, pairs, target)
-
-    def compiles_for(self, target: Target) -> bool:
-        """Code is made for this processor alone."""
-        return False
-
-    def makes(self, template: Template) -> bool:
-        """Every choice."""
-        return True
-
-    def placed(self, target: Target) -> Target:
-        """The target: a machine has one host."""
-        return target
-
-    def resources(self, code: bytes) -> Mapping[str, int]:
-        """LLVM's object code does not say."""
-        return {}
-
     def listings(self, target: Target) -> tuple[str, ...]:
         """LLVM's assembly."""
         return ("asm",)
@@ -144,5 +120,4 @@ class CpuBackend:
         return Function(toolchain.load_object(code, [source.entry])[source.entry], source)
 
     def memory(self, target: Target) -> HostMemory:
-        """The process's own."""
         return HostMemory()

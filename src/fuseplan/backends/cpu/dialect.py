@@ -18,9 +18,8 @@ from functools import partial
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.ir import Builder, Value
-from fuseplan.backends.cpu.math_exponential import erf, exp, expm1, tanh
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
-from fuseplan.backends.cpu.math_logarithm import constant_power, log, log1p, power
+from fuseplan.backends.cpu.math_functions import constant_power, erf, exp, expm1, log, log1p, power, tanh
 from fuseplan.scalar import CASTS, COMPARISONS
 
 

@@ -10,7 +10,7 @@ Floating point keeps IEEE meaning: no fast-math flags but `contract` on a multip
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,6 +31,20 @@ from fuseplan.backends.cpu.ir_text import (
 )
 
 
+def _operator(integer: str, floating: str) -> Callable[[Value, Operand], Value]:
+    """Python's operator that writes one of LLVM's, by the type of the left operand."""
+
+    def apply(left: Value, other: Operand) -> Value:
+        right = left.builder.const(other, left.type)
+        known = folded(integer, left.name, right.name) if left.type == I64 else None
+        if known is not None:
+            return Value(left.builder, I64, known)
+        word = floating if is_floating(left.type) else integer
+        return left.builder.op(left.type, f"{word} {left.type} {left.name}, {right.name}")
+
+    return apply
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value of the function being written: its type and its name in the text."""
@@ -39,29 +53,12 @@ class Value:
     type: str
     name: str
 
-    def __add__(self, other: Operand) -> Value:
-        return self._binary("add", "fadd", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._binary("sub", "fsub", other)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._binary("mul", "fmul", other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._binary("sdiv", "fdiv", other)
-
-    def __floordiv__(self, other: Operand) -> Value:
-        return self._binary("udiv", "fdiv", other)
-
-    def __mod__(self, other: Operand) -> Value:
-        return self._binary("urem", "frem", other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self + other
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self * other
+    __add__ = __radd__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __mul__ = __rmul__ = _operator("mul", "fmul")
+    __truediv__ = _operator("sdiv", "fdiv")
+    __floordiv__ = _operator("udiv", "fdiv")
+    __mod__ = _operator("urem", "frem")
 
     def __rsub__(self, other: Operand) -> Value:
         return self.builder.const(other, self.type) - self
@@ -73,15 +70,6 @@ class Value:
         if self.type == I64:
             raise TypeError("division is unsigned: `loops.ceil_div` rounds up")
         return self.builder.op(self.type, f"fneg {self.type} {self.name}")
-
-    def _binary(self, integer: str, floating: str, other: Operand) -> Value:
-        right = self.builder.const(other, self.type)
-        if self.type == I64:
-            known = folded(integer, self.name, right.name)
-            if known is not None:
-                return Value(self.builder, I64, known)
-        word = floating if is_floating(self.type) else integer
-        return self.builder.op(self.type, f"{word} {self.type} {self.name}, {right.name}")
 
 
 Index = Value | int

@@ -48,12 +48,6 @@ def padding_claim(kernel: Kernel) -> Claim:
     return about(kernel, size <= _MOST_BYTES, Reason.PADDED_SRC, f"{size:.1e} bytes", most)
 
 
-def traffic(kernel: Kernel, target: Target, *, workspace: int = 0) -> Traffic:
-    """src, operands and outputs once each; `workspace` elements written and read again."""
-    written = kernel.written_bytes
-    return Traffic(kernel.minimum_bytes - written, written, workspace * itemsize(kernel))
-
-
 def seconds(
     kernel: Kernel, target: Target, *, flops: float, traffic: Traffic, efficiency: float, phases: int = 1
 ) -> float:
@@ -100,9 +94,6 @@ class SumOfProducts(CpuTemplate):
         """Phases of tasks that wait for one another."""
         return 1
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return traffic(kernel, target)
-
     def seconds(self, kernel: Kernel, target: Target) -> float:
         return seconds(
             kernel,
@@ -113,6 +104,7 @@ class SumOfProducts(CpuTemplate):
             phases=self.phases(kernel, target),
         )
 
-    def error_bound(self, kernel: Kernel) -> float:
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
         """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)

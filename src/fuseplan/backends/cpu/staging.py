@@ -16,10 +16,10 @@ from math import prod
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place
 from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
-from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.system.locks import cached_property

@@ -20,11 +20,14 @@ class CpuTemplate(Template):
 
         per channel, per position and along axes: in order. per activation: in the order in which one image of
         the tensor it is applied to is stored. shared: its one element. Between a contraction and a gated
-        product: of all gates, then of all values. Templates that read a weight override this.
+        product: of all gates, then of all values. A weight: as `weight_steps` says.
 
         Raises:
-            ValueError: the operand is a weight, or per element; its template must say how it is read.
+            ValueError: the operand is per element, or a weight of which the template does not say it.
         """
+        if operand.role == "weight":
+            steps = (Transpose(kernel.weight_axes), *self.weight_steps(kernel, target))
+            return Packing(operand.shape, kernel.compute_dtype, steps)
         if operand.per not in ("channel", "activation", "position", "axes", "blocks", "shared"):
             raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
         ordered: tuple[Step, ...] = ()
@@ -36,8 +39,6 @@ class CpuTemplate(Template):
         padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))
         return Packing(operand.shape, kernel.compute_dtype, (*ordered, *padded))
 
-
-def weight_packing(kernel: Kernel, *steps: Step) -> Packing:
-    """How a weight is read on a CPU: in the compute dtype; `steps` take its axes in canonical order."""
-    ordered = Transpose(kernel.weight_axes)
-    return Packing(kernel.weight.shape, kernel.compute_dtype, (ordered, *steps))
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
+        """How the kernel reads a weight, whose axes come in canonical order, in the compute dtype."""
+        raise ValueError(f"{self.name} reads no weight: only its template can pack it")

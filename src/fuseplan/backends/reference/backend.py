@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fuseplan.backends.backend import one_by_one
+from fuseplan.backends.backend import Backend
 from fuseplan.backends.host import HostMemory
-from fuseplan.errors import BuildError
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -52,7 +50,7 @@ class InterpretedBlock:
         self._interpreter(self.words)
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """Every kernel, interpreted."""
 
     name = "reference"
@@ -66,47 +64,9 @@ class ReferenceBackend:
 
         return (Interpreted,)
 
-    def fingerprint(self) -> str | None:
-        """None: there is no object code."""
-        return None
-
-    def refuses(self, target: Target) -> str | None:
-        """It runs everywhere."""
-        return None
-
     def compile_object(self, source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
         """Nothing."""
         return b""
-
-    def compile_all(
-        self, pairs: Sequence[tuple[Kernel, Template]], target: Target, *, workers: int, seconds: float
-    ) -> Iterator[tuple[Source, bytes | BuildError]]:
-        """One after the other, in this process."""
-        return one_by_one(self, pairs, target)
-
-    def compiles_for(self, target: Target) -> bool:
-        """There is nothing to make."""
-        return False
-
-    def makes(self, template: Template) -> bool:
-        """Every choice."""
-        return True
-
-    def placed(self, target: Target) -> Target:
-        """The target."""
-        return target
-
-    def resources(self, code: bytes) -> Mapping[str, int]:
-        """Nothing."""
-        return {}
-
-    def listings(self, target: Target) -> tuple[str, ...]:
-        """None: NumPy interprets the plan."""
-        return ()
-
-    def listing(self, kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:
-        """Nothing: `listings` names no kind."""
-        raise ValueError(kind)
 
     def load(self, kernel: Kernel, source: Source, code: bytes, target: Target) -> Interpretation:
         """An interpreter of the kernel."""
@@ -116,5 +76,4 @@ class ReferenceBackend:
         return Interpretation(Interpreter(kernel, source))
 
     def memory(self, target: Target) -> HostMemory:
-        """The process's own."""
         return HostMemory()

@@ -53,10 +53,6 @@ class Interpreted(Template):
         depth = kernel.contraction.depth if isinstance(kernel.centre, Convolution) else kernel.reduced_count
         return float(depth * 2.0**-53)
 
-    def error_bound(self, kernel: Kernel) -> float:
-        """The bound."""
-        return self.bound(kernel)
-
     def emit(self, kernel: Kernel, target: Target) -> Source:
         """The kernel's own text: the interpreter reads the record."""
         operands = tuple(Slot("operand", operand.key) for operand in kernel.operands)

@@ -8,8 +8,8 @@ Everything up to the source runs anywhere. `compiler` needs triton, `memory` and
 - elementwise: the stages of a plan applied to a tile
 - model: the cost model
 - toolchain, compiler, pool, worker: text to a binary, many at once
-- repairs, sass, gate: errors of Triton and its assembler; faults that no result shows
-- artifact, signature, driver, maps, launch, memory, views: a binary, its arguments, and the device
+- repairs, sass: errors of Triton and its assembler
+- artifact, driver, launch, memory: a binary, its arguments, and the device
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fuseplan.errors import BuildError
@@ -56,15 +56,8 @@ class Artifact:
 
     def pack(self) -> bytes:
         """All of it as bytes."""
-        told = {
-            "architecture": self.architecture,
-            "entry": self.entry,
-            "threads": self.threads,
-            "shared_bytes": self.shared_bytes,
-            "types": list(self.types),
-            "maps": {str(place): asdict(layout) for place, layout in self.maps.items()},
-            "resources": dict(self.resources),
-        }
+        told = asdict(replace(self, binary=b"", assembly=""))
+        del told["binary"], told["assembly"]
         head, text = json.dumps(told).encode(), zlib.compress(self.assembly.encode())
         return _HEAD.pack(MAGIC, len(head), len(self.binary), len(text)) + head + self.binary + text
 

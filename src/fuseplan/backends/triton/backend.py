@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fuseplan.backends.backend import Backend, Loaded
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -22,11 +23,10 @@ from fuseplan.kernels.template import Template
 from fuseplan.system.locks import cached_property, loading
 
 if TYPE_CHECKING:
-    from fuseplan.backends.backend import Loaded
     from fuseplan.backends.triton.memory import GpuMemory
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """Triton text, compiled for any GPU, run on one of this machine's."""
 
     name = "triton"
@@ -34,7 +34,6 @@ class TritonBackend:
 
     @cached_property
     def templates(self) -> tuple[type[Template], ...]:
-        """Its templates; whoever asks first loads their modules."""
         with loading:
             from fuseplan.backends.triton.templates import TEMPLATES
 
@@ -115,7 +114,6 @@ class TritonBackend:
         return launch.load(source, code, memory.queue(_index(target)))
 
     def memory(self, target: Target) -> GpuMemory:
-        """The device's memory."""
         with loading:
             from fuseplan.backends.triton import memory
 

@@ -19,7 +19,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
-from fuseplan.backends.triton import maps, repairs, resources, versions
+from fuseplan.backends.triton import driver, repairs, resources, versions
 from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.backends.triton.assembler import assembler, own_assembler
 from fuseplan.errors import BuildError
@@ -267,7 +267,7 @@ class _Making:
 
     def _check_map(self, place: int, layout: MapLayout) -> None:
         slot = self.source.slots[place]
-        why = [] if slot.map is None else list(maps.problems(slot.map, layout))
+        why = [] if slot.map is None else list(driver.problems(slot.map, layout))
         if why:
             raise BuildError(f"there is no tensor map of {slot}: {why[0]}", source=self.source.text)
 

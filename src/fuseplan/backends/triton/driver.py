@@ -1,6 +1,7 @@
 """NVIDIA's driver through ctypes: modules, tensor maps, launches; no compiler and no extension module.
 
 All is done in the device's primary context, which is the one that torch and CuPy use.
+Tensor maps are encoded from a slot's TensorMap and the layout that the kernel expects.
 """
 
 from __future__ import annotations
@@ -8,13 +9,74 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from fuseplan.backends.triton.artifact import Artifact
+from fuseplan.backends.triton.artifact import Artifact, MapLayout
 from fuseplan.errors import BuildError
+from fuseplan.kernels.emit import TensorMap
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.system.locks import Lock
+
+ELEMENTS = {"i8": 0, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
+ENCODED_BYTES = 128
+ALIGNMENT = 64  # of an encoded map, which is an argument by value
+MOST_AXES = 5
+WIDEST_BOX = 256
+WIDEST_STEP = 8
+STRIDE_BYTES = 16  # every stride is a multiple of it
+SWIZZLED = {1: 32, 2: 64, 3: 128}  # bytes of a box's rows, at most
+
+
+class MapEncoding:
+    """The arguments of cuTensorMapEncodeTiled but for the memory: innermost axis first, as the driver counts.
+
+    A box's extents are what the copy spans, so that a step of 2 doubles them.
+    """
+
+    __slots__ = ("box", "dtype", "extents", "rank", "steps", "strides", "swizzle")
+
+    def __init__(self, mapped: TensorMap, layout: MapLayout) -> None:
+        size = dtype_of(mapped.dtype).itemsize
+        spans = [extent * step for extent, step in zip(layout.box, mapped.steps, strict=True)]
+        self.dtype, self.rank, self.swizzle = ELEMENTS[mapped.dtype], len(mapped.shape), layout.swizzle
+        self.extents = _reversed(ctypes.c_uint64, mapped.shape)
+        self.strides = _reversed(ctypes.c_uint64, [stride * size for stride in mapped.strides[:-1]])
+        self.box = _reversed(ctypes.c_uint32, spans)
+        self.steps = _reversed(ctypes.c_uint32, mapped.steps)
+
+
+def _reversed(kind: Any, values: Sequence[int]) -> Any:
+    return (kind * max(1, len(values)))(*reversed(values))
+
+
+def problems(mapped: TensorMap, layout: MapLayout) -> Iterator[str]:
+    """Why the copy engine cannot have such a map; none if it can."""
+    size, rank = dtype_of(mapped.dtype).itemsize, len(mapped.shape)
+    if not 1 <= rank <= MOST_AXES or {len(each) for each in _axes(mapped, layout)} != {rank}:
+        yield f"it has {rank} axes; want 1 to {MOST_AXES}, the same everywhere"
+        return
+    if mapped.strides[-1] != 1 or mapped.steps[-1] != 1:
+        yield "its innermost axis is not contiguous"
+    if any(stride * size % STRIDE_BYTES or not 0 < stride * size < 2**40 for stride in mapped.strides[:-1]):
+        yield f"a stride is not a multiple of {STRIDE_BYTES} bytes"
+    if any(not 1 <= step <= WIDEST_STEP for step in mapped.steps):
+        yield f"a step is not 1 to {WIDEST_STEP}"
+    if any(
+        not 1 <= extent * step <= WIDEST_BOX for extent, step in zip(layout.box, mapped.steps, strict=True)
+    ):
+        yield f"a box spans more than {WIDEST_BOX} elements along an axis"
+    row = layout.box[-1] * size
+    if row % STRIDE_BYTES or row > SWIZZLED.get(layout.swizzle, row):
+        yield f"a box has rows of {row} bytes"
+    if any(not 1 <= extent <= 2**32 for extent in mapped.shape):
+        yield "an extent is not 1 to 2^32"
+
+
+def _axes(mapped: TensorMap, layout: MapLayout) -> tuple[tuple[int, ...], ...]:
+    return mapped.shape, mapped.strides, mapped.steps, mapped.box, layout.box
+
 
 FREE_SHARED_BYTES = 48 * 1024  # more must be asked for
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -44,46 +106,8 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-class Encoding(Protocol):
-    """All but storage and pointer of a call of cuTensorMapEncodeTiled; `maps.MapEncoding` is one."""
-
-    dtype: int
-    rank: int
-    swizzle: int
-    extents: Any
-    strides: Any
-    box: Any
-    steps: Any
-
-
-class Driver(Protocol):
-    """What a launch asks of a vendor's driver; calls that may fail give a status, 0 for success."""
-
-    @property
-    def launch(self) -> Callable[[Any, Any, Any, None], int]:
-        """Of a LaunchConfig by reference, a function, and the pointers to its arguments."""
-
-    def load(self, artifact: Artifact, device: int) -> int:
-        """The artifact's function on a device, ready to be launched."""
-
-    def drop(self, function: int, device: int) -> None:
-        """Says that a function will not be launched again; may be called at any moment, in any thread."""
-
-    def unload(self, device: int) -> None:
-        """Waits until the device is idle and frees what was dropped; no stream may be recording."""
-
-    def encode(self, storage: int, encoding: Encoding, address: int) -> int:
-        """Writes the 128 bytes of a tensor map of the memory at an address."""
-
-    def current(self, device: int) -> Any:
-        """A context manager: the device's primary context is the thread's."""
-
-    def told(self, status: int) -> str:
-        """A status in the driver's own words."""
-
-
 class CudaDriver:
-    """libcuda.
+    """libcuda, as far as launches need it; calls that may fail give a status, 0 for success.
 
     Raises:
         BuildError: there is none, or it cannot be initialized.
@@ -104,7 +128,7 @@ class CudaDriver:
 
     @property
     def launch(self) -> Callable[[Any, Any, Any, None], int]:
-        """The function cuLaunchKernelEx itself."""
+        """cuLaunchKernelEx: of a LaunchConfig by reference, a function, and the pointers to its arguments."""
         return self._launch
 
     def told(self, status: int) -> str:
@@ -158,11 +182,16 @@ class CudaDriver:
         return handle
 
     def drop(self, function: int, device: int) -> None:
-        """Notes it: a finalizer may not call the driver, which refuses calls while a stream records."""
+        """Notes that a function will not be launched again; may be called at any moment, in any thread.
+
+        A finalizer may not call the driver, which refuses calls while a stream records.
+        """
         self._dropped.append((function, device))
 
     def unload(self, device: int) -> None:
         """cuModuleUnload of each module whose function was dropped, after cuCtxSynchronize.
+
+        No stream may be recording.
 
         Raises:
             BuildError: the driver refuses, since an earlier kernel failed.
@@ -176,8 +205,11 @@ class CudaDriver:
                 self._dropped.remove(each)
                 self._check("cuModuleUnload", self._modules.pop(each))
 
-    def encode(self, storage: int, encoding: Encoding, address: int) -> int:
-        """cuTensorMapEncodeTiled: no interleaving, zeros outside of the tensor."""
+    def encode(self, storage: int, encoding: MapEncoding, address: int) -> int:
+        """Writes the 128 bytes of a tensor map of the memory at an address: cuTensorMapEncodeTiled.
+
+        There is no interleaving, and zeros lie outside of the tensor.
+        """
         status: int = self._encode(
             ctypes.c_void_p(storage),
             encoding.dtype,
@@ -207,7 +239,7 @@ def driver_release() -> tuple[int, int] | None:
 
 
 @functools.cache
-def driver() -> Driver:
+def driver() -> CudaDriver:
     """This machine's driver, initialized once.
 
     Raises:

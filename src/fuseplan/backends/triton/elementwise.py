@@ -10,8 +10,7 @@ from fuseplan.backends import blocks
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
 from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.names import named
-from fuseplan.backends.triton.storage import Storage
+from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage

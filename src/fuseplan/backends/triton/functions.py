@@ -37,6 +37,15 @@ _NUMBERS: dict[str, Callable[..., Any]] = NUMPY | {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "one_plus_erf": lambda x: 1 + math.erf(x),
 }
+# Functions that are one operation: the name of the result, and its text.
+_PLAIN = {
+    "add": ("sum", "{} + {}"),
+    "sub": ("difference", "{} - {}"),
+    "mul": ("product", "{} * {}"),
+    "neg": ("negative", "{} * -1.0"),  # Triton's own is 0 - x, which is no negative zero
+    "gt": ("above", "{} > {}"),
+    "ge": ("reaches", "{} >= {}"),
+}
 
 
 class Functions:
@@ -70,6 +79,9 @@ class Functions:
                 return self.const(float(_NUMBERS[name](*(self._numbers[arg] for arg in args))))
         if name in CASTS:
             return self._storage.held(CASTS[name], *args)
+        if name in _PLAIN:
+            stem, text = _PLAIN[name]
+            return self._let(stem, text.format(*args))
         return str(getattr(self, f"_{name}")(*args))
 
     # ---- lines
@@ -109,15 +121,6 @@ class Functions:
 
     # ---- arithmetic
 
-    def _add(self, x: str, y: str) -> str:
-        return self._let("sum", f"{x} + {y}")
-
-    def _sub(self, x: str, y: str) -> str:
-        return self._let("difference", f"{x} - {y}")
-
-    def _mul(self, x: str, y: str) -> str:
-        return self._let("product", f"{x} * {y}")
-
     def _div(self, x: str, y: str) -> str:
         divisor = self._numbers.get(y, 0.0)
         is_exact = abs(math.frexp(divisor)[0]) == 0.5 and 1e-30 < abs(divisor) < 1e30
@@ -126,9 +129,6 @@ class Functions:
         if self.is_half or self.is_double:
             return self._let("quotient", f"{x} / {y}")
         return self._let("quotient", f"{self.ns}.div_rn({x}, {y})")
-
-    def _neg(self, x: str) -> str:
-        return self._let("negative", f"{x} * -1.0")  # Triton's own is 0 - x, which is no negative zero
 
     def _abs(self, x: str) -> str:
         return self._let("size", f"{self.ns}.abs({x})")
@@ -148,12 +148,6 @@ class Functions:
             return f"{self.ns}.{name}({x}, {y}, propagate_nan=tl.PropagateNan.ALL)"
         chosen = self._choice(f"{x} {'<' if name == 'maximum' else '>'} {y}", y, x)
         return chosen if y in self._numbers else self._choice(f"{y} == {y}", chosen, y)
-
-    def _gt(self, x: str, y: str) -> str:
-        return self._let("above", f"{x} > {y}")
-
-    def _ge(self, x: str, y: str) -> str:
-        return self._let("reaches", f"{x} >= {y}")
 
     def _where(self, condition: str, x: str, y: str) -> str:
         if condition in self._numbers:
@@ -222,7 +216,7 @@ class Functions:
             power = self._let("power", f"{self.ns}.exp2({x} * {-_LOG2_E!r})")
             root = self._let("root", f"{self.ns}.rsqrt(1.0 + {power})")
             return self._let("sigmoid", f"{root} * {root}")
-        return self._let("sigmoid", f"1.0 / (1.0 + {self._exp(self._neg(x))})")
+        return self._let("sigmoid", f"1.0 / (1.0 + {self._exp(self.apply('neg', x))})")
 
     def _tanh(self, x: str) -> str:
         if self.is_half:
@@ -276,7 +270,7 @@ class Functions:
         if self.is_double:
             return self._let("sum", f"1.0 + {self.ns}.erf({x})")
         size = self._abs(x)
-        exponent = self._erfc_exponent(self._neg(size))
+        exponent = self._erfc_exponent(self.apply("neg", size))
         if self.is_half:
             found = self._exp(exponent)
         else:

@@ -11,45 +11,21 @@ import copy
 import ctypes
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fuseplan.backends.triton import driver as drivers
-from fuseplan.backends.triton import maps
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.driver import COOPERATIVE, LaunchAttribute, LaunchConfig
 from fuseplan.errors import BuildError
 from fuseplan.kernels.emit import Source
 
+if TYPE_CHECKING:
+    from fuseplan.backends.triton.memory import Queue
+
 UNSIGNED = 2**64 - 1
 MAPS_HELD = 64  # of each slot: tensors that take turns, as an allocator hands them out, are encoded once
 _SCRATCH = ctypes.c_int64(0)  # Triton's last two arguments: none is needed
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
-
-
-class Room(Protocol):
-    """Memory of a workspace, for as long as it is held."""
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-
-
-class Queue(Protocol):
-    """Where launches go; `memory.Queue` is one."""
-
-    @property
-    def device(self) -> int:
-        """The device's index."""
-
-    @property
-    def stream(self) -> Callable[[], int]:
-        """Gives the current stream's handle."""
-
-    def is_capturing(self) -> bool:
-        """Whether the current stream records a graph instead of running."""
-
-    def workspace(self, stream: int, nbytes: int) -> Room:
-        """Memory for a launch on the current stream: zero, or as a launch left it."""
 
 
 class LoadedKernel:
@@ -137,7 +113,7 @@ class _Mapped:
             raise ValueError(f"slot {place} has no tensor map")
         self.place, self.word = place, kernel.words[place]
         self.seen = -1  # of no memory yet
-        self.encoding = maps.MapEncoding(mapped, kernel.artifact.maps[place])
+        self.encoding = drivers.MapEncoding(mapped, kernel.artifact.maps[place])
         self._extents = (ctypes.c_int32 * len(mapped.shape))(*mapped.shape)
         self._strides = (ctypes.c_int64 * len(mapped.strides))(*mapped.strides)
         self._held: dict[int, tuple[Any, int]] = {}
@@ -157,9 +133,9 @@ class _Mapped:
         """Where the map of the memory at that address is to be written."""
         if len(self._held) >= MAPS_HELD:
             self._held.clear()
-        storage = (ctypes.c_char * (maps.ENCODED_BYTES + maps.ALIGNMENT))()
+        storage = (ctypes.c_char * (drivers.ENCODED_BYTES + drivers.ALIGNMENT))()
         start = ctypes.addressof(storage)
-        address = start + -start % maps.ALIGNMENT
+        address = start + -start % drivers.ALIGNMENT
         self._held[word] = (storage, address)
         return address
 

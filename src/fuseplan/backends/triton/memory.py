@@ -1,6 +1,7 @@
 """A GPU's memory: torch's tensors, and what DLPack or `__cuda_array_interface__` shows there.
 
 Everything is checked before a launch: a kernel that reads where it must not breaks the whole process.
+Tensors that are not torch's, CuPy's, JAX's and Numba's, are seen where they lie.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from fuseplan.backends.backend import Addresses
-from fuseplan.backends.triton.views import exported
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, a_thing
 from fuseplan.kernels.emit import COUNTER_BYTES
 from fuseplan.kernels.packing import HALF_UNIT, Halves, Packing, Pad, Reshape, Rounded, Step, Transpose
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.tensors.arrays import Buffer, is_torch
+from fuseplan.tensors.dlpack import CUDA, MANAGED, device_of, view_array_interface, view_dlpack
 from fuseplan.tensors.torch_tensors import DTYPES, TorchForm, torch_form, torch_maker, torch_pair, view_torch
 
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a copy engine takes
@@ -207,3 +208,63 @@ _STEPS: dict[type[Step], Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 def _target(device: torch.device) -> str:
     return f"cuda:{device.index}" if device.type == "cuda" else "cpu"
+
+
+LEGACY = 1  # how DLPack and the array interface call the stream whose handle is 0
+
+
+def exported(
+    tensor: Any, what: object, device: torch.device, index: int, stream: Callable[[], int]
+) -> Buffer:
+    """A tensor of another package on `device`, the GPU of that index.
+
+    What its maker has still to do to it, the current stream waits for.
+
+    Raises:
+        ArgumentError: it is no tensor on that device, or none that kernels take.
+    """
+    if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+        kind, own = device_of(tensor, what)
+        if kind not in (CUDA, MANAGED):
+            raise ArgumentError(
+                what,
+                f" is {a_thing(tensor)} in the host's memory, and this plan runs on {device}: "
+                f"pass torch.from_dlpack(tensor).to('{device}')",
+            )
+        _check_index(own, index, what)
+        return Buffer(*view_dlpack(tensor, what, devices=(kind,), stream=stream() or LEGACY), tensor)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        buffer = Buffer(*view_array_interface(tensor, what), tensor)
+        if buffer.address:  # a null pointer is on no device, and refused by who asked
+            _check_index(_index_of(tensor), index, what)
+        _wait_for(tensor.__cuda_array_interface__.get("stream"), device)
+        return buffer
+    raise ArgumentError(
+        what,
+        f" is {a_thing(tensor)}; want a tensor on {device}: torch's, or one with DLPack or "
+        "__cuda_array_interface__",
+    )
+
+
+def _check_index(own: int, index: int, what: object) -> None:
+    if own != index:
+        raise ArgumentError(
+            what,
+            f" is on cuda:{own}, and this plan runs on cuda:{index}: copy it there, or compile the "
+            f"plan for target 'cuda:{own}'",
+        )
+
+
+def _index_of(tensor: Any) -> int:
+    """The interface does not say whose memory it is: torch asks the driver."""
+    return int(torch.as_tensor(tensor).get_device())
+
+
+def _wait_for(stream: int | None, device: torch.device) -> None:
+    """Makes the current stream wait for the one that the array's maker writes on."""
+    if stream is None:
+        return
+    current = torch.cuda.current_stream(device)
+    handle = 0 if stream == LEGACY else int(stream)
+    if handle != current.cuda_stream:
+        current.wait_stream(torch.cuda.ExternalStream(handle, device))

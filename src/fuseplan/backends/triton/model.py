@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Traffic
 
@@ -56,12 +55,6 @@ RATES = {
 def rates(target: Target) -> Rates:
     """The rates of the target's GPU: by its name where that is known, else by its kind, else an H100's."""
     return RATES.get(target.cpu) or RATES.get(target.name) or RATES["sm_90"]
-
-
-def traffic(kernel: Kernel, *, workspace: int = 0) -> Traffic:
-    """src, operands and dst once each; `workspace` bytes written and read again."""
-    written = kernel.written_bytes
-    return Traffic(kernel.minimum_bytes - written, written, workspace)
 
 
 def fill(programs: int, places: int) -> float:

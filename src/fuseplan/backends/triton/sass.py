@@ -59,7 +59,16 @@ class Code(NamedTuple):
 
 
 def disassembled(cubin: bytes, package: Path) -> Code:
-    """The code of a cubin, read by the disassembler in Triton's package.
+    """The code of a cubin; read without an analysis that takes a third of the disassembler's time.
+
+    Raises:
+        BuildError: as `listed`.
+    """
+    return parsed(listed(cubin, package, "-ndf"))
+
+
+def listed(cubin: bytes, package: Path, *options: str) -> str:
+    """The instructions of a cubin, read by the disassembler in Triton's package.
 
     Raises:
         BuildError: there is none, or it cannot read the cubin.
@@ -69,16 +78,11 @@ def disassembled(cubin: bytes, package: Path) -> Code:
         file.write(cubin)
         file.flush()
         try:
-            command = [
-                str(tool),
-                "-c",
-                "-ndf",
-                file.name,
-            ]  # without an analysis that takes a third of its time
+            command = [str(tool), "-c", *options, file.name]
             ran = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"{tool} cannot read the kernel's code: {error}") from error
-    return parsed(ran.stdout.decode())
+    return ran.stdout.decode()
 
 
 def parsed(text: str) -> Code:

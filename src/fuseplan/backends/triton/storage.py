@@ -1,15 +1,23 @@
 """Widens elements that were loaded, and rounds results to the elements that are stored, as lines of text.
 
 fp8 is moved as its bits: not every GPU converts it, and the GPUs that do treat large numbers differently.
+Triton's names of the dtypes are here, those of arguments' types in the table of `dtypes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.language.dtypes import FP8, dtype_of
+
+_NAMES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_NAMES |= {"u8": "uint8", "i8": "int8", "i32": "int32"}
+
+
+def named(dtype: str, namespace: str = "tl") -> str:
+    """The dtype in a kernel's text: `tl.float16`."""
+    return f"{namespace}.{_NAMES[dtype_of(dtype).triton]}"
 
 
 class Storage:

@@ -19,15 +19,20 @@ class GpuTemplate(Template):
         """How the kernel reads an operand per channel, per activation or shared: dense, in the compute dtype.
 
         Per activation, one image in the order in which the tensor it is applied to is stored. Between a
-        contraction and a gated product, gate and value take turns. Templates that read a weight override
-        this.
+        contraction and a gated product, gate and value take turns. A weight: as `packed_weight` says.
         """
+        if operand.role == "weight":
+            return self.packed_weight(kernel)
         ordered: tuple[Step, ...] = ()
         if operand.per == "activation":
             ordered = (Transpose(storage_axes(kernel.shape_of(operand))),)
         if operand.role == "between" and operand.per == "channel" and kernel.parts:
             ordered = gates_beside(kernel.parts, kernel.parts.extent, 1)
         return Packing(operand.shape, kernel.compute_dtype, ordered)
+
+    def packed_weight(self, kernel: Kernel) -> Packing:
+        """How the kernel reads a weight."""
+        raise ValueError(f"{self.name} reads no weight: only its template can pack it")
 
 
 def weight_packing(

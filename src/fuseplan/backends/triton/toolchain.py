@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from fuseplan.backends.triton import versions
+from fuseplan.backends.triton import sass, versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
-from fuseplan.backends.triton.signature import types_of
 from fuseplan.errors import BuildError, installing
-from fuseplan.kernels.emit import Source
+from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
-from fuseplan.system import limits
+from fuseplan.language.declarations import IN_PLACE
+from fuseplan.language.dtypes import dtype_of
 
 REMEDY = installing("triton", "torch", f"'triton>={versions.OLDEST}'")
 
@@ -72,28 +69,8 @@ def listing(kind: str, source: Source, kernel: Kernel, template: Template, targe
         BuildError: triton is missing or another version, or refuses the source; or its disassembler fails.
     """
     made = artifact(source, kernel, template, target)
-    return _disassembled(made.binary) if kind == "sass" else made.assembly
-
-
-def _disassembled(binary: bytes) -> str:
-    """A cubin's instructions, by the disassembler that comes with Triton."""
     package = versions.package()
-    assert package is not None  # the binary was just compiled
-    tool = package / "backends" / "nvidia" / "bin" / "nvdisasm"
-    with tempfile.TemporaryDirectory(prefix="fuseplan-") as folder:
-        place = Path(folder) / "kernel.cubin"
-        place.write_bytes(binary)
-        try:
-            told = subprocess.run(
-                [tool, "-c", place],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=limits.ASSEMBLER_SECONDS,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise BuildError(f"{tool} cannot disassemble the kernel: {error}") from error
-    return told.stdout
+    return sass.listed(made.binary, package) if package and kind == "sass" else made.assembly
 
 
 def compile_all(
@@ -154,3 +131,39 @@ def resources(code: bytes) -> Mapping[str, int]:
         BuildError: it is none.
     """
     return Artifact.unpack(code).resources
+
+
+# Counters are the workspace's usual content; a kernel casts it where it keeps something else.
+_KINDS = {"workspace": "*i32", "extent": "i64"}
+
+
+def types_of(source: Source, kernel: Kernel, template: Template, target: Target) -> tuple[str, ...]:
+    """Triton's type of every argument, in the order of the slots.
+
+    A tensor map is a `tensordesc`, a parameter by value a number of the compute dtype, the extent of open
+    axes an `i64`, for no value of which the code is specialised. Everything else is a pointer: to src's,
+    dst's and a result's dtype, to the dtype an operand is packed in, to int32 for the workspace.
+    """
+    return tuple(_type(slot, kernel, template, target) for slot in source.slots)
+
+
+def _type(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:
+    if slot.map is not None:
+        return f"tensordesc<{dtype_of(slot.map.dtype).triton}[{', '.join(map(str, slot.map.box))}]>"
+    if slot.kind == "parameter":
+        return dtype_of(kernel.compute_dtype).triton
+    if slot.kind in _KINDS:
+        return _KINDS[slot.kind]
+    return "*" + dtype_of(_element(slot, kernel, template, target)).triton
+
+
+def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> str:
+    """The dtype that a pointer points to."""
+    if slot.kind == "parameters":
+        return kernel.compute_dtype
+    if slot.kind == "result":
+        return next(output.dtype for output in kernel.outputs if output.key == slot.key)
+    if slot.kind != "operand":
+        return (kernel.src if slot.kind == "src" else kernel.dst).dtype
+    operand = kernel.operand(slot.key)
+    return operand.dtype if operand.per in IN_PLACE else template.packing(kernel, target, operand).dtype

@@ -14,7 +14,7 @@ from fuseplan.backends.cpu.templates.attention_writer import AttentionWriter
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, lanes, unit_roundoff
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, lanes, unit_roundoff
 from fuseplan.language.attend import Attend
 from fuseplan.messages.reasons import Claim, Reason, claim
 
@@ -58,9 +58,6 @@ class Attention(AttentionKnobs):
                 if tiles == 1 or (vectors == 4 and rows > tiles * vectors * width // 2):
                     yield cls(vectors, tiles, KEYS)
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel, target)
-
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, width = kernel.attention, lanes(kernel, target)
         heads, block = Heads(made, width), self.vectors * self.tiles * width
@@ -77,9 +74,6 @@ class Attention(AttentionKnobs):
         """One rounding for each product of a score, and for each key that a sum has."""
         made = kernel.attention
         return (made.size + made.keys + log2(made.keys + 1) + 8) * unit_roundoff(kernel)
-
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AttentionWriter(self, kernel, target).source()

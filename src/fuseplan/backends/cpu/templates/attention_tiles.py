@@ -8,12 +8,12 @@ from math import inf
 from fuseplan.backends.attending import Heads
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.loops import larger, pieces
 from fuseplan.backends.cpu.model import itemsize
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 

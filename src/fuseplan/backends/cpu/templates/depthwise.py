@@ -9,18 +9,12 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.depthwise_plan import Plan, depthwise_claims
 from fuseplan.backends.cpu.grouping import grouping
-from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates.depthwise_writer import DepthwiseKnobs, Writer
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import Step
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import (
-    Accuracy,
-    Template,
-    Traffic,
-    lanes,
-)
+from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes, moved_once
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 _MULTIPLIER = 8  # features a channel: each has code of its own
@@ -62,7 +56,7 @@ class Depthwise(DepthwiseKnobs):
             yield cls(rows, columns, *plan.blocks(rows, columns))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel, target, workspace=Plan(kernel, target).staged.elements)
+        return moved_once(kernel, Plan(kernel, target).staged.elements * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         return Plan(kernel, target).waste(self.rows, self.columns)
@@ -73,11 +67,9 @@ class Depthwise(DepthwiseKnobs):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """weight as [block of channels][tap][vector of features][channel of a group][lane]."""
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
-        return weight_packing(kernel, *grouping(kernel.contraction, lanes(kernel, target)).steps)
+        return grouping(kernel.contraction, lanes(kernel, target)).steps
 
 
 @dataclass(frozen=True)

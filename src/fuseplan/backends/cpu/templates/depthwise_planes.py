@@ -16,15 +16,12 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.joining import Count, Joining
-from fuseplan.backends.cpu.loops import ceil_div
+from fuseplan.backends.cpu.loops import Sums, ceil_div
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
-from fuseplan.backends.cpu.sums import Sums
-from fuseplan.backends.cpu.taps import FarTaps, counted, counted_taps, guarded, inside
-from fuseplan.backends.cpu.template import weight_packing
+from fuseplan.backends.cpu.taps import Count, FarTaps, Joining, counted, counted_taps, guarded, inside
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import Step
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -85,11 +82,9 @@ class DepthwisePlanes(model.SumOfProducts):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """weight as [feature][channel of a group][tap]."""
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
-        return weight_packing(kernel)
+        return ()
 
 
 @dataclass(frozen=True)

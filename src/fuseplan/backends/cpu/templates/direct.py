@@ -13,19 +13,27 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, within
+from fuseplan.backends.cpu.loops import (
+    Operands,
+    Sums,
+    add_products,
+    ceil_div,
+    even,
+    nested,
+    pieces,
+    places,
+    within,
+)
 from fuseplan.backends.cpu.rows import as_rows
-from fuseplan.backends.cpu.sums import Operands, Sums, add_products
-from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, serving, sheet, tiling
-from fuseplan.backends.cpu.transpose import transposed
 from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing, Pad, Reshape, Transpose
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes
+from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes, moved_once
 from fuseplan.messages.reasons import Claim, Reason
 
 _LINE_COUNTS = 512  # about as many numbers of lines are compared
@@ -83,7 +91,7 @@ class Direct(model.SumOfProducts):
         kernel = as_rows(kernel)
         # A thread's own part stays in its caches.
         copied = 0 if self.lines else staging.staged(kernel).elements
-        return model.traffic(kernel, target, workspace=copied)
+        return moved_once(kernel, copied * model.itemsize(kernel))
 
     def waste(self, kernel: Kernel, target: Target) -> float:
         kernel = as_rows(kernel)
@@ -93,14 +101,12 @@ class Direct(model.SumOfProducts):
         writer = _Writer(self, kernel, target)
         return writer.by_lines() if self.lines else writer.by_blocks()
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """The weight as [image][group][panel][tap, channel][feature of the panel].
 
         Zeros follow the last feature. There is one image unless each has a weight of its own. Vectors of
         gates and of values take turns.
         """
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         conv = kernel.contraction
         panel = self.vectors * lanes(kernel, target)
         panels = -(-conv.features_per_group // panel)
@@ -108,8 +114,7 @@ class Direct(model.SumOfProducts):
         inner = conv.channels_per_group, conv.taps
         gates = gates_beside(kernel.parts, panels * panel // 2, lanes(kernel, target), inner)
         features = panels * panel if gates else conv.features_per_group
-        return weight_packing(
-            kernel,
+        return (
             *gates,
             Reshape((groups, features, *inner)),
             Pad((groups, panels * panel, *inner)),

@@ -117,9 +117,6 @@ class Normalization(NormalizationKnobs):
         rounded = CHUNK / narrowest + log2(narrowest) + 1
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
 
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
-
     def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
         # All operators have the shape of dst, and all loops are over places of dst.
         return super().packing(kernel, target, replace(operand, role="epilogue"))

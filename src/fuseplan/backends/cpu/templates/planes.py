@@ -12,14 +12,12 @@ from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import ceil_div, even, pieces, places
-from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
-from fuseplan.backends.cpu.template import weight_packing
+from fuseplan.backends.cpu.loops import UNROLL, Operands, Sums, add_products, ceil_div, even, pieces, places
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Packing, Reshape, Tiles, Transpose
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import Reshape, Step, Tiles, Transpose
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes
+from fuseplan.kernels.template import Accuracy, Template, Traffic, lanes, moved_once
 from fuseplan.language.layouts import short
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -69,7 +67,7 @@ class Planes(model.SumOfProducts):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         groups = -(-feature_tiles(kernel, self.rows) // self.block_tiles)
-        moved = model.traffic(kernel, target)
+        moved = moved_once(kernel)
         return Traffic(moved.read + (groups - 1) * kernel.src.nbytes, moved.written)
 
     def waste(self, kernel: Kernel, target: Target) -> float:
@@ -81,17 +79,15 @@ class Planes(model.SumOfProducts):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(self, kernel, target).source()
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """The weight as [image][tile][channel][feature of the tile]; the last tile begins early.
 
         There is one image unless each has a weight of its own.
         """
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         conv = kernel.contraction
         images = conv.batch if conv.weight_per_batch else 1
         matrices = Reshape((images, conv.features, conv.channels))
-        return weight_packing(kernel, matrices, Tiles(1, self.rows), Transpose((0, 1, 3, 2)))
+        return matrices, Tiles(1, self.rows), Transpose((0, 1, 3, 2))
 
 
 def _has_planes(spec: TensorSpec) -> bool:

@@ -86,9 +86,6 @@ class Pointwise(CpuTemplate):
             if candidate.stream == stream:
                 yield candidate
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel, target)
-
     def seconds(self, kernel: Kernel, target: Target) -> float:
         moved = self.traffic(kernel, target)
         # A plain store reads its line before it writes it.
@@ -101,9 +98,6 @@ class Pointwise(CpuTemplate):
         """One rounding per function, relative to the function's result: there is no sum of products."""
         stages = (*kernel.prologue, *kernel.epilogue)
         return sum(max(map(functions, stage.expressions)) for stage in stages) * unit_roundoff(kernel)
-
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return _Writer(self, kernel, target).source()

@@ -102,8 +102,5 @@ class Reduction(ReductionKnobs):
         rounded = chunk + count / min(CHUNK, ROWS) + log2(lanes)
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
 
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
-
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return ReductionWriter(self, kernel, target).source()

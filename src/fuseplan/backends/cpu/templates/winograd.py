@@ -8,13 +8,12 @@ from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model, transforms
-from fuseplan.backends.cpu.template import weight_packing
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.backends.cpu.templates.winograd_writer import Writer
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.kernels.packing import Join, Packing, Pad, Product, Reshape, Transpose
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.packing import Join, Pad, Product, Reshape, Step, Transpose
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
@@ -24,6 +23,7 @@ from fuseplan.kernels.template import (
     contraction_claims,
     lanes,
     layout_claims,
+    moved_once,
 )
 from fuseplan.messages.reasons import Claim, Reason, claim
 
@@ -83,7 +83,7 @@ class Winograd(WinogradKnobs):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         grid = Grid(kernel, target, self)
-        plain = model.traffic(kernel, target)
+        plain = moved_once(kernel)
         transformed = grid.positions * grid.weight_plane * model.itemsize(kernel)
         return Traffic(plain.read + transformed - kernel.weight.nbytes, plain.written, plain.workspace)
 
@@ -114,13 +114,11 @@ class Winograd(WinogradKnobs):
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return Writer(Grid(kernel, target, self), target).source()
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def weight_steps(self, kernel: Kernel, target: Target) -> tuple[Step, ...]:
         """The weight as [position][panel][channel][feature of the panel], then as [tap][channel][feature].
 
         Zeros follow the last feature. The second part serves tiles that are not finite.
         """
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         grid, conv = Grid(kernel, target, self), kernel.contraction
         channels, width = conv.channels, grid.panels * grid.panel
         transformed = (
@@ -131,7 +129,7 @@ class Winograd(WinogradKnobs):
         )
         plain = (Pad((conv.taps, channels, width)),)
         taps = Reshape((conv.features, channels, conv.taps)), Transpose((2, 1, 0))
-        return weight_packing(kernel, *taps, Join((transformed, plain)))
+        return (*taps, Join((transformed, plain)))
 
 
 def _is_strict(conv: Convolution, tile: int) -> bool:

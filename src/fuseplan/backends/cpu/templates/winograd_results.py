@@ -8,12 +8,12 @@ from functools import partial
 
 from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
 from fuseplan.backends.cpu.loops import pieces
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.transforms import columns_of
-from fuseplan.backends.cpu.transpose import transposed
 
 REPAIR = "direct_tile"
 

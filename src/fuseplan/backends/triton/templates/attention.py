@@ -20,7 +20,7 @@ from fuseplan.backends.triton.templates.attention_writer import (
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, moved_once
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import FACTORS, dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
@@ -102,7 +102,7 @@ class GpuAttention(AttentionKnobs):
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         sums = AttentionWriter(self, kernel, self.text).workspace_bytes
-        return model.traffic(kernel, workspace=sums)
+        return moved_once(kernel, sums)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, heads, rates = kernel.attention, Heads(kernel.attention, FEW), model.rates(target)
@@ -127,9 +127,6 @@ class GpuAttention(AttentionKnobs):
         made, row = kernel.attention, dtype_of(kernel.src.dtype)
         weights = row.epsilon if row.is_narrow else 0.0
         return weights + (made.size + made.keys / 16 + log2(made.keys + 1) + 16) * 2.0**-24
-
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AttentionWriter(self, kernel, self.text).source()

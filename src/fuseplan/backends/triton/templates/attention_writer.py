@@ -29,8 +29,8 @@ from fuseplan.backends.triton.index import (
     power_of_two,
     total,
 )
-from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source

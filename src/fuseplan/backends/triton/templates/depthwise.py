@@ -12,13 +12,12 @@ from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates.depthwise_writer import HELD_WEIGHTS, DepthwiseKnobs, DepthwiseWriter
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
     Accuracy,
     Template,
-    Traffic,
     accuracy_claim,
     contraction_claims,
     layout_claims,
@@ -81,15 +80,10 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         for columns, features, rows, warps, span, ahead in dict.fromkeys(tiles):
             yield cls(columns, features, rows, warps, span, ahead)
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as [tap][feature]."""
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         features, channels, *taps = kernel.weight_axes
-        return weight_packing(operand, (*taps, features, channels))
-
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel)
+        return weight_packing(kernel.weight, (*taps, features, channels))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         """The bytes in memory at the rate that the loads under way allow, or the instructions."""
@@ -121,7 +115,8 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
         finishing = 2 + sum(functions(stage.expression) for stage in writer.kernel.epilogue)
         return 40 + outputs * (self.vector * (taps + finishing) + 3) + loads * (self.vector + 2)
 
-    def error_bound(self, kernel: Kernel) -> float:
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
         """One rounding per product: the number of products times 2^-24, in f64 times 2^-53."""
         return summation_bound(kernel)
 

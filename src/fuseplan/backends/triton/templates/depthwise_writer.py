@@ -9,19 +9,9 @@ from math import isfinite, prod
 
 from fuseplan.backends.triton.dialect import table
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
-from fuseplan.backends.triton.index import (
-    ACROSS,
-    DOWN,
-    WIDE,
-    Index,
-    Mask,
-    arange,
-    as_index,
-    number,
-    total,
-)
-from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.index import ACROSS, DOWN, WIDE, Index, Mask, arange, as_index, number, total
 from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel

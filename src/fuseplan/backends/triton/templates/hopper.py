@@ -19,22 +19,15 @@ from fuseplan.backends.triton.templates.hopper_tiles import (
 )
 from fuseplan.backends.triton.templates.hopper_writer import HopperWriter
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import (
-    Accuracy,
-    Template,
-    Traffic,
-    accuracy_claim,
-    contraction_claims,
-    layout_claims,
-)
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 
 @dataclass(frozen=True)
-class Hopper(GpuTemplate):
+class Hopper(Knobs, GpuTemplate):
     """Products and convolutions of f16 and bf16, channels last, with a persistent grid.
 
     reads:  src and weight once per tile from the L2 into shared memory (src again for each tap), each operand
@@ -62,18 +55,6 @@ class Hopper(GpuTemplate):
     """
 
     name: ClassVar[str] = "hopper"
-
-    box: tuple[int, ...]
-    columns: int
-    depth: int
-    stages: int
-    groups: int = 2
-    together: bool = False
-    resident: bool = False
-    programs: int = 1
-    band: int = 1
-    swapped: bool = False
-    reaching: bool = False
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
@@ -110,21 +91,16 @@ class Hopper(GpuTemplate):
         for knobs in sorted(found, key=lambda each: (found[each], each.swapped, repr(each))):
             yield cls(**vars(knobs))
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own."""
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         first = int(kernel.contraction.weight_per_batch)
         ordered = kernel.weight_axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
-        return weight_packing(operand, axes)
-
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return Traffic(kernel.minimum_bytes - kernel.dst.nbytes, kernel.dst.nbytes)
+        return weight_packing(kernel.weight, axes)
 
     def schedule(self, kernel: Kernel) -> Schedule:
         """What follows from the choice for a kernel."""
-        return Schedule(Knobs(**self.knobs), Geometry(kernel, self.reaching))
+        return Schedule(self, Geometry(kernel, self.reaching))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         return hopper_choices.seconds(self.schedule(kernel), target)

@@ -14,7 +14,7 @@ from fuseplan.backends.triton.templates.pointwise_writer import PointwiseKnobs, 
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, pointwise_claims
+from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, pointwise_claims
 from fuseplan.messages.reasons import Claim
 from fuseplan.scalar import calls
 
@@ -74,9 +74,6 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
                     made[cls(form, tile // inner, inner, _SHARING * target.processors, warps)] = None
         yield from sorted(made, key=lambda template: template.seconds(kernel, target))
 
-    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel)
-
     def seconds(self, kernel: Kernel, target: Target) -> float:
         writer = PointwiseWriter(self, kernel.representative, "")
         used = writer.filled * min(1.0, writer.programs.high / target.processors)
@@ -95,9 +92,6 @@ class GpuPointwise(PointwiseKnobs, GpuTemplate):
             )
             for stage in (*kernel.prologue, *kernel.epilogue)
         )
-
-    def error_bound(self, kernel: Kernel) -> float:
-        return self.bound(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return PointwiseWriter(self, kernel, self.text).source()

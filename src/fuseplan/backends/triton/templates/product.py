@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fuseplan.backends.parts import gates_beside
-from fuseplan.backends.triton import model
 from fuseplan.backends.triton.template import GpuTemplate, weight_packing
 from fuseplan.backends.triton.templates import product_cost, product_search
 from fuseplan.backends.triton.templates.product_pairs import writer_of
 from fuseplan.backends.triton.templates.product_tiles import Knobs, Tiles
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Halves, Packing, Rounded
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import (
@@ -23,6 +22,7 @@ from fuseplan.kernels.template import (
     accuracy_claim,
     contraction_claims,
     layout_claims,
+    moved_once,
 )
 from fuseplan.messages.reasons import Claim
 
@@ -77,13 +77,11 @@ class Product(Knobs, GpuTemplate):
             if not is_open or knobs.split == 1:  # counters and parts of as many tiles as a call has: no room
                 yield cls(**vars(knobs))
 
-    def packing(self, kernel: Kernel, target: Target, operand: KernelOperand) -> Packing:
+    def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as [image][feature][tap][channel]: whole tiles of features, whole steps of channels.
 
         In a gated product, features of gates and of values take turns.
         """
-        if operand.role != "weight":
-            return super().packing(kernel, target, operand)
         tiles, per_batch = Tiles(kernel, self), int(kernel.contraction.weight_per_batch)
         images, (features, channels, *taps) = kernel.weight_axes[:per_batch], kernel.weight_axes[per_batch:]
         sizes = (
@@ -93,10 +91,10 @@ class Product(Knobs, GpuTemplate):
         axes, inner = (*images, features, *taps, channels), (*sizes, kernel.contraction.channels_per_group)
         gates = gates_beside(kernel.parts, kernel.contraction.features // 2, 1, inner)
         last = (Halves(),) if self.is_halved else (Rounded(),) if self.arithmetic == "tf32" else ()
-        return weight_packing(operand, axes, extents, gates=gates, last=last)
+        return weight_packing(kernel.weight, axes, extents, gates=gates, last=last)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
-        return model.traffic(kernel, workspace=Tiles(kernel, self).workspace_bytes)
+        return moved_once(kernel, Tiles(kernel, self).workspace_bytes)
 
     def flops(self, kernel: Kernel) -> int:
         times = 3 if self.arithmetic == "tf32x3" else 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.product_tiles import Knobs, sum_dtype
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.kernel import Kernel

@@ -18,7 +18,7 @@ from fuseplan.backends.triton.index import (
     number,
     total,
 )
-from fuseplan.backends.triton.names import named
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.product_arithmetic import halves, multiply
 from fuseplan.backends.triton.templates.product_tiles import Knobs, factor_dtype
 from fuseplan.backends.triton.templates.product_writer import ProductWriter

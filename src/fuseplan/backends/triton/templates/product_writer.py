@@ -24,8 +24,8 @@ from fuseplan.backends.triton.index import (
     offset,
     total,
 )
-from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.templates.product_tiles import (
     Knobs,
     Tiles,

@@ -29,9 +29,8 @@ from fuseplan.backends.triton.index import (
     number,
     offset,
 )
-from fuseplan.backends.triton.names import named
 from fuseplan.backends.triton.shell import Shell
-from fuseplan.backends.triton.storage import Storage
+from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.text import Text
