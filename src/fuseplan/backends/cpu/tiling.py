@@ -15,8 +15,9 @@ from operator import mul
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1
-from fuseplan.backends.cpu.loops import UNROLL, ceil_div, offset_of, places
+from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.cpu.staging import Staged
+from fuseplan.backends.cpu.sums import UNROLL
 from fuseplan.kernels.kernel import Kernel
 
 _ALIGN = 16  # elements: a thread's part of the workspace begins on a cache line

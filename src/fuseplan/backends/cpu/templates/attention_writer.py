@@ -18,9 +18,10 @@ from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value, Variable
 from fuseplan.backends.cpu.ir_text import I1, I64
 from fuseplan.backends.cpu.lanes import with_lane
-from fuseplan.backends.cpu.loops import UNROLL, Operands, Sums, add_products, batches, pieces
+from fuseplan.backends.cpu.loops import batches, pieces
 from fuseplan.backends.cpu.math_functions import exp_below
 from fuseplan.backends.cpu.model import itemsize
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.attention_tiles import AttentionKnobs, AttentionTiles, Task
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel

@@ -16,8 +16,9 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import Positions, Stretch
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import Sums, ceil_div
+from fuseplan.backends.cpu.loops import ceil_div
 from fuseplan.backends.cpu.plane_copy import PlaneCopy
+from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import Count, FarTaps, Joining, counted, counted_taps, guarded, inside
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel

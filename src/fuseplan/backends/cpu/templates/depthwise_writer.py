@@ -14,7 +14,8 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import combined
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import Sums, ceil_div, even, pieces
+from fuseplan.backends.cpu.loops import ceil_div, even, pieces
+from fuseplan.backends.cpu.sums import Sums
 from fuseplan.backends.cpu.taps import FarTaps, Joining, counted, guarded, inside
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel

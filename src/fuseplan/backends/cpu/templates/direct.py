@@ -15,18 +15,9 @@ from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Builder, Index, Value
-from fuseplan.backends.cpu.loops import (
-    Operands,
-    Sums,
-    add_products,
-    ceil_div,
-    even,
-    nested,
-    pieces,
-    places,
-    within,
-)
+from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, within
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.tiling import MOST_ADDRESSES, Tiling, is_per_image, room, serving, sheet, tiling
 from fuseplan.backends.parts import gates_beside
 from fuseplan.kernels.emit import Source

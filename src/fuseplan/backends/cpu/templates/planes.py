@@ -12,7 +12,8 @@ from fuseplan.backends.cpu import model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
-from fuseplan.backends.cpu.loops import UNROLL, Operands, Sums, add_products, ceil_div, even, pieces, places
+from fuseplan.backends.cpu.loops import ceil_div, even, pieces, places
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Reshape, Step, Tiles, Transpose

@@ -9,7 +9,8 @@ from fuseplan.backends.cpu import staging
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
-from fuseplan.backends.cpu.loops import Operands, Sums, add_products, larger, pieces
+from fuseplan.backends.cpu.loops import larger, pieces
+from fuseplan.backends.cpu.sums import Operands, Sums, add_products
 from fuseplan.backends.cpu.templates.winograd_grid import Corner, Grid, Image
 from fuseplan.backends.cpu.templates.winograd_results import Results
 from fuseplan.backends.cpu.transforms import rows_of
