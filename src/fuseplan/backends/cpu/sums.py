@@ -1,0 +1,58 @@
+"""The multiply-add loop of every contraction: accumulators in registers, and products added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.loops import batches, pieces
+
+UNROLL = 4  # steps of a sum that are written out
+
+# Of a few steps from one on: the vectors of a step, and the element of a step that belongs to a row, spread.
+Operands = tuple[Callable[[int], Sequence[Value]], Callable[[int, int], Value]]
+
+
+class Sums:
+    """Rows of vectors of accumulators, all `first` at first."""
+
+    def __init__(self, b: Builder, rows: int, vectors: int, first: float = 0.0) -> None:
+        self.b, self.vectors = b, vectors
+        self._rows = [[b.variable(b.vector, b.number(first)) for _ in range(vectors)] for _ in range(rows)]
+
+    def values(self) -> list[list[Value]]:
+        """The sums as they are now."""
+        return [[each.get() for each in row] for row in self._rows]
+
+    def get(self, row: int, vector: int) -> Value:
+        """One of them as it is now."""
+        return self._rows[row][vector].get()
+
+    @contextmanager
+    def open(self) -> Iterator[list[list[Value]]]:
+        """The sums, for straight code to replace in the list; they are kept at its end."""
+        values = self.values()
+        yield values
+        for row, ends in zip(self._rows, values, strict=True):
+            for each, end in zip(row, ends, strict=True):
+                each.set(end)
+
+
+def add_products(sums: Sums, depth: Index, operands: Callable[[Index], Operands]) -> None:
+    """sums[row][j] += spread[step, row] * vectors[step][j] over `depth` steps, each product rounded once."""
+    b = sums.b
+
+    def steps(first: Index, count: int) -> None:
+        vectors, spread = operands(first)
+        with sums.open() as values:
+            for step in range(count):
+                line = vectors(step)
+                for row, before in enumerate(values):
+                    x = spread(step, row)
+                    values[row] = [b.fma(x, each, value) for each, value in zip(line, before, strict=True)]
+
+    if isinstance(depth, int):
+        pieces(b, depth, UNROLL, steps, name="k")
+    else:
+        batches(b, 0, depth, UNROLL, steps)
