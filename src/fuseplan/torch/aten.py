@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,16 +34,15 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
-from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.matmul import Linear, Matmul
-from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, AvgPool, MaxPool
-from fuseplan.ops.reductions import Mean
+from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
+from fuseplan.ops.reductions import LogSoftmax, Mean, Softmax
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
+from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
 
 aten = torch.ops.aten
 Row = Callable[[Given], str]
-CONVOLUTIONS: dict[int, Callable[..., Op]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
 
 
 def _activation(make: Callable[[Given], Op]) -> Row:
@@ -103,56 +102,6 @@ def _power(given: Given) -> str:
     power, src = given.number("exponent"), given.tensor("self")
     text = {2.0: "a * a", 3.0: "a * a * a", 0.5: "sqrt(a)", -0.5: "1 / sqrt(a)", -1.0: "1 / a"}.get(power)
     return given.formula(text or f"a ** {power!r}", src)
-
-
-def _convolution(given: Given) -> str:
-    """conv1d to conv3d, and the one operator for all of them that autograd's graphs have."""
-    src, weight = given.tensor("input"), given.tensor("weight")
-    spatial = len(given.shape(weight)) - 2
-    if "transposed" in given.names and given.argument("transposed"):
-        raise LeftError(Why.NOT_IN_TABLE, "a transposed convolution")
-    if len(given.shape(src)) != spatial + 2:
-        raise LeftError(Why.SHAPE, given.type_of(src))
-    padding: Any = given.argument("padding")
-    if not isinstance(padding, str):
-        padding = _each(given.integers("padding"), spatial)
-    op = CONVOLUTIONS[spatial](
-        given.shape(weight)[0],
-        given.shape(weight)[2:],
-        stride=_each(given.integers("stride"), spatial),
-        padding=padding,
-        dilation=_each(given.integers("dilation"), spatial),
-        groups=given.argument("groups"),
-        precision=given.precision("conv"),
-    )
-    made = given.layer(op, src, weight)
-    return given.layer(Bias(), made, given.tensor("bias")) if given.has("bias") else made
-
-
-def _each(values: tuple[int, ...], axes: int) -> tuple[int, ...]:
-    return values * axes if len(values) == 1 else values
-
-
-def _pool(kinds: Sequence[type[MaxPool] | type[AvgPool]]) -> Row:
-    def row(given: Given) -> str:
-        """A pool; of a largest element without its place."""
-        src = given.tensor("self")
-        spatial = len(given.shape(src)) - 2
-        results = [user.args[1] for user in given.node.users if user.target is operator.getitem]
-        if not 1 <= spatial <= len(kinds) or any(results):
-            raise LeftError(Why.SHAPE, "a pool of another rank, or the places of its elements")
-        options: dict[str, Any] = {"ceil_mode": given.argument("ceil_mode")}
-        if "dilation" in given.names:
-            options["dilation"] = _each(given.integers("dilation"), spatial)
-        else:
-            options["count_include_pad"] = given.argument("count_include_pad")
-        if "divisor_override" in given.names and given.has("divisor_override"):
-            raise LeftError(Why.NOT_IN_TABLE, "a mean over another number")
-        kernel, stride, padding = map(given.integers, ("kernel_size", "stride", "padding"))
-        options |= {"stride": _each(stride, spatial) or None, "padding": _each(padding, spatial)}
-        return given.layer(kinds[spatial - 1](_each(kernel, spatial), **options), src)
-
-    return row
 
 
 def _mean(given: Given) -> str:
@@ -221,6 +170,18 @@ def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) ->
             raise LeftError(Why.NOT_IN_TABLE, "a norm with a weight and no bias")
         operands = [given.tensor(name) for name in held]
         return given.layer(make(affine=bool(held), epsilon=epsilon), src, *operands)
+
+    return row
+
+
+def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
+    def row(given: Given) -> str:
+        src = given.tensor("self")
+        if given.result.dtype != given.type_of(src).dtype:
+            raise LeftError(Why.DTYPE, given.result)
+        rank = len(given.shape(src))
+        axis = int(given.number("dim")) % max(1, rank)
+        return given.layer(make(-1 if axis == rank - 1 else axis), src)
 
     return row
 
@@ -317,21 +278,28 @@ TABLE: dict[Any, Row] = {
     aten.mul.Scalar: _joined("a * b"),
     aten.div.Tensor: _joined("a / b"),
     aten.div.Scalar: _joined("a / b"),
-    aten.conv1d.default: _convolution,
-    aten.conv2d.default: _convolution,
-    aten.conv3d.default: _convolution,
-    aten.conv1d.padding: _convolution,
-    aten.conv2d.padding: _convolution,
-    aten.conv3d.padding: _convolution,
-    aten.convolution.default: _convolution,
-    aten.max_pool1d.default: _pool(MAX_POOLS),
-    aten.max_pool2d.default: _pool(MAX_POOLS),
-    aten.max_pool3d.default: _pool(MAX_POOLS),
-    aten.max_pool2d_with_indices.default: _pool(MAX_POOLS),
-    aten.max_pool3d_with_indices.default: _pool(MAX_POOLS),
-    aten.avg_pool1d.default: _pool(AVG_POOLS),
-    aten.avg_pool2d.default: _pool(AVG_POOLS),
-    aten.avg_pool3d.default: _pool(AVG_POOLS),
+    aten.conv1d.default: convolution,
+    aten.conv2d.default: convolution,
+    aten.conv3d.default: convolution,
+    aten.conv1d.padding: convolution,
+    aten.conv2d.padding: convolution,
+    aten.conv3d.padding: convolution,
+    aten.convolution.default: convolution,
+    aten.max_pool1d.default: pool(MAX_POOLS),
+    aten.max_pool2d.default: pool(MAX_POOLS),
+    aten.max_pool3d.default: pool(MAX_POOLS),
+    aten.max_pool2d_with_indices.default: pool(MAX_POOLS),
+    aten.max_pool3d_with_indices.default: pool(MAX_POOLS),
+    aten.avg_pool1d.default: pool(AVG_POOLS),
+    aten.avg_pool2d.default: pool(AVG_POOLS),
+    aten.avg_pool3d.default: pool(AVG_POOLS),
+    aten.adaptive_avg_pool1d.default: adaptive_mean,
+    aten.adaptive_avg_pool2d.default: adaptive_mean,
+    aten._adaptive_avg_pool2d.default: adaptive_mean,
+    aten.adaptive_avg_pool3d.default: adaptive_mean,
+    aten._adaptive_avg_pool3d.default: adaptive_mean,
+    aten.pad.default: pad,
+    aten.constant_pad_nd.default: pad,
     aten.mean.dim: _mean,
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
@@ -341,6 +309,10 @@ TABLE: dict[Any, Row] = {
     aten.layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.native_layer_norm.default: _rows(LayerNorm, ("weight", "bias"), False),
     aten.rms_norm.default: _rows(RmsNorm, ("weight",), True),
+    aten.softmax.int: _softmax(Softmax),
+    aten._softmax.default: _softmax(Softmax),
+    aten.log_softmax.int: _softmax(LogSoftmax),
+    aten._log_softmax.default: _softmax(LogSoftmax),
     aten.scaled_dot_product_attention.default: _attention,
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,
