@@ -7,8 +7,7 @@ from math import prod
 
 import pytest
 
-from fuseplan.backends.triton.templates.hopper import Hopper
-from fuseplan.backends.triton.templates.hopper_choices import SHARED_BYTES, choices
+from fuseplan.backends.triton.templates.hopper import SHARED_BYTES, Hopper, choices
 from fuseplan.backends.triton.templates.hopper_schedule import Knobs, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import Geometry
 from fuseplan.kernels.kernel import Kernel

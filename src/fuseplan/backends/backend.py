@@ -207,6 +207,22 @@ class Backend(ABC):
             BuildError: the code is not what this toolchain makes, or the driver refuses it.
         """
 
+    def saved(self, source: Source, code: bytes, target: Target) -> bytes:
+        """Code for a file, of what `compile_object` made; for all machines of the target's kind.
+
+        Raises:
+            BuildError: there is none for the target, or the toolchain failed.
+        """
+        return code
+
+    def loaded(self, source: Source, code: bytes, target: Target) -> tuple[Target, Loaded]:
+        """The target on this machine, and a file's code on it; no toolchain is imported.
+
+        Raises:
+            BuildError: this machine is of another kind, or the code is broken.
+        """
+        raise BuildError(f"the {self.name} backend interprets plans: it has no code to load")
+
     @abstractmethod
     def memory(self, target: Target) -> Memory:
         """The memory of a placed target."""

@@ -26,8 +26,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fuseplan.backends.cpu import portable as cpu
-from fuseplan.backends.triton import portable as triton
+from fuseplan.backends import backend_of
+from fuseplan.backends.backend import Backend
 from fuseplan.errors import BuildError, FuseplanError
 from fuseplan.execution.build import Program
 from fuseplan.execution.runner import Packings, packings_of
@@ -41,7 +41,7 @@ from fuseplan.system import reading
 MAGIC = b"FUSEPLAN"
 FORMAT = 2  # raised when a member, a plan's text or an argument block changes its meaning
 HEADER = struct.Struct("<8sI32sQQ")
-_PORTABLE = {"cpu": cpu, "triton": triton}
+_PORTABLE = ("cpu", "triton")  # backends
 _CHECKED = struct.calcsize("<8sI32s")  # where the bytes begin that the checksum covers
 
 
@@ -56,7 +56,7 @@ class Saved:
         toolchain: the versions that made the code, for people.
         source: entry and argument slots; without its text.
         packings: how the kernel reads each operand; None where it reads the caller's memory.
-        code: as the backend's `portable` gives it.
+        code: as the backend's `saved` gives it.
     """
 
     plan: FusionPlan
@@ -118,15 +118,15 @@ def _described(told: Mapping[str, Any], code: bytes) -> Saved:
     return Saved(plan, target, str(told["template"]), str(told["toolchain"]), source, packings, code)
 
 
-def portable(target: Target) -> Any:
-    """The module that makes and loads a backend's code for files.
+def portable(target: Target) -> Backend:
+    """The target's backend, which makes and loads code for files.
 
     Raises:
         BuildError: the backend has none.
     """
     if target.backend not in _PORTABLE:
         raise BuildError(f"the {target.backend} backend interprets plans: it has no code to save")
-    return _PORTABLE[target.backend]
+    return backend_of(target.backend)
 
 
 def save(records: Records, program: Program, path: str | PathLike[str]) -> str:

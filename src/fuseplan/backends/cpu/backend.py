@@ -8,9 +8,10 @@ from functools import partial
 
 from fuseplan.backends.backend import Backend
 from fuseplan.backends.host import HostMemory
+from fuseplan.errors import BuildError
 from fuseplan.kernels.emit import FIRST_SLOT, Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.target import Target, host_target
+from fuseplan.kernels.target import KINDS, Target, host_target
 from fuseplan.kernels.template import Template
 from fuseplan.system.locks import cached_property, loading
 from fuseplan.tensors.arrays import address_of, aligned_bytes
@@ -118,6 +119,31 @@ class CpuBackend(Backend):
             from fuseplan.backends.cpu import toolchain
 
         return Function(toolchain.load_object(code, [source.entry])[source.entry], source)
+
+    def saved(self, source: Source, code: bytes, target: Target) -> bytes:
+        """One object of the kernel and of the threads' runtime, for Linux on x86-64."""
+        with loading:
+            from fuseplan.backends.cpu import loader, runtime
+
+        if target.name not in loader.FLAGS:
+            known = ", ".join(f"cpu:{kind}" for kind in loader.FLAGS)
+            raise BuildError(f"code for {target} cannot be saved: saved code is for {known}, on Linux")
+        with loading:
+            from fuseplan.backends.cpu import toolchain
+
+        return toolchain.portable_object(source.text, KINDS[str(target)], runtime.pool_text(native=True))
+
+    def loaded(self, source: Source, code: bytes, target: Target) -> tuple[Target, Function]:
+        """The kernel, and the process's threads, if this is the first kernel that it runs."""
+        with loading:
+            from fuseplan.backends.cpu import loader, runtime
+
+        refusal = loader.refusal(target.name)
+        if refusal:
+            raise BuildError(f"code for {target} does not run here: {refusal}")
+        found = loader.load(code, (source.entry, *runtime.FUNCTIONS))
+        runtime.pool(lambda: found)
+        return target, Function(found[source.entry], source)
 
     def memory(self, target: Target) -> HostMemory:
         return HostMemory()

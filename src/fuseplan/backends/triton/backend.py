@@ -113,6 +113,17 @@ class TritonBackend(Backend):
 
         return launch.load(source, code, memory.queue(_index(target)))
 
+    def loaded(self, source: Source, code: bytes, target: Target) -> tuple[Target, Loaded]:
+        """The binary on torch's current GPU."""
+        refusal = self.refuses(target)
+        if refusal:
+            raise BuildError(f"code for {target} does not run here: {refusal}")
+        placed = self.placed(target)
+        with loading:
+            from fuseplan.backends.triton import launch, memory
+
+        return placed, launch.load(source, code, memory.queue(placed.device or 0))
+
     def memory(self, target: Target) -> GpuMemory:
         with loading:
             from fuseplan.backends.triton import memory

@@ -42,15 +42,13 @@ def compile_object(source: Source, kernel: Kernel, template: Template, target: T
     Raises:
         BuildError: triton is missing or too old, or refuses the source.
     """
-    types = types_of(source, kernel, template, target)
-    check_installed()
-    from fuseplan.backends.triton.compiler import compile_source
-
-    return compile_source(source, types, target).pack()
+    return artifact(source, kernel, template, target, assembly=False).pack()
 
 
-def artifact(source: Source, kernel: Kernel, template: Template, target: Target) -> Artifact:
-    """A source's artifact with its assembly; compiled anew.
+def artifact(
+    source: Source, kernel: Kernel, template: Template, target: Target, *, assembly: bool = True
+) -> Artifact:
+    """A source's artifact, with its assembly; compiled anew.
 
     Raises:
         BuildError: triton is missing or another version, or refuses the source.
@@ -59,7 +57,7 @@ def artifact(source: Source, kernel: Kernel, template: Template, target: Target)
     check_installed()
     from fuseplan.backends.triton.compiler import compile_source
 
-    return compile_source(source, types, target, assembly=True)
+    return compile_source(source, types, target, assembly=assembly)
 
 
 def listing(kind: str, source: Source, kernel: Kernel, template: Template, target: Target) -> str:

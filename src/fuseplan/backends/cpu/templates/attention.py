@@ -1,16 +1,30 @@
-"""Attention on a CPU: scores block by block, in the caches alone."""
+"""Attention on a CPU: scores block by block, in the caches alone.
+
+The lanes of a vector are queries. A task has some tiles of queries of one head, or of the heads that read the
+same keys. The tiles are turned, so that a vector has one element of each query. A block of keys goes through
+all tiles before the next: scores into the first cache, their maximum, their exponentials, and the product
+with the values, whose sums are kept turned as well and are corrected when a maximum grows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 from typing import ClassVar
 
-from fuseplan.backends.attending import Heads
-from fuseplan.backends.cpu import model
-from fuseplan.backends.cpu.templates.attention_tiles import AttentionKnobs
-from fuseplan.backends.cpu.templates.attention_writer import AttentionWriter
+from fuseplan.backends.attending import Heads, image_steps
+from fuseplan.backends.cpu import dialect, model, storage
+from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
+from fuseplan.backends.cpu.gather import transposed
+from fuseplan.backends.cpu.ir import Index, Value, Variable
+from fuseplan.backends.cpu.ir_text import I1, I64
+from fuseplan.backends.cpu.lanes import with_lane
+from fuseplan.backends.cpu.loops import batches, pieces
+from fuseplan.backends.cpu.math_functions import exp_below
+from fuseplan.backends.cpu.model import itemsize
+from fuseplan.backends.cpu.sums import UNROLL, Operands, Sums, add_products
+from fuseplan.backends.cpu.templates.attention_tiles import AttentionKnobs, AttentionTiles, Task
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
@@ -77,3 +91,254 @@ class Attention(AttentionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return AttentionWriter(self, kernel, target).source()
+
+
+class AttentionWriter(AttentionTiles):
+    """Writes one kernel."""
+
+    def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
+        super().__init__(knobs, kernel, target)
+        self.table = dialect.table(self.b)
+        self.epilogue = Elementwise(self.frame, "epilogue")
+
+    # ---- the kernel
+
+    def source(self) -> Source:
+        """One phase; the blocks with the most keys come first."""
+        b, knobs = self.b, self.knobs
+        with self.frame.tasks(self.heads.groups * self.blocks) as number:
+            task = self.task(number)
+            self.begin(task)
+            with b.loop(task.low, task.high, knobs.keys, name="block") as first:
+                count = b.smaller(task.high - first, knobs.keys)
+                rows = {role: self.rows(role, task, first, count) for role in ("key", "value")}
+                with b.loop(0, knobs.tiles, name="tile") as tile:
+                    self._scores(tile, count, *rows["key"])
+                    self._attend(task, tile, first, count, *rows["value"])
+            self._end(task)
+        return self.frame.source(per_thread=self.size * itemsize(self.kernel))
+
+    # ---- keys and values
+
+    def _scores(self, tile: Value, count: Index, keys: Value, stride: int, has_more: bool) -> None:
+        """scores[key][query] of a block and a tile."""
+        b, rows = self.b, self.sums
+        queries = self.room("queries", tile * (self.made.size * self.width))
+        whole = count // rows * rows
+        with b.loop(0, whole, rows, name="key") as key:
+            self._products(key, queries, [b.at(keys, (key + row) * stride) for row in range(rows)])
+        with b.when(b.compare("slt", b.const(whole, I64), count)):
+            last = count - 1
+            at = [whole + row if has_more else b.smaller(whole + row, last) for row in range(rows)]
+            self._products(whole, queries, [b.at(keys, row * stride) for row in at])
+
+    def _products(self, key: Index, queries: Value, rows: Sequence[Value]) -> None:
+        b, vectors = self.b, self.knobs.vectors
+        sums = Sums(b, len(rows), vectors)
+        for row in range(len(rows)):
+            self._set(sums, row, [b.number(0.0)] * vectors)
+
+        def operands(first: Index) -> Operands:
+            def vector(step: int) -> list[Value]:
+                return [self._at(queries, (first + step) * self.width, each) for each in range(vectors)]
+
+            return vector, lambda step, row: b.broadcast(b.at(rows[row], first + step))
+
+        add_products(sums, self.made.size, operands)
+        for row, values in enumerate(sums.values()):
+            for each, value in enumerate(values):
+                b.store(value, self.room("scores", (key + row) * self.width + each * self.lanes))
+
+    def _set(self, sums: Sums, row: int, values: Sequence[Value]) -> None:
+        with sums.open() as held:
+            held[row] = list(values)
+
+    def _at(self, begin: Value, index: Index, vector: int) -> Value:
+        return self.b.load(self.b.at(begin, index + vector * self.lanes))
+
+    # ---- softmax and the product with the values
+
+    def _attend(
+        self, task: Task, tile: Value, first: Value, count: Index, values: Value, stride: int, _: bool
+    ) -> None:
+        """The block's scores join the tile's maxima and sums, and its values the results."""
+        b, vectors, row = self.b, range(self.knobs.vectors), tile * self.width
+        tops = [self._at(self.rooms["top"], row, each) for each in vectors]
+        larger = [b.variable(b.vector, top) for top in tops]
+        self._maxima(task, row, first, count, larger)
+        found = [each.get() for each in larger]
+        base = [b.select(b.compare("oeq", top, -inf), 0.0, top) for top in found]
+        factors = [exp_below(b, top - low) for top, low in zip(tops, base, strict=True)]
+        totals = [
+            b.variable(b.vector, self._at(self.rooms["total"], row, each) * factors[each]) for each in vectors
+        ]
+
+        def exponentials(key: Index, keys: int) -> None:
+            for number in range(keys):
+                for each in vectors:
+                    place = self.room("scores", (key + number) * self.width + each * self.lanes)
+                    weight = exp_below(b, b.load(place) - base[each])
+                    b.store(weight, place)
+                    totals[each].set(totals[each].get() + weight)
+
+        batches(b, 0, count, UNROLL, exponentials)
+        for each in vectors:
+            b.store(found[each], self.room("top", row + each * self.lanes))
+            b.store(totals[each].get(), self.room("total", row + each * self.lanes))
+        self._results(tile, count, factors, values, stride)
+
+    def _results(
+        self, tile: Value, count: Index, factors: Sequence[Value], values: Value, stride: int
+    ) -> None:
+        """results[feature][query] = results * factor + the sum over keys of value * weight."""
+        b, vectors, size = self.b, self.knobs.vectors, self.made.features
+
+        def features(first: Index, rows: int) -> None:
+            sums = Sums(b, rows, vectors)
+            places = [
+                [
+                    self.room("results", (tile * size + first + row) * self.width + each * self.lanes)
+                    for each in range(vectors)
+                ]
+                for row in range(rows)
+            ]
+            for row, line in enumerate(places):
+                self._set(sums, row, [b.load(at) * by for at, by in zip(line, factors, strict=True)])
+
+            def operands(key: Index) -> Operands:
+                def vector(step: int) -> list[Value]:
+                    at = (key + step) * self.width
+                    return [self._at(self.rooms["scores"], at, each) for each in range(vectors)]
+
+                return vector, lambda step, row: b.broadcast(
+                    b.at(values, (key + step) * stride + first + row)
+                )
+
+            add_products(sums, count, operands)
+            for line, made in zip(places, sums.values(), strict=True):
+                for at, value in zip(line, made, strict=True):
+                    b.store(value, at)
+
+        pieces(b, size, self.sums, features, name="feature")
+
+    def _maxima(self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable]) -> None:
+        """The largest score of each query, once the scores are as they are summed; hidden ones are -inf."""
+        b, made = self.b, self.made
+        if not made.is_banded:
+            self._adjusted(task, row, first, count, larger, is_edge=False)
+            return
+        last = first + count - 1
+        inside = []
+        if made.is_causal:
+            inside.append(b.compare("sle", last, task.first))
+        elif made.window:
+            inside.append(b.compare("slt", last, b.const(task.first + made.window, I64)))
+        if made.window:
+            inside.append(b.compare("sgt", first, b.const(task.last - made.window, I64)))
+        is_inside = b.both(inside)
+        with b.when(is_inside):
+            self._adjusted(task, row, first, count, larger, is_edge=False)
+        with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
+            self._adjusted(task, row, first, count, larger, is_edge=True)
+
+    def _adjusted(
+        self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable], *, is_edge: bool
+    ) -> None:
+        b, made = self.b, self.made
+        changes = is_edge or made.softcap or made.bias_axes or made.mask_axes
+
+        def keys(key: Index, some: int) -> None:
+            for number in range(some):
+                at = key + number
+                for each, variable in enumerate(larger):
+                    place = self.room("scores", at * self.width + each * self.lanes)
+                    score = b.load(place)
+                    if changes:
+                        score = self._changed(score, row + each * self.lanes, first + at, is_edge=is_edge)
+                        b.store(score, place)
+                    top = variable.get()
+                    variable.set(b.select(b.compare("ogt", score, top), score, top))
+
+        batches(b, 0, count, 1 if changes else UNROLL, keys)
+
+    def _changed(self, score: Value, row: Value, key: Value, *, is_edge: bool) -> Value:
+        """A vector of scores of one key, capped, with the bias, and -inf where the key is hidden."""
+        b, made = self.b, self.made
+        if made.softcap:
+            score = self.table["tanh"](score * (made.scale / made.softcap)) * made.softcap
+        if made.bias_axes:
+            score = score + self._beside("bias", made.bias_axes, row, key)
+        if made.mask_axes:
+            seen = self._beside("mask", made.mask_axes, row, key)
+            score = b.select(b.compare("une", seen, 0.0), score, -inf)
+        if not is_edge:
+            return score
+        number = b.splat(b.op(b.element, f"sitofp i64 {key.name} to {b.element}"))
+        apart = number - b.load(self.room("place", row))
+        if made.is_causal:
+            score = b.select(b.compare("ole", apart, 0.0), score, -inf)
+        if made.window:
+            score = b.select(b.compare("ogt", apart, -float(made.window)), score, -inf)
+        if made.window and not made.is_causal:
+            score = b.select(b.compare("olt", apart, float(made.window)), score, -inf)
+        return score
+
+    def _beside(self, role: str, axes: str, row: Value, key: Value) -> Value:
+        """The elements of bias or mask for the queries from `row` on and one key."""
+        b, operand, pointer = self.b, self.beside[role], self.pointer(role)
+        kind, step = storage.element_type(operand.dtype), operand.strides[-1]
+
+        def element(lane: int) -> Value:
+            begin = b.load(b.at(self.rooms[f"{role}_rows"], row + lane, I64), I64)
+            return storage.read_one(b, operand.dtype, b.at(pointer, begin + key * step, kind))
+
+        if "s" not in axes and (self.heads.members == 1 or "h" not in axes):
+            return b.splat(element(0))
+        made = Value(b, b.vector, "zeroinitializer")
+        for lane in range(self.lanes):
+            made = with_lane(b, made, lane, element(lane))
+        return made
+
+    # ---- the end
+
+    def _end(self, task: Task) -> None:
+        """Results over sums, turned back, through the epilogue; and the logarithms of the sums."""
+        b, made, lanes = self.b, self.made, self.lanes
+        results = {each.key: self.frame.pointer("result", each.key) for each in self.kernel.results}
+        with b.loop(0, self.block, lanes, name="group") as group:
+            total = b.load(self.room("total", group))
+            divisor = b.select(b.compare("oeq", total, 0.0), 1.0, total)
+            if results:
+                lse = b.load(self.room("top", group)) + self.table["log"](total)
+                b.store(lse, self.room("lse", group))
+            for start in range(0, made.features, lanes):
+                count = min(lanes, made.features - start)
+                columns = [
+                    b.load(self.turned("results", made.features, group, start + at)) / divisor
+                    for at in range(count)
+                ]
+                columns += [b.number(0.0)] * (lanes - count)
+                for lane, row in enumerate(transposed(b, columns)):
+                    b.store(row, self.room("rows", lane * self.padded + start))
+            left = b.const(self.heads.rows - (task.row + group), I64)
+            with b.loop(0, b.smaller(left, lanes), name="row") as row:
+                self._write(task, group, row, results)
+
+    def _write(self, task: Task, group: Value, row: Value, results: Mapping[str, Value]) -> None:
+        b, made, dst = self.b, self.made, self.kernel.dst
+        head, query = self.head_and_query(task, group + row)
+        n, c, h, s = dst.element_strides
+        inner = image_steps(dst.shape, dst.element_strides)
+        begin = task.batch * n + head * h + query * s
+        inside = head * inner[2] + query * inner[3]
+        known: dict[object, Value] = {}
+
+        def part(at: Index, count: int) -> None:
+            value = b.load(self.room("rows", row * self.padded + at))
+            place = Place(begin + at * c, at, True, count, inside + at * inner[1], c)
+            finish(self.frame, self.epilogue, value, place, dict(known))
+
+        pieces(b, made.features, self.lanes, part, name="feature")
+        for pointer in results.values():
+            at = (task.batch * made.heads + task.head) * made.queries + task.row + group + row
+            b.store(b.load(self.room("lse", group + row), b.element), b.at(pointer, at))

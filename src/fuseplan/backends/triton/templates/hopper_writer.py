@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from itertools import product
 from math import prod
 
 from fuseplan.backends.triton.elementwise import argument
-from fuseplan.backends.triton.index import Index, number
+from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.shell import Shell
-from fuseplan.backends.triton.templates import hopper_copying
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
-from fuseplan.backends.triton.templates.hopper_schedule import (
-    PART_TILES,
-    Schedule,
-    allocated,
-    barriers,
-)
+from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, allocated, barriers
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
@@ -46,13 +42,14 @@ class HopperWriter:
         self.grid = schedule.grid(processors)
         self.text = Text()
         self.finishing = Finishing(self.text, schedule)
+        self.copying = _Copying(self.text, schedule, self.grid)
 
     def source(self) -> Source:
         """The whole kernel."""
         text, knobs = self.text, self.knobs
         slots = self.schedule.slots(self.finishing.slots)
         shell = Shell(self.kernel, self.title, text, slots, language="gluon", imports=IMPORTS)
-        hopper_copying.write(text, self.schedule, self.grid)
+        self.copying.write()
         self._consume()
         self._entry()
         # two programs share a processor only if the compiler is told to keep to half of its registers
@@ -182,7 +179,7 @@ class HopperWriter:
                 names = ["src_ring", "weight_ring", f"dst_tiles_{group}", "empty", "full"]
                 names += [*held, *turns, *come, *tail, str(group)]
                 text.line(f"        (consume, ({', '.join(names)})),")
-            text.line(f"        (produce, ({', '.join(hopper_copying.names(schedule))})),", "    ],")
+            text.line(f"        (produce, ({', '.join(self.copying.names)})),", "    ],")
             others = knobs.groups - 1
             multiplying, copying = map(str, REGISTERS[knobs.groups])
             warps, registers = [*["4"] * others, "1"], [*[multiplying] * others, copying]
@@ -227,3 +224,104 @@ def _ring(text: Text, name: str, mapped: str, count: int) -> None:
     """Buffers of one box of a tensor map each."""
     shape = f"[{count}] + {mapped}.block_type.shape"
     text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
+
+
+class _Copying:
+    """Writes what one warp runs: copies of src and of the weight into the ring."""
+
+    def __init__(self, text: Text, schedule: Schedule, grid: int) -> None:
+        self.text, self.schedule, self.grid = text, schedule, grid
+        self.knobs, self.geometry = schedule.knobs, schedule.geometry
+        self.contraction = schedule.kernel.contraction
+        self.weight = argument(Slot("operand", schedule.kernel.weight.key))
+        more = ["src_more"] if self.knobs.reaching else []
+        held = ["held"] if self.knobs.resident else []
+        self.names = ["src", *more, self.weight, "src_ring", "weight_ring", "empty", "full", *held]
+
+    def write(self) -> None:
+        """The function `produce`."""
+        text, schedule = self.text, self.schedule
+        with text.function(f"produce({', '.join(self.names)})"):
+            if self.knobs.resident:
+                self._hold_weight()
+            text.line("stage = 0", "phase = 1")
+            with text.block(f"for tile in range(gl.program_id(0), {schedule.tiles}, {self.grid})"):
+                schedule.place_tile(text, needs_feature=not self.knobs.resident)
+                with ExitStack() as loops:
+                    where, tap = self._loops(loops)
+                    self._copy(where, tap)
+
+    def _hold_weight(self) -> None:
+        """Copies the weight of the program's features, once for all of its tiles."""
+        text, knobs, schedule = self.text, self.knobs, self.schedule
+        across, lines = schedule.across, schedule.lines
+        program = number("gl.program_id(0)", self.grid)
+        text.line(
+            f"feature = {program % across * knobs.columns}",
+            f"mbarrier.expect(held, {schedule.blocks * lines * schedule.weight_bytes})",
+        )
+        taps = self.contraction.taps // lines
+        parts = range(0, ceil_div(self.geometry.channels, knobs.depth) * knobs.depth, knobs.depth)
+        for place, (tap, channel, line) in enumerate(product(range(taps), parts, range(lines))):
+            where = f"[feature, {line * taps + tap}, {channel}]"
+            text.line(f"tma.async_load({self.weight}, {where}, held, weight_ring.index({place}))")
+
+    def _loops(self, loops: ExitStack) -> tuple[list[Index], Index]:
+        """Opens the loops over taps and channels; coordinates in src, and the tap's number."""
+        where, tap = [], as_index(0)
+        for place, axis in enumerate(self.geometry.axes):
+            first = Index(axis.letter) * axis.step - axis.low
+            if axis.taps > 1 and not (self.knobs.reaching and place == 0):
+                own = Index(f"tap_{axis.letter}")
+                loops.enter_context(self.text.block(f"for {own} in range({axis.taps})"))
+                first, tap = first + own * axis.dilation, tap * axis.taps + own
+            where.append(first)
+        return [*where, self._channel_loop(loops)], tap
+
+    def _channel_loop(self, loops: ExitStack) -> Index:
+        depth, channels = self.knobs.depth, self.geometry.channels
+        most = ceil_div(channels, depth) * depth
+        loops.enter_context(self.text.block(f"for channel in range(0, {most}, {depth})"))
+        if self.contraction.groups == 1:
+            return Index("channel")
+        feature = Index("feature", 0, self.contraction.features - 1)
+        return feature // self.contraction.features_per_group * channels + Index("channel")
+
+    def _copy(self, where: list[Index], tap: Index) -> None:
+        text, knobs, schedule = self.text, self.knobs, self.schedule
+        lines = schedule.lines
+        weight_bytes = 0 if knobs.resident else lines * schedule.weight_bytes
+        text.line(
+            "mbarrier.wait(empty.index(stage), phase)",
+            "ready = full.index(stage)",
+            f"mbarrier.expect(ready, {schedule.src_bytes + weight_bytes})",
+        )
+        self._copy_src(where)
+        feature = Index("feature")
+        if self.contraction.weight_per_batch:
+            feature = Index("n") * self.geometry.features + feature
+        for line in range(0 if knobs.resident else lines):
+            at = tap + line * (self.contraction.taps // lines)
+            block = Index("stage") * lines + line
+            into = f"ready, weight_ring.index({block})"
+            text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
+        schedule.advance(text)
+
+    def _copy_src(self, where: list[Index]) -> None:
+        """The rows of the first tap and, where they reach further, the lines behind them."""
+        text, schedule = self.text, self.schedule
+        if not self.knobs.reaching:
+            at = ", ".join(map(str, where))
+            text.line(f"tma.async_load(src, [{at}], ready, src_ring.index(stage))")
+            return
+        line, *rest = where
+        size = self.knobs.box[0]
+        begins = [
+            ("src", 0),
+            *(("src_more", size + more) for more in range(0, schedule.reach, schedule.more)),
+        ]
+        for name, begin in begins:
+            into = f"src_ring.index({Index('stage') * schedule.span + begin})"
+            view = f"{into}._reinterpret(src.dtype, {name}.block_type.shape, {name}.layout)"
+            at = ", ".join(map(str, [line + begin, *rest]))
+            text.line(f"tma.async_load({name}, [{at}], ready, {view})")
