@@ -26,6 +26,7 @@ from fuseplan.torch.reader import read
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
 ORDER = "fuseplan.order"  # in a node's meta: a plan's result has its axes in memory in another order
 
 
@@ -167,13 +168,20 @@ class _Writer:
         return self._graph.get_attr(name)
 
     def restore(self) -> None:
-        """The graph's outputs lie as torch's do."""
+        """The graph's outputs, and tensors whose memory torch counts out, lie as torch's do."""
         for node, order in self._strides.items():
-            if node.target is not first:
-                continue
-            with self._graph.inserting_before(self._output):
-                made = self._graph.call_function(laid_out, (node, tuple(order)))
-            self._output.replace_input_with(node, made)
+            self._restored(self._output, node, order)
+        for node in list(self._graph.nodes):
+            if node.target in COUNTED:
+                self._restored(node, node.args[0], _order_of(node.args[0].meta["val"]))
+
+    def _restored(self, reader: fx.Node, node: fx.Node, order: list[int]) -> None:
+        """Torch's own results follow the order of a plan's; a tensor with gaps or repeats is its view."""
+        if node.op != "call_function" or not node.meta["val"].permute(order).is_contiguous():
+            return
+        with self._graph.inserting_before(reader):
+            made = self._graph.call_function(laid_out, (node, tuple(order)))
+        reader.replace_input_with(node, made)
 
 
 def _by_stride(strides: Sequence[int]) -> list[int]:
