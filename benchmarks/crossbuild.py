@@ -26,11 +26,10 @@ from fuseplan.backends import backend_of
 from fuseplan.backends.triton import versions
 from fuseplan.backends.triton.artifact import Artifact
 from fuseplan.backends.triton.assembler import assembler
-from fuseplan.backends.triton.pool import compile_many
+from fuseplan.backends.triton.pool import Job, compile_many
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.backends.triton.versions import Version, dotted
-from fuseplan.backends.triton.worker import Job
 from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower

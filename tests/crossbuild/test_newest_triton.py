@@ -19,12 +19,11 @@ from cells import taken
 from crossbuild.test_gpu_kinds import ALLOWED, KINDS, PLANS, ROOT, name_of
 from fuseplan.backends.triton import sass, versions
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.pool import Worker
+from fuseplan.backends.triton.pool import Job, Worker
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
-from fuseplan.backends.triton.worker import Job
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import parse_target

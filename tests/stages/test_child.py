@@ -56,10 +56,10 @@ def peers(folder: Path) -> None:
 
 def compilers(folder: Path) -> None:
     worker = Worker()
-    process = worker._started()
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait() == 0
+    child, _ = worker._started()
+    assert child.process.stdin is not None
+    child.process.stdin.close()
+    assert child.process.wait() == 0
     worker.stop()
 
 

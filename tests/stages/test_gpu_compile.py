@@ -7,11 +7,10 @@ import pytest
 
 from fuseplan.backends.triton import compiler, toolchain, versions
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.backends.triton.pool import compile_many
+from fuseplan.backends.triton.pool import Job, compile_many
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.product import Product
 from fuseplan.backends.triton.toolchain import types_of
-from fuseplan.backends.triton.worker import Job
 from fuseplan.errors import BuildError
 from fuseplan.execution.stages import decide
 from fuseplan.kernels.emit import Slot, Source, TensorMap

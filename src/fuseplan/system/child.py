@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -53,16 +55,18 @@ class Child:
     Args:
         words: the words of its command behind Python's.
         log: takes its errors.
+        first: folders of modules that come before all others.
+        changes: of its environment.
     """
 
-    def __init__(self, words: tuple[str, ...], log: IO[Any]) -> None:
+    def __init__(self, words: tuple[str, ...], log: IO[Any], *first: str, **changes: str) -> None:
         self.process = subprocess.Popen(
             python(*words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=python_environment(),
+            env=python_environment(*first, **changes),
         )
 
     def send(self, request: Mapping[str, Any]) -> None:
@@ -81,6 +85,22 @@ class Child:
         for line in self.process.stdout:
             if line.startswith(MARK):
                 yield dict(json.loads(line[len(MARK) :]))
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[threading.Event]:
+        """Kills the process, and sets the event, where what is done inside takes longer."""
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self.process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
 
     def end(self, patience: float = 0.0) -> None:
         """Ends the process: by the end of its input where it has seconds for that, then by force."""

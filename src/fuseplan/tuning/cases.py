@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -278,25 +277,13 @@ class _Worker:
 
     def _asked(self, request: Mapping[str, Any], timeout: float) -> tuple[dict[str, Any], str]:
         """The last answer, and the candidate that was being checked; empty while they are timed."""
-        process, late = self._child.process, threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(timeout, end)
-        timer.start()
-        trying = ""
-        try:
+        process, trying = self._child.process, ""
+        with self._child.within(timeout) as late, contextlib.suppress(OSError):  # it died before it read
             self._child.send(request)
             for answer in self._child.answers():
                 if "trying" not in answer and answer:
                     return answer, trying
                 trying = answer.get("trying", trying)
-        except OSError:
-            pass  # it died before it read
-        finally:
-            timer.cancel()
         why = f"hung for {timeout:g} s" if late.is_set() else f"died with status {process.wait()}"
         return {"died": f"its process {why}"}, trying
 

@@ -7,7 +7,7 @@ Everything up to the source runs anywhere. `compiler` needs triton, `memory` and
 - dialect, functions: the scalar functions in Triton's primitives
 - elementwise: the stages of a plan applied to a tile
 - model: the cost model
-- toolchain, compiler, pool, worker: text to a binary, many at once
+- toolchain, compiler, pool: text to a binary, many at once
 - repairs, sass: errors of Triton and its assembler
 - artifact, driver, launch, memory: a binary, its arguments, and the device
 """

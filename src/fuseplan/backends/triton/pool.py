@@ -1,24 +1,49 @@
-"""Compiles many sources at once, in processes of their own: what crashes or hangs there is an error here."""
+"""Compiles many sources at once, in processes of their own: LLVM may abort and ptxas may never end.
+
+`python -m fuseplan.backends.triton.pool` is such a process. Each request on its standard input has a pickled
+`Job`; the answer has a pickled packed artifact or error.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import base64
+import json
 import os
-import subprocess
+import pickle
+import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from queue import LifoQueue
 from typing import IO, Any
 
-from fuseplan.backends.triton.worker import Job, received, send
 from fuseplan.errors import BuildError
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.target import Target
 from fuseplan.system import limits
-from fuseplan.system.child import python, python_environment
+from fuseplan.system.child import Child, teller
 
 SHOWN_BYTES = 4000
+PATIENCE = 5.0  # seconds for a process to end
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be compiled.
+
+    Attributes:
+        source: the text and what it says of its arguments.
+        types: of the arguments, from `toolchain.types_of`.
+        target: what for.
+        assembly: keep the PTX or amdgcn.
+    """
+
+    source: Source
+    types: tuple[str, ...]
+    target: Target
+    assembly: bool = False
 
 
 def compile_many(
@@ -56,72 +81,67 @@ class Worker:
     """One process, started when it is first needed and again after it died."""
 
     def __init__(self, triton: Path | None = None) -> None:
-        self._first = () if triton is None else (triton,)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._first = () if triton is None else (str(triton),)
+        self._running: tuple[Child, IO[bytes]] | None = None  # with the file that takes its errors
 
     def compile(self, job: Job, seconds: float = limits.COMPILER_SECONDS) -> bytes | BuildError:
         """The packed artifact of a job, or why there is none."""
-        process = self._started()
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.start()
+        child, log = self._started()
         try:
-            reply = self._asked(process, job)
-        finally:
-            timer.cancel()
-        if reply is not None:
-            return reply  # type: ignore[no-any-return]
-        return self._died(job, f"took more than {seconds:g} s" if late.is_set() else "")
+            with child.within(seconds) as late:
+                child.send({"job": _packed(job)})
+                made: bytes | BuildError = _unpacked(next(child.answers())["made"])
+        except (OSError, StopIteration, ValueError):  # it has died, perhaps within an answer
+            status = child.process.wait()
+            why = f"took more than {seconds:g} s" if late.is_set() else f"died with status {status}"
+            log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            output = log.read().decode(errors="replace")
+            self.stop()
+            told = f"the compiler of a kernel for {job.target} {why}"
+            return BuildError(told, source=job.source.text, output=output)
+        return made
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
-            self._process = subprocess.Popen(
-                python("-m", "fuseplan.backends.triton.worker"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=python_environment(*map(str, self._first), TRITON_INTERPRET="0"),
-            )
-        return self._process
-
-    def _asked(self, process: subprocess.Popen[bytes], job: Job) -> Any:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            send(process.stdin, job)  # type: ignore[arg-type]
-            return received(process.stdout)  # type: ignore[arg-type]
-        except OSError:
-            return None
-
-    def _died(self, job: Job, why: str) -> BuildError:
-        process, log = self._process, self._log
-        assert process is not None
-        assert log is not None
-        said = why or f"died with status {process.wait()}"
-        log.seek(max(0, log.seek(0, os.SEEK_END) - SHOWN_BYTES))
-        output = log.read().decode(errors="replace")
-        self.stop()
-        return BuildError(
-            f"the compiler of a kernel for {job.target} {said}", source=job.source.text, output=output
-        )
+    def _started(self) -> tuple[Child, IO[bytes]]:
+        if self._running is None:
+            log = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
+            words = ("-m", "fuseplan.backends.triton.pool")
+            self._running = Child(words, log, *self._first, TRITON_INTERPRET="0"), log
+        return self._running
 
     def stop(self) -> None:
         """Ends the process."""
-        process, self._process = self._process, None
-        log, self._log = self._log, None
-        if process is None or log is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):  # what a dead process has not read cannot be flushed
-            process.stdin.close()
-        process.wait()
-        process.stdout.close()
-        log.close()
+        if self._running is not None:
+            child, log = self._running
+            self._running = None
+            child.end(PATIENCE)
+            log.close()
+
+
+def _packed(value: Any) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def _unpacked(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text))
+
+
+def answer(job: Job) -> bytes | BuildError:
+    """The packed artifact, or why there is none."""
+    from fuseplan.backends.triton.compiler import compile_source
+
+    try:
+        return compile_source(job.source, job.types, job.target, assembly=job.assembly).pack()
+    except BuildError as error:
+        return error
+
+
+def main() -> None:
+    """Answers until the input ends."""
+    tell = teller(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)  # what compilers print must not come between the answers
+    for line in sys.stdin:
+        tell({"made": _packed(answer(_unpacked(json.loads(line)["job"])))})
+
+
+if __name__ == "__main__":
+    main()

@@ -82,8 +82,7 @@ def compile_all(
     Raises:
         BuildError: triton is missing, or too old.
     """
-    from fuseplan.backends.triton.pool import compile_many
-    from fuseplan.backends.triton.worker import Job
+    from fuseplan.backends.triton.pool import Job, compile_many
 
     check_installed()
     sources: list[Source] = []
