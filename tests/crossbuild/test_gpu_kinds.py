@@ -55,6 +55,8 @@ PLANS = (
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
     "f16[*x64x7x7] -> batch_norm -> relu",
     "bf16[*x512x768] -> linear(3072) -> bias -> gelu",
+    "f16[*x768] -> add -> save(sum) -> layer_norm",
+    "f32[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1, groups=64) -> bias -> relu",
     "f16[*x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu",
 )
 CASES = list(builds(PLANS, [parse_target(kind) for kind in KINDS]))

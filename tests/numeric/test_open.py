@@ -26,6 +26,9 @@ POINTWISE = (
     "f64[*x70] -> bias -> tanh",
     "f32[*x1] -> scale",
     "f32[*x3x5x4, nhwc] -> batch_norm(per_activation)",
+    "f32[*x34] -> relu -> glu(silu) -> save(kept) -> bias",
+    "f64[*x8x7x5] -> add -> glu(relu, axis=c, interleaved=True)",
+    "bf16[*x3x16x8, bhsd] -> rotary(dims=6)",
 )
 CONTRACTIONS = (
     "f32[*x7] -> linear(6) -> bias -> gelu",
@@ -62,6 +65,9 @@ TEMPLATES = (
     ("grouped_planes", "f32[*x6x9x9] -> conv2d(6, kernel=3, padding=1, groups=2) -> save(kept) -> relu"),
     ("planes", "f32[*x33x9x9] -> conv2d(40, kernel=1) -> bias -> relu"),
     ("planes", "f32[*x16x12x16] -> relu -> conv2d(130, kernel=1) -> add"),
+    ("attention", "f32[*x3x7x8, bhsd] -> attention(is_causal=True, return_lse=True) -> add"),
+    ("attention", "f16[*x4x3x16, bshd of bhsd] -> attention(keys=9, key_heads=2, bias_axes=bhst)"),
+    ("attention", "f64[*x2x3x8, bhsd] -> attention(keys=20, is_padded=True, mask_axes=bst)"),
     ("winograd", "f32[*x33x9x9, nhwc] -> conv2d(33, kernel=3, padding=1) -> bias -> relu"),
     ("winograd", "f16[*x16x5x6] -> relu -> conv2d(24, kernel=5, padding=2) -> add"),
 )

@@ -22,7 +22,7 @@ class Heads:
 
     def __init__(self, made: Attend, few: int) -> None:
         self.members = made.group if made.queries < few else 1
-        self.groups = made.batch * made.heads // self.members
+        self.groups = made.batch * (made.heads // self.members)
         self.rows = self.members * made.queries
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.opened import resized
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 from fuseplan.language.layouts import dense
 from fuseplan.language.parts import Split, part_of
@@ -40,7 +41,9 @@ class End:
         along = strides[split.axis]
         shape[split.axis], strides[split.axis] = split.extent, along * split.step(count)
         starts = tuple(split.start(index, count) * along for index in range(count))
-        return cls(TensorSpec(shape, spec.dtype, strides=strides), starts, role, split)
+        numbers = [extent if isinstance(extent, int) else 2 for extent in shape]  # of 1, no stride matters
+        part = TensorSpec(numbers, spec.dtype, strides=strides)
+        return cls(part if numbers == shape else resized(part, 0, shape[0]), starts, role, split)
 
     def strides(self, operand: KernelOperand) -> tuple[int, ...]:
         """Elements of an operand with axes of its own from a place to the next along each axis."""

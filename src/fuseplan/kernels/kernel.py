@@ -151,6 +151,7 @@ class Kernel(Opened):
     between: tuple[Stage, ...] = ()
     open_axis: int | None = None
     open_each: int = 1
+    open_keys: tuple[str, ...] = ()
 
     @cached_property
     def text(self) -> str:

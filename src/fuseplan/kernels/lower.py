@@ -30,11 +30,11 @@ from fuseplan.scalar import CASTS, Scalar, leaf
 def lower(match: Match) -> Kernel:
     """The kernel of a match: its centre, and the elementwise stages before and after it."""
     kernel = _lowered(match.steps)
-    if not match.is_open:
+    if not match.opened:
         return kernel
     axis = 1 if kernel.statistics and not kernel.has_cells else 0  # rows are channels
     each = kernel.src.shape[axis] // match.steps[0].src.batch
-    return replace(kernel, open_axis=axis, open_each=each)
+    return replace(kernel, open_axis=axis, open_each=each, open_keys=match.opened)
 
 
 def _lowered(steps: Sequence[Step]) -> Kernel:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fuseplan.errors import Unsupported
+from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
@@ -131,13 +132,13 @@ class Match:
         rule: its name.
         steps: all of the plan's; of an open plan, those of its representative.
         refusals: one of each rule that was tried before it.
-        is_open: each launch says the outermost extent.
+        opened: `src` and the keys of the tensors whose outermost extent each launch says; () where none is.
     """
 
     rule: str
     steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...] = ()
-    is_open: bool = False
+    opened: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.rule}: {' -> '.join(step.op.name for step in self.steps)}"
@@ -167,10 +168,20 @@ def match(plan: FusionPlan) -> Match:
     for rule in RULES:
         refusal = first_refusal(conditions(rule, known), rule)
         if refusal is None:
-            return Match(rule, known.steps, tuple(refusals), plan.is_open)
+            return Match(rule, known.steps, tuple(refusals), _opened(plan))
         refusals.append(refusal)
     refusals.sort(key=lambda refusal: -refusal.held)  # the rule that got furthest comes first
     raise Unsupported("no rule makes this plan one kernel", text=str(plan), refusals=refusals)
+
+
+def _opened(plan: FusionPlan) -> tuple[str, ...]:
+    """`src` and the keys of the operands and results with open axes."""
+    if not plan.is_open:
+        return ()
+    shapes = {each.key: each.shape for each in plan.operands} | {
+        each.key: each.shape for each in plan.results
+    }
+    return ("src", *(key for key, shape in shapes.items() if OPEN in shape))
 
 
 def _numbered(plan: FusionPlan) -> FusionPlan:

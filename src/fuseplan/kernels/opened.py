@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fuseplan.kernels.centre import Centre, Reduction
+from fuseplan.kernels.centre import Centre
 from fuseplan.kernels.convolution import Convolution
+from fuseplan.language.attend import Attend
 from fuseplan.language.tensor import TensorSpec
 
 
@@ -17,6 +18,7 @@ class Opened:
         open_axis: the axis of src and dst whose extent every launch says; None where all are known. The
             numbers there are a representative's: estimates and choices are made for it, and no code has it.
         open_each: how many elements of that axis belong to each one along the open axes of the plan.
+        open_keys: the keys of the operands and outputs whose first axis is the open one; `src` is among them.
     """
 
     src: TensorSpec
@@ -27,6 +29,7 @@ class Opened:
     parts: Any
     open_axis: int | None
     open_each: int
+    open_keys: tuple[str, ...]
 
     def told(self, spec: TensorSpec) -> str:
         """A tensor's text, a star for the extent that no code depends on."""
@@ -48,16 +51,21 @@ class Opened:
             return replace(tensor, shape=(extent, *tensor.shape[1:])) if self.has_open(tensor) else tensor
 
         kernel: Any = self
-        contraction = self.centre if isinstance(self.centre, Convolution) else None
+        imaged = self.centre if isinstance(self.centre, Convolution | Attend) else None
         rows = extent * self.open_each if self.open_each > 1 else extent
         return replace(
             kernel,
-            src=_with_extent(self.src, self.open_axis, rows),
-            dst=_with_extent(self.dst, self.open_axis, rows),
-            centre=replace(contraction, batch=extent) if contraction else self.centre,
+            src=resized(self.src, self.open_axis, rows),
+            dst=resized(self.dst, self.open_axis, rows),
+            centre=replace(imaged, batch=extent) if imaged else self.centre,
             operands=tuple(map(sized, self.operands)),
             outputs=tuple(map(sized, self.outputs)),
         )
+
+    @property
+    def images(self) -> int:
+        """The representative's extent; 1 without an open axis."""
+        return 1 if self.open_axis is None else self.src.shape[self.open_axis] // self.open_each
 
     @property
     def representative(self) -> Any:
@@ -65,24 +73,12 @@ class Opened:
         kernel: Any = self
         return kernel if self.open_axis is None else replace(kernel, open_axis=None)
 
-    @property
-    def has_known_extents(self) -> bool:
-        """Whether it has a part that no template writes for an open axis.
-
-        These are weights of each image, parts but those of features, operands with axes of their own where no
-        sums are over chosen axes, and scales of blocks.
-        """
-        is_own = self.centre.weight_per_batch if isinstance(self.centre, Convolution) else self.parts
-        has_cells = isinstance(self.centre, Reduction) and self.centre.has_cells
-        known = ("blocks",) if has_cells else ("axes", "blocks")
-        return bool(is_own or any(each.per in known for each in self.operands))
-
     def has_open(self, tensor: Any) -> bool:
         """Whether the first axis of an operand or output is the open one."""
-        return self.open_axis is not None and tensor.per == "element"
+        return self.open_axis is not None and tensor.key in self.open_keys
 
 
-def _with_extent(spec: TensorSpec, axis: int | None, extent: Any) -> TensorSpec:
+def resized(spec: TensorSpec, axis: int | None, extent: Any) -> TensorSpec:
     """The tensor with another outermost extent, on which no stride depends; nothing is checked again."""
     made = object.__new__(TensorSpec)
     shape = tuple(extent if place == axis else known for place, known in enumerate(spec.shape))

@@ -175,8 +175,7 @@ class Template(ABC):
     def claims(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         """`limits`, and what holds for every template."""
         yield from cls.limits(kernel, target, accuracy)
-        is_taken = kernel.open_axis is None or (cls.opens and not kernel.has_known_extents)
-        yield claim(is_taken, Reason.KNOWN_EXTENTS)
+        yield claim(kernel.open_axis is None or cls.opens, Reason.KNOWN_EXTENTS)
 
     @classmethod
     @abstractmethod

@@ -139,7 +139,7 @@ class Reason(Enum):
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "Write plan.with_extents(...) for the plan with numbers in the place of its open axes",
+        "`product` takes open axes; plan.with_extents(...) has none",
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",

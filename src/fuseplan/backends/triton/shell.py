@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from fuseplan.backends.triton.elementwise import argument
+from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution
@@ -64,6 +65,19 @@ class Shell:
             options=tuple(options),
             programs=counted,
         )
+
+
+def of_launch(kernel: Kernel, count: int) -> Index:
+    """A count in the text: where an axis is open, as many for each element along it as the number has."""
+    return EXTENT * (count // kernel.images) if kernel.open_axis is not None else as_index(count)
+
+
+def programs_of(kernel: Kernel, count: int, tile: int, across: int = 1, most: int = 0) -> int | Programs:
+    """Programs of a launch, `across` for each tile of what is counted; `most` tiles have some, 0: all."""
+    if kernel.open_axis is not None:
+        return Programs(count // kernel.images, tile, across, most)
+    tiles = ceil_div(count, tile)
+    return across * min(tiles, most or tiles)
 
 
 def header(kernel: Kernel, title: str) -> Iterator[str]:

@@ -54,6 +54,7 @@ class Attention(AttentionKnobs):
     """
 
     name: ClassVar[str] = "attention"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the largest |value|, for scores of size 1"
 
     @classmethod

@@ -64,8 +64,8 @@ class AttentionTiles:
     """
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, target: Target) -> None:
-        self.knobs, self.kernel, self.made = knobs, kernel, kernel.attention
         self.frame = Frame(knobs, kernel, target, workspace=True)
+        self.knobs, self.kernel, self.made = knobs, self.frame.kernel, self.frame.kernel.attention
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.heads = Heads(self.made, self.lanes)
         self.width = knobs.vectors * self.lanes  # queries of a tile

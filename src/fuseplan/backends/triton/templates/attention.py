@@ -55,6 +55,7 @@ class GpuAttention(AttentionKnobs):
     """
 
     name: ClassVar[str] = "attention"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the largest |value|, for scores of size 1"
 
     @classmethod
@@ -90,8 +91,10 @@ class GpuAttention(AttentionKnobs):
             fits = (each for each in tried if each.shared_bytes(kernel) <= target.l1_bytes)
             chosen = next(fits, tried[-1])
             yield chosen
-            # Of larger tiles in parts, ptxas makes the products wait for one another.
-            if most > 1 and rows < 128 and tiles <= COUNTER_BYTES // 4:
+            # Of larger tiles in parts, ptxas makes the products wait for one another. Tiles of an open axis
+            # may be more than counters.
+            has_counters = tiles <= COUNTER_BYTES // 4 and kernel.open_axis is None
+            if most > 1 and rows < 128 and has_counters:
                 yield replace(chosen, parts=most)
 
     def shared_bytes(self, kernel: Kernel) -> int:

@@ -29,7 +29,7 @@ from fuseplan.backends.triton.index import (
     power_of_two,
     total,
 )
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.text import Text
@@ -81,7 +81,8 @@ class AttentionWriter:
         self.table = dialect.table(self.text, "tl", kernel.src.dtype, kernel.compute_dtype)
         self.beside = {each.role: each for each in kernel.operands if each.per == "beside"}
         spans = [kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values())]
-        self.is_wide = max(spans) + knobs.rows * kernel.src.span // self.made.queries >= WIDE
+        reach = max(spans) + knobs.rows * kernel.src.span // self.made.queries
+        self.is_wide = kernel.open_axis is not None or reach >= WIDE
         self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
         # Without anything between product and exponential, the scale is a factor of both.
         self.factor = self.made.scale * LOG2_E if self._is_plain else 1.0
@@ -111,6 +112,7 @@ class AttentionWriter:
             Slot("dst"),
             *(Slot("result", each.key) for each in self.kernel.results),
             *((Slot("workspace"),) if self.knobs.parts > 1 else ()),
+            *((Slot("extent"),) if self.kernel.open_axis is not None else ()),
         )
         shell = Shell(self.kernel, self.title, self.text, slots, entry="attention")
         with shell.body():
@@ -122,7 +124,7 @@ class AttentionWriter:
             else:
                 self._finish()
         options = (("num_warps", self.knobs.warps), ("num_stages", self.knobs.stages))
-        programs = self.tiles * self.heads.groups
+        programs = programs_of(self.kernel, self.heads.groups, 1, self.tiles)
         return shell.source(programs, options, workspace_bytes=self.workspace_bytes, parts=self.knobs.parts)
 
     # ---- where the tile lies
@@ -130,7 +132,8 @@ class AttentionWriter:
     def _tile(self) -> None:
         """Which heads and queries; the tiles with the most keys begin first."""
         text, made, heads, rows = self.text, self.made, self.heads, self.knobs.rows
-        self.launched = text.index("program", number("tl.program_id(0)", self.tiles * heads.groups))
+        programs = of_launch(self.kernel, heads.groups) * self.tiles
+        self.launched = text.index("program", number("tl.program_id(0)", programs))
         tile = self.launched % self.tiles
         tile = text.index("tile", (self.tiles - 1) - tile if made.is_causal else tile)
         group = text.index("group", self.launched // self.tiles)

@@ -57,6 +57,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
     """
 
     name: ClassVar[str] = "depthwise"
+    opens: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

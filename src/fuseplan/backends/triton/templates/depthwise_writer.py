@@ -10,7 +10,7 @@ from math import isfinite, prod
 from fuseplan.backends.triton.dialect import table
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
 from fuseplan.backends.triton.index import ACROSS, DOWN, WIDE, Index, Mask, arange, as_index, number, total
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
@@ -70,25 +70,30 @@ class DepthwiseWriter:
     def slots(self) -> tuple[Slot, ...]:
         """The kernel's arguments."""
         weight = () if self.pool else (Slot("operand", self.kernel.weight.key),)
-        return (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"))
+        extent = (Slot("extent"),) if self.kernel.open_axis is not None else ()
+        return (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"), *extent)
 
     @property
-    def blocks(self) -> tuple[int, int, int, int]:
-        """How many blocks of features, columns and rows, and planes (images times depths), there are."""
+    def blocks(self) -> tuple[int, int, int]:
+        """How many blocks of features, columns and rows a plane (one depth of an image) has."""
         knobs, contraction = self.knobs, self.kernel.contraction
-        depth, height, width = self.dst_size
+        _, height, width = self.dst_size
         threads = -(-width // knobs.span) * (contraction.features if self.last else 1)
         return (
             1 if self.last else -(-contraction.features // knobs.features),
             -(-threads // knobs.columns),
             -(-height // knobs.rows),
-            contraction.batch * depth,
         )
 
     @property
+    def planes(self) -> int:
+        """Of all images."""
+        return self.kernel.contraction.batch * self.dst_size[0]
+
+    @property
     def programs(self) -> int:
-        """All of them."""
-        return prod(self.blocks)
+        """One for each block of each plane."""
+        return prod(self.blocks) * self.planes
 
     def source(self) -> Source:
         """The whole kernel."""
@@ -97,18 +102,22 @@ class DepthwiseWriter:
             self._indices()
             self._offsets()
             self._rows()
-        return shell.source(self.programs, (("num_warps", self.knobs.warps), ("num_stages", 1)))
+        programs = programs_of(self.kernel, self.planes, 1, prod(self.blocks))
+        return shell.source(programs, (("num_warps", self.knobs.warps), ("num_stages", 1)))
 
     # ---- where the tile lies
 
     def _indices(self) -> None:
         """Which elements of dst the program makes."""
         text, knobs, contraction = self.text, self.knobs, self.kernel.contraction
-        features, columns, rows, _ = self.blocks
-        is_wide = max(self.kernel.src.span, self.kernel.dst.span) >= WIDE
+        features, columns, rows = self.blocks
+        is_open = self.kernel.open_axis is not None
+        is_wide = is_open or max(self.kernel.src.span, self.kernel.dst.span) >= WIDE
         if is_wide:
-            text.line("# offsets of a tensor this large need 64 bits")
-        program = text.index("program", number("tl.program_id(0)", self.programs).wide(is_wide))
+            large = "as large as these may be" if is_open else "this large"
+            text.line(f"# offsets of a tensor {large} need 64 bits")
+        programs = of_launch(self.kernel, self.planes) * prod(self.blocks)
+        program = text.index("program", number("tl.program_id(0)", programs).wide(is_wide))
         plane = text.index("plane", program // (features * columns * rows))
         self.image = text.index("image", plane // self.dst_size[0])
         depth = text.index("depth", plane % self.dst_size[0])

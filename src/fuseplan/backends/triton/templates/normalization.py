@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, log2
@@ -49,6 +49,7 @@ class GpuNormalization(Knobs, GpuTemplate):
     """
 
     name: ClassVar[str] = "normalization"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = (
         "the sum of |terms| of a reduction, and the result of each function of the formulas"
     )
@@ -71,8 +72,11 @@ class GpuNormalization(Knobs, GpuTemplate):
     @classmethod
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuNormalization]:
         """All that are worth a thought, the best guess first."""
-        listed = Space(kernel, target).choices()
-        for each in sorted(listed, key=lambda choice: cost.seconds(kernel, target, choice)):
+        known = kernel.representative
+        listed: Iterable[Knobs] = Space(known, target).choices()
+        if kernel.open_axis is not None:  # a launch has any number of tiles, each of which has one program
+            listed = (each for each in listed if (each.programs, each.groups) == (1, Cut(known, each).tiles))
+        for each in sorted(listed, key=lambda choice: cost.seconds(known, target, choice)):
             yield cls(**vars(each))
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
@@ -84,7 +88,7 @@ class GpuNormalization(Knobs, GpuTemplate):
         return Traffic(read + vectors, written, cost.passed_bytes(kernel, self))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        return round(cost.seconds(kernel, target, self), 7)
+        return round(cost.seconds(kernel.representative, target, self), 7)
 
     def error_bound(self, kernel: Kernel) -> float:
         """One rounding for each addition that a term goes through, and the errors of the functions.

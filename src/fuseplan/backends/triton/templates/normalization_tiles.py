@@ -19,11 +19,14 @@ from fuseplan.backends.triton.index import (
     Index,
     Mask,
     arange,
+    as_index,
     ceil_div,
+    divides,
     merged,
     offset,
     power_of_two,
 )
+from fuseplan.backends.triton.shell import of_launch
 from fuseplan.backends.triton.templates.pointwise_writer import VECTOR
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.kernel import Kernel
@@ -65,10 +68,11 @@ class Cut:
         area: positions of a plane.
         segment: columns that make one number; 1 unless channels are first and the form is `rows`.
         extent: rows or positions over which is summed.
-        row: columns of the matrix; 1 of planes.
+        count: columns of the matrix, or channels of planes.
+        row: columns of the matrix, in a launch; 1 of planes.
         width: columns that a tile is for; no more than it has.
         numbers: channels (or places) of a tile, a power of two; 0 of planes, which have one.
-        tiles: tiles side by side; a group has one at a time.
+        tiles, launched: tiles side by side, of the representative and of a launch; a group has one at a time.
         block: rows or positions of a tile.
         channel, has_channel: in the text, the channels of the tile's numbers, and which exist; of a tile per
             place, those of its columns.
@@ -83,22 +87,26 @@ class Cut:
     def __init__(self, kernel: Kernel, knobs: Knobs) -> None:
         self.kernel, self.knobs = kernel, knobs
         dst = kernel.dst
-        self.batch, self.channels, self.area = dst.batch, dst.channels, prod(dst.spatial)
+        self.batch, self.area = dst.batch, prod(dst.spatial)
+        self.channels = of_launch(kernel, dst.channels)
         self.is_last = dst.is_channels_last or self.area == 1
         self.per_place = kernel.reduction.per == "activation"
         self.is_planes = knobs.form == "planes"
-        across = self.channels * self.area
+        across = dst.channels * self.area
         images = self.per_place or not self.is_last
-        self.extent, self.row = (self.batch, across) if images else (self.batch * self.area, self.channels)
+        self.extent, self.count = (self.batch, across) if images else (self.batch * self.area, dst.channels)
         self.segment = 1 if self.per_place or self.is_last or self.is_planes else self.area
         if self.is_planes:
-            self.extent, self.row = self.batch * self.area, 1
+            self.extent, self.count = self.batch * self.area, dst.channels
         self.block = knobs.columns if self.is_planes else knobs.rows
         self.each = self._each()
         self.width = 1 if self.is_planes else self.each * self.segment
         self.numbers = 0 if self.is_planes else power_of_two(self.each)
-        self.tiles = self.channels if self.is_planes else ceil_div(self.row, self.width)
-        self.is_wide = max(kernel.src.span, dst.span) + 2 * knobs.rows * knobs.columns >= WIDE
+        self.tiles = ceil_div(self.count, self.width)
+        self.row = as_index(1) if self.is_planes else of_launch(kernel, self.count)
+        self.launched = ceil_div(of_launch(kernel, self.count), self.width)
+        reach = max(kernel.src.span, dst.span) + 2 * knobs.rows * knobs.columns
+        self.is_wide = kernel.open_axis is not None or reach >= WIDE
 
     def _each(self) -> int:
         """Channels or places of a tile: so many that tiles begin at whole vectors, where that can be."""
@@ -132,7 +140,7 @@ class Cut:
     @property
     def is_aligned(self) -> bool:
         """Whether rows, or planes, are whole vectors, and elements can be moved so."""
-        return (self.area if self.is_planes else self.row) % (VECTOR // self.kernel.dst.itemsize) == 0
+        return divides(VECTOR // self.kernel.dst.itemsize, self.area if self.is_planes else self.row)
 
     # ---- text
 
@@ -144,7 +152,7 @@ class Cut:
             return
         lane = text.index("lane", arange(self.knobs.columns))
         self.column = text.index("column", tile * self.width + lane)
-        ends = self.column < self.row if self.row % self.width else ALL
+        ends = ALL if divides(self.width, self.row) else self.column < self.row
         self.has_column = text.mask("has_column", (lane < self.width) & ends)
         if self.segment > 1:
             which = text.index("which", lane // self.segment)
@@ -157,7 +165,8 @@ class Cut:
             return
         self.channel, self.has_channel = self.column, self.has_column
         if self.per_place:
-            self.channel = self.column % self.channels if self.is_last else self.column // self.area
+            channels = self.kernel.dst.channels
+            self.channel = self.column % channels if self.is_last else self.column // self.area
 
     @property
     def result(self) -> Index:
@@ -166,7 +175,8 @@ class Cut:
             return self.channel
         if not self.is_last:
             return self.column
-        return self.column % self.channels * self.area + self.column // self.channels
+        channels = self.kernel.dst.channels
+        return self.column % channels * self.area + self.column // channels
 
     def tile(self, text: Text, block: Index) -> Tile:
         """Writes where the tile is whose place among the blocks is `block`."""
@@ -238,6 +248,6 @@ class Cut:
         inner = range(1, len(shape)) if self.per_place or not self.is_last else (1,)
         down = merged((shape[axis], strides[axis]) for axis in order if axis not in inner)
         across = merged((shape[axis], strides[axis]) for axis in order if axis in inner)
-        if down in ((), ((self.extent, self.row),)) and across in ((), ((self.row, 1),)):
+        if down in ((), ((self.extent, self.count),)) and across in ((), ((self.count, 1),)):
             return None
         return offset(row, down).at(DOWN) + offset(self.column, across)

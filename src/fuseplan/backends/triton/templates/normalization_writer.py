@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Place, argument
-from fuseplan.backends.triton.index import Index, ceil_div, number
+from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.resources import PARTITIONS, REGISTERS
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Shell, programs_of
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
 from fuseplan.backends.triton.templates.normalization_reader import ONCE, Held, Reader
 from fuseplan.backends.triton.templates.normalization_reducer import Reducer
@@ -33,6 +33,8 @@ class NormalizationWriter:
         self.text = Text()
         self.reader = Reader(kernel, knobs, self.text)
         self.cut, self.stages = self.reader.cut, self.reader.elements.stages
+        self.is_open = kernel.open_axis is not None
+        self.groups = self.cut.launched if self.is_open else as_index(knobs.groups)
         self.meeting = Meeting(
             self.text,
             knobs.programs,
@@ -40,19 +42,22 @@ class NormalizationWriter:
             self.cut.numbers,
             max(len(each.names) for each in kernel.statistics),
             self.reader.compute,
-            repeats=self.cut.tiles > knobs.groups,
+            repeats=not self.is_open and self.cut.tiles > knobs.groups,
         )
         self.reducer = Reducer(self.reader, self.meeting)
         workspace = (Slot("workspace"),) if self.meeting.is_needed else ()
         results = (Slot("result", each.key) for each in kernel.results)
-        self.slots = (Slot("src"), *self.reader.elements.slots, Slot("dst"), *results, *workspace)
+        extent = (Slot("extent"),) if self.is_open else ()
+        self.slots = (Slot("src"), *self.reader.elements.slots, Slot("dst"), *results, *workspace, *extent)
 
     def source(self) -> Source:
         """The whole kernel."""
         shell = Shell(self.kernel, self.title, self.text, self.slots, entry="normalization")
         with shell.body():
             self._body()
-        programs, kept = self.knobs.programs * self.knobs.groups, self.meeting.workspace_bytes
+        most = 0 if self.is_open else self.knobs.groups
+        programs = programs_of(self.kernel, self.cut.count, self.cut.width, self.knobs.programs, most)
+        kept = self.meeting.workspace_bytes
         return shell.source(programs, tuple(self._options()), workspace_bytes=kept)
 
     def _options(self) -> Iterator[tuple[str, int]]:
@@ -71,7 +76,7 @@ class NormalizationWriter:
 
     def _body(self) -> None:
         text, knobs = self.text, self.knobs
-        program = number("tl.program_id(0)", knobs.programs * knobs.groups)
+        program = number("tl.program_id(0)", self.groups * knobs.programs)
         if self.meeting.is_needed and knobs.groups > 1:
             program = text.index("program", program)
         text.index("member", program % knobs.programs)

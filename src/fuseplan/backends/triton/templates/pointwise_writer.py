@@ -12,7 +12,6 @@ from fuseplan.backends.triton.index import (
     ACROSS,
     ALL,
     DOWN,
-    EXTENT,
     WIDE,
     Index,
     Mask,
@@ -27,7 +26,7 @@ from fuseplan.backends.triton.index import (
     offset,
     power_of_two,
 )
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
@@ -61,7 +60,7 @@ class PointwiseWriter:
         self.channels, self.area = dst.channels, prod(dst.spatial)
         self.is_open = kernel.open_axis is not None
         self.image = kernel.dst.size // kernel.dst.batch
-        self.size = EXTENT * self.image if self.is_open else as_index(dst.size)
+        self.size = of_launch(kernel, dst.size)
         self.last = dst.is_channels_last
         order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
         order = [axis for axis in order if dst.shape[axis] > 1]
@@ -112,11 +111,10 @@ class PointwiseWriter:
     @property
     def launched(self) -> int | Programs:
         """Programs of a launch; with an open extent, how they follow from it."""
-        if not self.is_open:
-            return int(self.programs.high)
-        tile = self.knobs.inner if self.knobs.form == "flat" else self.knobs.outer
-        each = self.image if self.knobs.form == "flat" else self.image // self.row
-        return Programs(each, tile, self.blocks[1], self.looping)
+        dst, across = self.kernel.dst, self.blocks[1]
+        if self.knobs.form == "flat":
+            return programs_of(self.kernel, dst.size, self.knobs.inner, across, self.looping)
+        return programs_of(self.kernel, dst.size // self.row, self.knobs.outer, across, self.looping)
 
     def source(self) -> Source:
         """The whole kernel."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fuseplan.backends.triton.index import EXTENT, WIDE, Axis, Index, as_index, ceil_div, merged
+from fuseplan.backends.triton.index import WIDE, Axis, Index, ceil_div, merged
+from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
@@ -96,7 +97,7 @@ class Tiles:
     @property
     def rows(self) -> Index:
         """Rows of one product."""
-        return EXTENT * self.image_rows if self.is_open else as_index(self.conv.rows // self.batches)
+        return of_launch(self.kernel, self.conv.rows // self.batches)
 
     @property
     def image_rows(self) -> int:
@@ -158,7 +159,8 @@ class Tiles:
     @property
     def programs(self) -> int | Programs:
         """Programs of a launch; with an open extent, how they follow from it."""
-        return Programs(self.image_rows, self.knobs.rows, self.across) if self.is_open else self.count
+        rows, across = self.conv.rows // self.batches, self.across * self.batches
+        return programs_of(self.kernel, rows, self.knobs.rows, across)
 
     @property
     def is_flat(self) -> bool:

@@ -42,6 +42,7 @@ class GpuReduction(ReductionKnobs):
     """
 
     name: ClassVar[str] = "reduction"
+    opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = (
         "the sum of |terms| of a reduction, and the result of each function of the formulas"
     )
@@ -73,7 +74,9 @@ class GpuReduction(ReductionKnobs):
                 rows = min(power_of_two(cells), max(side, share // elements))
                 rows = min(rows, max(side, power_of_two(ceil_div(cells, 2 * target.processors))))
                 groups, blocks = ceil_div(cells, rows), ceil_div(count, elements)
-                most = min(target.processors // groups, blocks) if groups <= GROUPS else 1
+                # Of an open axis, a launch may have any number of groups: no counters for all of them.
+                may_meet = groups <= GROUPS and kernel.open_axis is None
+                most = min(target.processors // groups, blocks) if may_meet else 1
                 for programs in {1, 1 << max(0, most.bit_length() - 1)}:
                     yield cls(rows, elements, programs, warps)
 

@@ -29,7 +29,7 @@ from fuseplan.backends.triton.index import (
     number,
     offset,
 )
-from fuseplan.backends.triton.shell import Shell
+from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
@@ -103,11 +103,13 @@ class ReductionWriter:
         self.storage = Storage(self.text, "tl", kernel.compute_dtype)
         self.table = dialect.table(self.text, "tl", kernel.dst.dtype, kernel.compute_dtype)
         self.blocks = ceil_div(self.lattice.element_count, knobs.elements)
-        self.groups = ceil_div(self.lattice.cell_count, knobs.cells)
-        self.is_wide = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements >= WIDE
+        self.cells = of_launch(kernel, self.lattice.cell_count)
+        self.groups = ceil_div(self.cells, knobs.cells)
+        reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
+        self.is_wide = kernel.open_axis is not None or reach >= WIDE
         most = max(len(each.parts) for each in kernel.statistics)
         self.meeting = Meeting(
-            self.text, knobs.programs, self.groups, knobs.cells, most, self.compute, repeats=False
+            self.text, knobs.programs, int(self.groups.high), knobs.cells, most, self.compute, repeats=False
         )
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in kernel.statistics for part in each.parts]
@@ -122,6 +124,7 @@ class ReductionWriter:
             Slot("dst"),
             *(Slot("result", key) for key in (each.key for each in kernel.saved.values())),
             *((Slot("workspace"),) if self.meeting.is_needed else ()),
+            *((Slot("extent"),) if kernel.open_axis is not None else ()),
         )
 
     def source(self) -> Source:
@@ -135,7 +138,9 @@ class ReductionWriter:
         options = [("num_warps", self.knobs.warps), ("num_stages", 1)]
         options += [("cooperative", 1)] if self.meeting.is_needed else []
         return shell.source(
-            self.groups * self.knobs.programs, options, workspace_bytes=self.meeting.workspace_bytes
+            programs_of(self.kernel, self.lattice.cell_count, self.knobs.cells, self.knobs.programs),
+            options,
+            workspace_bytes=self.meeting.workspace_bytes,
         )
 
     def _pair(self, name: str, joined: str) -> None:
@@ -145,15 +150,15 @@ class ReductionWriter:
 
     def _body(self) -> None:
         text, knobs = self.text, self.knobs
-        program = number("tl.program_id(0)", knobs.programs * self.groups)
-        if knobs.programs > 1 and self.groups > 1:
+        program = number("tl.program_id(0)", self.groups * knobs.programs)
+        if knobs.programs > 1 and self.groups.high > 1:
             program = text.index("program", program)
         self.member = text.index("member", program % knobs.programs)
         group = text.index("group", program // knobs.programs)
         self.meeting.begin()
-        cell = (group * knobs.cells).wide(self.is_wide) + arange(knobs.cells)
+        cell = group.wide(self.is_wide) * knobs.cells + arange(knobs.cells)
         self.cell = text.index("cell", cell)
-        self.has_cell = text.mask("has_cell", self.cell < self.lattice.cell_count).at(DOWN)
+        self.has_cell = text.mask("has_cell", self.cell < self.cells).at(DOWN)
         self.at_cell = self._steps("cell", self.lattice.cells, self.cell, DOWN)
         held = self._tile(self.member, keeps=True) if knobs.programs >= self.blocks else None
         for statistic in self.kernel.statistics:
