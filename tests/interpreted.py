@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.toolchain import types_of
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
+from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, Output
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -127,7 +128,7 @@ def _lying(kernel: Kernel, made: Output) -> TensorSpec | Dense:
     if made.after is None:
         return Dense(made.shape, made.dtype)
     if made.strides:
-        return TensorSpec(made.shape, made.dtype, strides=made.strides)
+        return KernelTensor(made.shape, made.dtype, strides=made.strides)
     return TensorSpec(kernel.dst.shape, made.dtype, strides=kernel.dst.element_strides)
 
 
@@ -186,8 +187,8 @@ class _Call:
     def _operand(self, key: str) -> Array:
         operand = self.kernel.operand(key)
         if operand.strides:
-            lying = TensorSpec(operand.shape, operand.dtype, strides=operand.strides)
-            return storage(lying, self.arrays[key])
+            placed = KernelTensor(operand.shape, operand.dtype, strides=operand.strides)
+            return storage(placed, self.arrays[key].reshape(operand.shape))
         if operand.per == "element":
             spec = self.kernel.shape_of(operand)
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)

@@ -43,6 +43,11 @@ PLANS = (
     "[20003x5] -> argmax(0)",
     "[3x17x9x11, nhwc] -> argmax(hw)",
     "[8x40x57x55] -> argmax",
+    "[2x64x57x55] -> add -> save(a) -> group_norm(8) -> silu",
+    "[2x320x33x31, nhwc] -> add -> save(a) -> group_norm(32) -> silu",
+    "[4x6x5x17x13] -> group_norm(2)",
+    "[3x17x57x55] -> instance_norm -> relu",
+    "[3x17x57x55, nhwc] -> instance_norm -> add",
 )
 SPECIAL = (float("inf"), float("-inf"), float("nan"))
 REPEATS = 8

@@ -24,3 +24,23 @@ def test_rows_hold_for_every_opset(opset: int) -> None:
     assert {row.name: row.state for row in ours.report().operators} == dict.fromkeys(KINDS, "fused")
     given = {"x": weights(3, 8)}
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "numbers", "attributes"),
+    [
+        ("InstanceNormalization", 13, 6, {}),
+        ("InstanceNormalization", 22, 6, {"epsilon": 0.1}),
+        ("GroupNormalization", 18, 3, {"num_groups": 3}),
+        ("GroupNormalization", 21, 6, {"num_groups": 3, "epsilon": 0.1}),
+    ],
+)
+def test_norms_of_channels(kind: str, opset: int, numbers: int, attributes: dict[str, object]) -> None:
+    """Before opset 21 GroupNormalization has a number for each group."""
+    nodes = [helper.make_node(kind, ["x", "s", "b"], ["n"], "norm", **attributes),
+             helper.make_node("Relu", ["n"], ["y"], "relu")]  # fmt: skip
+    constants = {"s": weights(numbers), "b": weights(numbers)}
+    ours = fuseplan.onnx.load(model(nodes, {"x": [2, 6, 5, 7]}, ["y"], constants, opset), threads=1)
+    assert {row.name: row.state for row in ours.report().operators} == {"norm": "fused", "relu": "fused"}
+    given = {"x": weights(2, 6, 5, 7)}
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)

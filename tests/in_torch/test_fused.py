@@ -65,6 +65,11 @@ ELEMENTS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
     (lambda: nn.BatchNorm1d(7, affine=False), (4, 7)),
     (lambda: nn.BatchNorm2d(7, eps=0.1), (2, 7, 3, 5)),
     (lambda: nn.BatchNorm3d(4), (2, 4, 2, 3, 5)),
+    (lambda: nn.GroupNorm(3, 6), (2, 6, 5, 7)),
+    (lambda: nn.GroupNorm(2, 6, eps=0.1, affine=False), (3, 6)),
+    (lambda: nn.InstanceNorm1d(7, affine=True), (2, 7, 5)),
+    (lambda: nn.InstanceNorm2d(7), (2, 7, 3, 5)),
+    (lambda: nn.InstanceNorm3d(4, eps=0.1), (2, 4, 2, 3, 5)),
     (lambda: nn.PReLU(7), (2, 7, 3)),
     (nn.PReLU, (2, 7, 3)),
     (nn.Softplus, (2, 9)),
@@ -277,6 +282,7 @@ REFUSED = (
     (lambda: nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect"), "padding_mode"),
     (lambda: nn.BatchNorm2d(3, track_running_stats=False), "running statistics"),
     (lambda: nn.LayerNorm((3, 5)), "last axis"),
+    (lambda: nn.InstanceNorm2d(3, track_running_stats=True), "statistics of each image"),
     (lambda: nn.Softplus(beta=2), "beta"),
 )
 

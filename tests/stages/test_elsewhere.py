@@ -32,6 +32,7 @@ def said(text: str) -> str:
         ("LeakyReLU", "leaky_relu"),
         ("GELU", "gelu"),
         ("BatchNorm2d", "batch_norm"),
+        ("InstanceNorm2d", "instance_norm"),
         ("BatchNormalization", "batch_norm"),
         ("Clip", "clamp"),
         ("relu6", "clipped_relu"),
@@ -53,7 +54,7 @@ def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        "group_norm", "Dense", "gemm",
+        "LRN", "Dense", "gemm",
         "softmin", "max", "swiglu", "softmax2d", "ReduceL1", "reshape", "permute", "dropout",
     ],
 )  # fmt: skip

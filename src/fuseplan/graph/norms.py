@@ -8,8 +8,9 @@ from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Reduce
+from fuseplan.graph.ops import Reduce, Reshape
 from fuseplan.op import Op
+from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.reductions import Mean
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf, leaves_of
@@ -34,6 +35,40 @@ class Spelled:
 
 
 def spelled(graph: Graph, node: Node) -> Spelled | None:
+    """The normalization whose mean of squares is a node's; of groups, which a model spells by reshaping.
+
+    None where the node is neither.
+    """
+    found = _spelled(graph, node)
+    if found is not None:
+        return _in_groups(graph, found) or found
+    is_whole = isinstance(node.op, Layer) and isinstance(node.op.op, InstanceNorm | LayerNorm)
+    if not is_whole or len(node.inputs) > 1:
+        return None
+    assert isinstance(node.op, Layer)  # as above
+    return _in_groups(graph, Spelled(node.op.op, (node,), node.inputs[0], node.outputs[0]))
+
+
+def _in_groups(graph: Graph, found: Spelled) -> Spelled | None:
+    """The group norm that a norm of (n, groups, rest) is, between reshapes from and to (n, c, places)."""
+    before, readers = graph.made_by.get(found.src), graph.readers[found.dst]
+    if before is None or len(readers) != 1 or not isinstance(found.op, InstanceNorm | LayerNorm):
+        return None
+    (back,) = readers
+    nodes = (before, *found.nodes, back)
+    src, groups, dst = (graph.types[name] for name in (before.inputs[0], found.src, back.outputs[0]))
+    is_between = isinstance(before.op, Reshape) and isinstance(back.op, Reshape) and src.shape == dst.shape
+    inside = [name for name in (found.src, found.dst) if _leaves(graph, name, nodes)]
+    if not is_between or inside or not src.is_spec or src.shape is None or groups.shape is None:
+        return None
+    is_group = src.rank > 1 and groups.rank == 3 and groups.shape[0] == src.shape[0]
+    if not is_group or src.shape[1] % groups.shape[1]:
+        return None
+    op = GroupNorm(groups.shape[1], affine=False, epsilon=found.op.epsilon)
+    return Spelled(op, nodes, before.inputs[0], back.outputs[0])
+
+
+def _spelled(graph: Graph, node: Node) -> Spelled | None:
     """The normalization whose mean of squares is a node's; None where the node is no such mean.
 
     It is (x - mean(x)) times or x times 1/sqrt(mean(squares) + epsilon), the factor in any of its spellings.

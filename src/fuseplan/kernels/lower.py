@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution, Pool
-from fuseplan.kernels.gradients import NO_WINDOW, gradient
+from fuseplan.kernels.gradients import NO_WINDOW, KernelTensor, gradient
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
+from fuseplan.kernels.runs import split_step
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.language.layouts import dense
+from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
@@ -207,19 +208,24 @@ def _are_rows(steps: Sequence[Step]) -> bool:
 
 def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
-    src, op = centre.src, centre.op
+    op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    places = [kernel.src.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
-    removed = op.removes(src)
+    axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
+    if split:
+        axes, steps = behind_runs(axes, split[0]), [split_step(step, split) for step in steps]
+        centre = steps[centre.index]
+    src, whole = centre.src, steps[0].src.canonical
+    places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
-    dst = _spread(steps[-1].dst, behind, kernel.src.rank)
-    over = tuple(sorted(places[axis] for axis in op.over(src)))
+    dst = _spread(steps[-1].dst, behind, whole.rank)
+    over = tuple(sorted(places[axis] for axis in axes))
     first, *others = kernel.epilogue
-    steps_of_index = dict(zip(places, dense(src.shape, op.over(src)), strict=True))
+    steps_of_index = dict(zip(places, dense(src.shape, axes), strict=True))
     reads_index = any(each.reads_index for each in kernel.statistics)
-    index = tuple(steps_of_index.get(place, 0) for place in range(kernel.src.rank)) if reads_index else ()
+    index = tuple(steps_of_index.get(place, 0) for place in range(whole.rank)) if reads_index else ()
     return replace(
         kernel,
+        src=whole,
         dst=dst,
         centre=Reduction(kernel.statistics, over, op.per, index),
         epilogue=(replace(first, op_text=operator_text(op.numbered(over), parameters=False)), *others),
@@ -239,7 +245,7 @@ def _spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:
     shape, strides = [1] * rank, [1] * rank
     for place, extent, stride in zip(places, spec.shape, spec.element_strides, strict=True):
         shape[place], strides[place] = extent, stride
-    return TensorSpec(shape, spec.dtype, strides=strides)
+    return KernelTensor(shape, spec.dtype, strides=strides)
 
 
 def _lying(made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]) -> Output:

@@ -126,3 +126,15 @@ def shared_stride(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, in
             return stride, reach
         reach += 0 if extent is OPEN else (extent - 1) * stride
     return None
+
+
+def in_runs(shape: Sequence[int], split: tuple[int, int]) -> tuple[int, ...]:
+    """The extents where an axis is two: so many runs, and the elements of each; of extent 1, both are 1."""
+    axis, runs = split
+    runs = runs if shape[axis] > 1 else 1
+    return (*shape[:axis], runs, shape[axis] // runs, *shape[axis + 1 :])
+
+
+def behind_runs(axes: Iterable[int], axis: int) -> tuple[int, ...]:
+    """Axes where `axis` is two: the elements of a run in its place, and those behind it one further."""
+    return tuple(each + (each >= axis) for each in axes)

@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from fuseplan.language.reduction import JOINS, Statistic, reduce
+from fuseplan.language.reduction import JOINS, Statistic
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
@@ -121,9 +121,10 @@ def reduced(
 ) -> dict[str, Tensor]:
     """The numbers of a statistic of a step by name: NumPy's arrays or torch's tensors, as the leaves."""
     assert isinstance(step.op, Normalization)
-    axes, space = step.op.over(step.src), space_of(leaves["x"])
-    meant = meanings or space.meanings
-    return reduce(statistic, leaves, step.src.shape, axes, meant, space.joins, space.broadcast)
+    space = space_of(leaves["x"])
+    return step.op.reduced(
+        statistic, leaves, step.src, meanings or space.meanings, space.joins, space.broadcast
+    )
 
 
 def convolved(op: Conv, spec: TensorSpec, src: Tensor, weight: Tensor) -> Tensor:

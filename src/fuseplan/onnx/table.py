@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -18,6 +17,7 @@ from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
+from fuseplan.onnx.norms import batch_norm, groups, rows
 from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
 from fuseplan.ops.activation import (
@@ -34,7 +34,7 @@ from fuseplan.ops.activation import (
     Softsign,
     Tanh,
 )
-from fuseplan.ops.affine import BatchNorm, Bias, Prelu
+from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
@@ -90,6 +90,7 @@ OLDER = {
     **dict.fromkeys(("Conv", "Flatten", "Transpose", "Concat", "GlobalAveragePool", "GlobalMaxPool"), 1),
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
     **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
+    **{"InstanceNormalization": 6},
     **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7},
 }
 
@@ -328,38 +329,6 @@ def _gemm(given: Given) -> str:
     return given.formula("a + b", made, summand)
 
 
-def _batch_norm(given: Given) -> str:
-    given.floats()
-    given.wants(1)
-    if given.attribute("training_mode", 0) or not given.type().is_spec:
-        raise LeftError(Why.NOT_IN_TABLE, f"BatchNormalization of {given.type()}, or in training")
-    src, scale, shift, mean, variance = given.inputs
-    return given.layer(BatchNorm(epsilon=given.attribute("epsilon", 1e-5)), src, mean, variance, scale, shift)
-
-
-def _rows(given: Given, make: Any, operands: int) -> str:
-    """A normalization of all axes from one on, as rows of a matrix."""
-    given.floats()
-    given.wants(1)
-    shape = given.shape()
-    axis = given.attribute("axis", -1) % len(shape)
-    inner = shape[axis:]
-    if any(given.shape(place) != inner for place in range(1, operands + 1) if given.has(place)):
-        raise LeftError(Why.BROADCAST, given.type(1))
-    is_last = axis == len(shape) - 1 and given.type().is_spec
-    rows = (math.prod(shape[:axis]), math.prod(inner))
-    if not all(rows):
-        raise LeftError(Why.SHAPE, given.type())
-    src = given.inputs[0] if is_last else given.add(Reshape(rows), given.inputs[0])
-    kept = []
-    for place in range(1, operands + 1):
-        value = np.zeros(rows[1], given.numpy_dtype()) if not given.has(place) else given.constant(place)
-        flat = given.inputs[place] if value is None else given.store(value.reshape(-1))
-        kept.append(given.add(Reshape((rows[1],)), flat) if value is None and len(inner) > 1 else flat)
-    made = given.layer(make(epsilon=given.attribute("epsilon", 1e-5)), src, *kept)
-    return made if is_last else given.add(Reshape(shape), made)
-
-
 TABLE: dict[str, Row] = {
     **{name: _formula(text) for name, text in FORMULAS.items()},
     **{name: _with_alpha(*each) for name, each in WITH_ALPHA.items()},
@@ -390,8 +359,10 @@ TABLE: dict[str, Row] = {
     "Conv": convolution,
     "MatMul": _matmul,
     "Gemm": _gemm,
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": batch_norm,
+    "InstanceNormalization": groups,
+    "GroupNormalization": groups,
     "Attention": attention,
-    "LayerNormalization": lambda given: _rows(given, LayerNorm, 2),
-    "RMSNormalization": lambda given: _rows(given, RmsNorm, 1),
+    "LayerNormalization": lambda given: rows(given, LayerNorm, 2),
+    "RMSNormalization": lambda given: rows(given, RmsNorm, 1),
 }

@@ -16,6 +16,7 @@ from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
+from fuseplan.ops.groups import GROUP_NORMALIZATIONS
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
@@ -37,6 +38,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *CONVERSIONS,
     *PARTED,
     *ROW_NORMALIZATIONS,
+    *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
     *TRAINING,
     Expression,

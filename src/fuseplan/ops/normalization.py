@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from fuseplan.language.declarations import Array
+from fuseplan.language.layouts import behind_runs, in_runs
 from fuseplan.language.reduction import Statistic, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op
@@ -59,6 +61,14 @@ class Normalization(Op):
         """
         return (src.channel_axis,) if self.per == "row" else reduced_axes(self.per, src.rank)
 
+    def split(self, src: TensorSpec) -> tuple[int, int] | None:
+        """A reduced axis of which a statistic sees one run at a time, and the number of equal runs; or None.
+
+        Raises:
+            PlanError: its runs would differ.
+        """
+        return None
+
     def numbered(self, axes: tuple[int, ...]) -> Normalization:
         """The operator with these axes, where a field tells them."""
         return self
@@ -86,7 +96,30 @@ class Normalization(Op):
 
     def count(self, src: TensorSpec) -> int:
         """Elements that one number of a reduction is made of."""
-        return prod(src.shape[axis] for axis in self.over(src))
+        _, runs = self.split(src) or (0, 1)
+        return prod(src.shape[axis] for axis in self.over(src)) // runs
+
+    def reduced(
+        self, statistic: Statistic, leaves: Mapping[str, Any], src: TensorSpec, *space: Any
+    ) -> dict[str, Any]:
+        """The numbers of a statistic by name; `space` are the last arguments of `language.reduction.reduce`.
+
+        Reduced axes have extent 1, but for one in runs, where each element has its run's number.
+        """
+        split, axes = self.split(src), self.over(src)
+        if split is None:
+            return reduce(statistic, leaves, src.shape, axes, *space)
+        axis, shape = split[0], in_runs(src.shape, split)
+        seen = {name: each.reshape(in_runs(each.shape, split)) for name, each in leaves.items() if each.ndim}
+        made = reduce(statistic, {**leaves, **seen}, shape, behind_runs(axes, axis), *space)
+        broadcast = space[-1] if space else np.broadcast_to
+
+        def spread(number: Any) -> Any:
+            around, inside = number.shape[: axis + 1], number.shape[axis + 2 :]
+            runs = broadcast(number, (*around, shape[axis + 1], *inside))
+            return runs.reshape((*around[:-1], src.shape[axis], *inside))
+
+        return {name: spread(number) for name, number in made.items()}
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides; or fewer axes."""
@@ -100,7 +133,7 @@ class Normalization(Op):
         spec, leaves = given.spec, self.leaf_values(given)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
-                made_of = reduce(each, leaves, spec.shape, self.over(spec))
+                made_of = self.reduced(each, leaves, spec)
                 leaves |= {name: (1 + given.slip) * number for name, number in made_of.items()}
             made = {
                 name: fold(each, leaves, NUMPY) for name, each in self.result_formulas(Names(), spec).items()

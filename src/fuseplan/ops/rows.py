@@ -12,6 +12,30 @@ from fuseplan.ops.normalization import Keys, Normalization
 from fuseplan.scalar import Scalar, leaf, sqrt
 
 
+class Standardized(Normalization):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift, the last two where it is affine."""
+
+    affine: bool
+
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """Mean and variance."""
+        return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
+
+    def result_formulas(self, keys: Keys, src: TensorSpec) -> dict[str, Scalar]:
+        """It gives nothing but its output."""
+        return {}
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factor of a mean's elements is computed once."""
+        apart, factor = self.normalized(keys)
+        return apart * factor * leaf(keys["scale"]) + leaf(keys["shift"]) if self.affine else apart * factor
+
+    def normalized(self, keys: Keys) -> tuple[Scalar, Scalar]:
+        """The distance from the mean, and the factor that all elements of a mean share."""
+        mean, variance, epsilon = (leaf(keys[name]) for name in ("row_mean", "row_variance", "epsilon"))
+        return leaf("x") - mean, 1 / sqrt(variance + epsilon)
+
+
 class RowNormalization(Normalization):
     """An operator whose statistics are of each row: of all elements along the last axis."""
 
@@ -43,7 +67,7 @@ def _is_affine(op: LayerNorm | RmsNorm) -> bool:
 
 
 @operator
-class LayerNorm(RowNormalization):
+class LayerNorm(Standardized, RowNormalization):
     """(x - mean) / sqrt(variance + epsilon) * scale + shift
 
     Normalizes each row by its own statistics: mean and variance of all elements of the last axis, as
@@ -64,18 +88,6 @@ class LayerNorm(RowNormalization):
     def __post_init__(self) -> None:
         super().__post_init__()
         true_or_false(self.name, "affine", self.affine)
-
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance of a row."""
-        return (Moments((keys["row_mean"], keys["row_variance"]), (leaf("x"),)),)
-
-    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula; the factor of a row is computed once."""
-        mean, variance, epsilon = (leaf(keys[name]) for name in ("row_mean", "row_variance", "epsilon"))
-        normalized = (leaf("x") - mean) * (1 / sqrt(variance + epsilon))
-        if not self.affine:
-            return normalized
-        return normalized * leaf(keys["scale"]) + leaf(keys["shift"])
 
 
 @operator

@@ -34,6 +34,7 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
+from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import LogSoftmax, Mean, Softmax
@@ -165,13 +166,35 @@ def _rows(make: Callable[..., Op], names: tuple[str, ...], has_default: bool) ->
             epsilon = torch.finfo(given.node.meta["val"].dtype).eps
         else:
             epsilon = given.number("eps")
-        held = [name for name in names if given.has(name)]
-        if held and len(held) < len(names):
-            raise LeftError(Why.NOT_IN_TABLE, "a norm with a weight and no bias")
-        operands = [given.tensor(name) for name in held]
-        return given.layer(make(affine=bool(held), epsilon=epsilon), src, *operands)
+        operands = _affine(given, names)
+        return given.layer(make(affine=bool(operands), epsilon=epsilon), src, *operands)
 
     return row
+
+
+def _affine(given: Given, names: tuple[str, ...] = ("weight", "bias")) -> list[str]:
+    """The tensors of a norm: all of these names, or none."""
+    held = [name for name in names if given.has(name)]
+    if held and len(held) < len(names):
+        raise LeftError(Why.NOT_IN_TABLE, "a norm with a weight and no bias")
+    return [given.tensor(name) for name in held]
+
+
+def _group_norm(groups: str) -> Row:
+    def row(given: Given) -> str:
+        operands, count = _affine(given), given.argument(groups)
+        op = GroupNorm(count, affine=bool(operands), epsilon=given.number("eps"))
+        return given.layer(op, given.tensor("input"), *operands)
+
+    return row
+
+
+def _instance_norm(given: Given) -> str:
+    if not given.argument("use_input_stats") or given.has("running_mean"):
+        raise LeftError(Why.NOT_IN_TABLE, "an instance norm with running statistics")
+    operands = _affine(given)
+    op = InstanceNorm(affine=bool(operands), epsilon=given.number("eps"))
+    return given.layer(op, given.tensor("input"), *operands)
 
 
 def _softmax(make: type[Softmax] | type[LogSoftmax]) -> Row:
@@ -313,6 +336,9 @@ TABLE: dict[Any, Row] = {
     aten._softmax.default: _softmax(Softmax),
     aten.log_softmax.int: _softmax(LogSoftmax),
     aten._log_softmax.default: _softmax(LogSoftmax),
+    aten.group_norm.default: _group_norm("num_groups"),
+    aten.native_group_norm.default: _group_norm("group"),
+    aten.instance_norm.default: _instance_norm,
     aten.scaled_dot_product_attention.default: _attention,
     aten.view.default: _reshape,
     aten.reshape.default: _reshape,

@@ -30,6 +30,7 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.plans.plan import FusionPlan
@@ -106,6 +107,18 @@ def _rms_norm(module: Any) -> Iterator[Layer]:
     yield Layer(RmsNorm(affine=is_affine, epsilon=epsilon), module, ("weight",) * is_affine)
 
 
+def _group_norm(module: nn.GroupNorm) -> Iterator[Layer]:
+    op = GroupNorm(module.num_groups, affine=module.affine, epsilon=module.eps)
+    yield Layer(op, module, ("weight", "bias") if module.affine else ())
+
+
+def _instance_norm(module: Any) -> Iterator[Layer]:
+    if module.track_running_stats:
+        raise _refused(module, "track_running_stats=True", "the statistics of each image")
+    op = InstanceNorm(affine=module.affine, epsilon=module.eps)
+    yield Layer(op, module, ("weight", "bias") if module.affine else ())
+
+
 def _check_rows(module: Any) -> None:
     if len(module.normalized_shape) != 1:
         raise _refused(module, f"normalized_shape={module.normalized_shape}", "the last axis alone")
@@ -139,6 +152,8 @@ TABLE: dict[type[nn.Module], Layers] = {
     nn.BatchNorm3d: _batch_norm,
     nn.LayerNorm: _layer_norm,
     nn.RMSNorm: _rms_norm,
+    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
     nn.PReLU: _prelu,
     nn.Softplus: _softplus,
     nn.ReLU: _one(lambda _: Relu()),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
+from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.language.attend import Attend
 from fuseplan.language.declarations import PER, broadcast
@@ -105,7 +106,7 @@ class Interpreter:
     def _operand(self, operand: KernelOperand, address: int) -> Array:
         """Elements lie as the caller has them, everything else as `pack` left it."""
         if operand.strides:
-            lying = TensorSpec(operand.shape, operand.dtype, strides=operand.strides)
+            lying = KernelTensor(operand.shape, operand.dtype, strides=operand.strides)
             return self._spread(_read(lying, address), operand)
         if operand.per == "element":
             return _read(_lying(self.kernel.shape_of(operand), operand), address)
@@ -170,7 +171,7 @@ def _window(of: Convolution) -> Window:
 def _lying(spec: TensorSpec, of: KernelOperand | Output) -> TensorSpec:
     """A tensor per element of an operator that is given `spec`: it lies as the operator's output."""
     lies = spec.with_shape(spec.shape) if spec.layout is None else spec
-    return TensorSpec(spec.shape, of.dtype, strides=of.strides or lies.element_strides)
+    return KernelTensor(spec.shape, of.dtype, strides=of.strides or lies.element_strides)
 
 
 def _buffer(spec: TensorSpec, address: int) -> Buffer:

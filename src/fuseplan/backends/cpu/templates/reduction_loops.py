@@ -13,7 +13,7 @@ from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places
 from fuseplan.backends.lattice import Axis, Lattice
 
 UNROLL = 4  # vectors, or rows, that are visited at a time
-CHUNK = 4096  # elements of a cell whose state is merged into that of the chunks before
+CHUNK = 2048  # elements of a cell whose state is merged into that of the chunks before
 ROWS = 256  # rows of a chunk where lanes are cells
 
 Offsets = tuple[Index, ...]  # of each of the lattice's tensors
