@@ -134,10 +134,7 @@ class _Making:
         self.function = function
         unknown = dict(source.options).keys() - OPTIONS
         if unknown:
-            raise BuildError(
-                f"the kernel asks for {min(unknown)}, which is not an option of the compiler",
-                source=source.text,
-            )
+            raise self._refusal(f"the kernel asks for {min(unknown)}, which is not an option of the compiler")
         self.compiler = make_backend(gpu)
         # torch.compile points Triton at an assembler of its own, whose language ours may not know.
         ours: dict[str, Any] = {}
@@ -147,6 +144,9 @@ class _Making:
         self.options = self.compiler.parse_options({**versions.OPTIONS, **dict(source.options), **ours})
         self.metadata: dict[str, Any] = {"target": gpu, **vars(self.options)}
         self.texts: dict[str, str] = {}
+
+    def _refusal(self, why: str) -> BuildError:
+        return BuildError(why, source=self.source.text)
 
     def artifact(self) -> Artifact:
         """Runs the stages, and refuses what cannot be launched."""
@@ -182,10 +182,9 @@ class _Making:
                 repaired = repairs.settled(text)
             else:
                 return text, cubin, log
-        raise BuildError(
+        raise self._refusal(
             f"{self.assembler} makes code for {self.target} that computes wrong results: {fault}. "
-            f"Compile the plan with another template, or name an assembler of CUDA 13.3 or later in {PTXAS}",
-            source=self.source.text,
+            f"Compile the plan with another template, or name an assembler of CUDA 13.3 or later in {PTXAS}"
         )
 
     def _lowered(self) -> Any:
@@ -216,10 +215,7 @@ class _Making:
         """The function with the types of its arguments; every pointer is aligned to 16 bytes."""
         names = self.function.arg_names
         if len(names) != len(self.types):
-            raise BuildError(
-                f"the kernel's text has {len(names)} arguments, its record {len(self.types)}",
-                source=self.source.text,
-            )
+            raise self._refusal(f"the kernel's text has {len(names)} arguments, its record {len(self.types)}")
         aligned = {(place,): ALIGNED for place, kind in enumerate(self.types) if kind.startswith("*")}
         if self.source.language != "gluon":
             return ASTSource(self.function, dict(zip(names, self.types, strict=True)), {}, aligned)
@@ -230,32 +226,28 @@ class _Making:
 
     def _check(self, shared: int) -> None:
         if shared > self.target.l1_bytes:
-            raise BuildError(
+            raise self._refusal(
                 f"the kernel needs {shared} bytes of shared memory; a program on {self.target} has "
-                f"{self.target.l1_bytes}",
-                source=self.source.text,
+                f"{self.target.l1_bytes}"
             )
         columns = int(self.metadata.get("tmem_size") or 0)  # a kernel allocates and frees them itself
         if columns > TENSOR_MEMORY_COLUMNS:
-            raise BuildError(
+            raise self._refusal(
                 f"the kernel needs {columns} columns of tensor memory; {self.target} has "
-                f"{TENSOR_MEMORY_COLUMNS}",
-                source=self.source.text,
+                f"{TENSOR_MEMORY_COLUMNS}"
             )
         for name in ("global_scratch_size", "profile_scratch_size"):
             if self.metadata.get(name):
-                raise BuildError(
-                    f"the kernel needs {name}={self.metadata[name]}, which launches do not support",
-                    source=self.source.text,
+                raise self._refusal(
+                    f"the kernel needs {name}={self.metadata[name]}, which launches do not support"
                 )
 
     def _maps(self) -> dict[int, MapLayout]:
         places = [place for place, slot in enumerate(self.source.slots) if slot.map is not None]
         found = self.metadata.get("tensordesc_meta") or []
         if len(found) != len(places):
-            raise BuildError(
-                f"the kernel has {len(places)} tensor maps, and {self.target} loads {len(found)} of them",
-                source=self.source.text,
+            raise self._refusal(
+                f"the kernel has {len(places)} tensor maps, and {self.target} loads {len(found)} of them"
             )
         layouts = {
             place: MapLayout(int(each["swizzle"]), tuple(map(int, each["block_size"])))
@@ -269,7 +261,7 @@ class _Making:
         slot = self.source.slots[place]
         why = [] if slot.map is None else list(driver.problems(slot.map, layout))
         if why:
-            raise BuildError(f"there is no tensor map of {slot}: {why[0]}", source=self.source.text)
+            raise self._refusal(f"there is no tensor map of {slot}: {why[0]}")
 
 
 def _with_layout(kind: str) -> str:
