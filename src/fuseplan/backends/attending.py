@@ -1,8 +1,6 @@
-"""What both backends' attention share: the rows of a tile, and how an image of dst lies."""
+"""What both backends' attention share: the rows of a tile."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from fuseplan.language.attend import Attend
 
@@ -24,12 +22,3 @@ class Heads:
         self.members = made.group if made.queries < few else 1
         self.groups = made.batch * (made.heads // self.members)
         self.rows = self.members * made.queries
-
-
-def image_steps(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The strides of one image without gaps, its axes in the order that they have in memory."""
-    inner, step = [0] * len(shape), 1
-    for axis in sorted(range(1, len(shape)), key=lambda axis: strides[axis]):
-        inner[axis] = step
-        step *= shape[axis]
-    return inner

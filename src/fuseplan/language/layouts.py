@@ -97,6 +97,11 @@ def dense(shape: Sequence[int], outermost_first: Iterable[int]) -> tuple[int, ..
     return tuple(strides)
 
 
+def image_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides of one image without gaps, whose axes are in the order that they have in memory."""
+    return dense(shape, sorted(range(1, len(shape)), key=lambda axis: strides[axis])[::-1])
+
+
 def same_strides(shape: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Whether strides put every element at the same place; an axis of extent 1 may have any."""
     return all(a == b or extent == 1 for extent, a, b in zip(shape, ours, theirs, strict=True))

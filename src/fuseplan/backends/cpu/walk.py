@@ -10,7 +10,7 @@ from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, places
 from fuseplan.backends.parts import End, ends
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.language.tensor import TensorSpec
+from fuseplan.language.layouts import image_strides
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def roaming(kernel: Kernel) -> list[tuple[End, KernelOperand]]:
 def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
     """One loop for each axis with more than one element, as dst stores them."""
     src, dst = (end.spec for end in ends(kernel))
-    image = image_strides(dst) if activation else (0,) * dst.rank
+    image = image_strides(dst.shape, dst.element_strides) if activation else (0,) * dst.rank
     others = list(zip(*(end.strides(operand) for end, operand in roaming(kernel)), strict=True))
     listed = [
         Axis(
@@ -156,15 +156,6 @@ def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:
         if not isinstance(extent, int) or extent > 1
     ]
     return sorted(listed, key=lambda axis: -axis.dst)
-
-
-def image_strides(spec: TensorSpec) -> tuple[int, ...]:
-    """Strides of all axes within one image that is stored densely in the tensor's order of axes."""
-    steps, step = [0] * spec.rank, 1
-    for axis in sorted(range(1, spec.rank), key=lambda axis: spec.element_strides[axis]):
-        steps[axis] = step
-        step *= spec.shape[axis]
-    return tuple(steps)
 
 
 def merged(axes: Iterable[Axis]) -> list[Axis]:

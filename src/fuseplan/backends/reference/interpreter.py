@@ -17,6 +17,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.language.attend import Attend
 from fuseplan.language.declarations import PER, broadcast
 from fuseplan.language.dtypes import narrow
+from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.conv import correlation
@@ -110,8 +111,8 @@ class Interpreter:
             return self._spread(_read(lying, address), operand)
         if operand.per == "element":
             return _read(_lying(self.kernel.shape_of(operand), operand), address)
-        dense = _dense(operand.shape)
-        packed = Buffer(address, operand.shape, self.kernel.compute_dtype, dense, True, None).numpy()
+        steps = dense(operand.shape, range(len(operand.shape)))
+        packed = Buffer(address, operand.shape, self.kernel.compute_dtype, steps, True, None).numpy()
         return self._spread(packed.astype(np.float64), operand)
 
     def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
@@ -129,7 +130,9 @@ class Interpreter:
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
-        lying = Buffer(address, result.shape, result.dtype, _dense(result.shape), False, None).numpy()
+        lying = Buffer(
+            address, result.shape, result.dtype, dense(result.shape, range(len(result.shape))), False, None
+        ).numpy()
         old = {result.key: self._spread(lying, result)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
@@ -180,11 +183,3 @@ def _buffer(spec: TensorSpec, address: int) -> Buffer:
 
 def _read(spec: TensorSpec, address: int) -> Array:
     return _buffer(spec, address).widened().astype(np.float64)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    steps, step = [], 1
-    for extent in reversed(shape):
-        steps.append(step)
-        step *= extent
-    return tuple(reversed(steps))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf, log2
 from typing import ClassVar
 
-from fuseplan.backends.attending import Heads, image_steps
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.cpu import dialect, model, storage
 from fuseplan.backends.cpu.elementwise import Elementwise, Place, finish
 from fuseplan.backends.cpu.gather import transposed
@@ -30,6 +30,7 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, lanes, unit_roundoff
 from fuseplan.language.attend import Attend
+from fuseplan.language.layouts import image_strides
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 EFFICIENCY = {4: 0.8, 2: 0.7, 1: 0.5}  # of the multiply-adds, by the vectors of queries in a tile
@@ -329,7 +330,7 @@ class AttentionWriter(AttentionTiles):
         b, made, dst = self.b, self.made, self.kernel.dst
         head, query = self.head_and_query(task, group + row)
         n, c, h, s = dst.element_strides
-        inner = image_steps(dst.shape, dst.element_strides)
+        inner = image_strides(dst.shape, dst.element_strides)
         begin = task.batch * n + head * h + query * s
         inside = head * inner[2] + query * inner[3]
         known: dict[object, Value] = {}

@@ -16,8 +16,9 @@ from typing import Any
 from fuseplan.backends.cpu.ir import Index
 from fuseplan.backends.cpu.loops import ceil_div
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.walk import Axis, image_strides, merged
+from fuseplan.backends.cpu.walk import Axis, merged
 from fuseplan.kernels.kernel import Kernel
+from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
 
 TILE = 8  # rows of columns in one tile: their sum is rounded three times
@@ -166,7 +167,7 @@ def _axes(kernel: Kernel) -> list[Axis]:
 def _places(kernel: Kernel, dst: TensorSpec) -> tuple[int, ...]:
     """A step's distance within an image, where an operand per activation asks for it."""
     asked = any(operand.per in ("activation", "position") for operand in kernel.operands)
-    return image_strides(dst) if asked else (0,) * dst.rank
+    return image_strides(dst.shape, dst.element_strides) if asked else (0,) * dst.rank
 
 
 def _one(axis: Axis) -> Axis:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log, log2
 
-from fuseplan.backends.attending import Heads, image_steps
+from fuseplan.backends.attending import Heads
 from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
 from fuseplan.backends.triton.index import (
@@ -35,6 +35,7 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.layouts import image_strides
 
 LEAST = 16  # the smallest extent of a product's factor
 FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
@@ -353,7 +354,7 @@ class AttentionWriter:
         text, made, dst = self.text, self.made, self.kernel.dst
         text.line("divisor = tl.where(sums == 0, 1.0, sums)")
         steps = dst.element_strides
-        inner = image_steps(dst.shape, steps)
+        inner = image_strides(dst.shape, steps)
         places = (self.head, self.query.wide(self.is_wide))
         row = self.batch * steps[0] + places[0] * steps[2] + places[1] * steps[3]
         row = text.index("dst_row", row).at(DOWN)

@@ -12,6 +12,7 @@ from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import FP8, dtype_of
+from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.system.locks import cached_property
 
@@ -266,11 +267,7 @@ def rows_run(axes: Sequence[Axis]) -> int:
 
 def image_axes(spec: TensorSpec) -> tuple[tuple[Axis, ...], int]:
     """One image without gaps, in storage order: its positions' axes, merged, and its channels' stride."""
-    order = sorted(range(1, spec.rank), key=lambda axis: spec.element_strides[axis])
-    steps, step = [0] * spec.rank, 1
-    for axis in order:
-        steps[axis] = step
-        step *= spec.shape[axis]
+    steps = image_strides(spec.shape, spec.element_strides)
     return _row_axes(spec, steps, 2), steps[1]
 
 
