@@ -97,6 +97,7 @@ class Geometry:
         )
 
 
+Activations = dict[Hashable, tuple[str, ...]]  # that are taken, by combination, template, dtype and geometry
 # A template takes one of these, or nothing.
 BASES = (Geometry(), Geometry(filter="1"), Geometry(groups="8 narrow"), Geometry(groups="depthwise"))
 
@@ -153,11 +154,13 @@ def probe(
     return FusionPlan(src, *_operators(combination, rank - 2, geometry, mode, ACTIVATIONS[act]))
 
 
-def _operators(combination: str, axes: int, geometry: Geometry, mode: str, act: Elementwise) -> Iterator[Op]:
+@cache
+def _operators(
+    combination: str, axes: int, geometry: Geometry, mode: str, act: Elementwise
+) -> tuple[Op, ...]:
     letters, _, phase = combination.partition("-")
     if phase == "backward":
-        yield _backward(letters, mode, act)
-        return
+        return (_backward(letters, mode, act),)
     makers: dict[str, Callable[[], Op]] = {
         "C": lambda: geometry.convolution(axes),
         "M": lambda: matmul.Matmul(geometry.sizes[1]),
@@ -166,7 +169,7 @@ def _operators(combination: str, axes: int, geometry: Geometry, mode: str, act: 
         "S": lambda: affine.Add(alpha1=2.0, alpha2=0.5),
         "N": lambda: (training.BatchNormTraining if phase else affine.BatchNorm)(mode),
     }
-    yield from (makers[letter]() for letter in letters)
+    return tuple(makers[letter]() for letter in letters)
 
 
 def _backward(letters: str, mode: str, act: Elementwise) -> Op:
@@ -191,9 +194,10 @@ def cells(target: Target) -> Iterator[Cell]:
     """Every cell of a target."""
     layouts = [layout for rank in SPATIAL for layout in LAYOUTS[rank]]
     templates = backend_of(target.backend).templates
+    known: Activations = {}
     for combination, layout, dtype, template in product(COMBINATIONS, layouts, FACTORS, templates):
         if "C" not in combination or len(layout) > 2:  # a matrix has nothing to slide a kernel along
-            yield _cell(_Asked(combination, template, layout, dtype, target))
+            yield _cell(_Asked(combination, template, layout, dtype, target), known)
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,8 @@ class _Asked:
         return Cell(self.combination, self.template.name, self.layout, self.dtype, **others)
 
 
-def _cell(asked: _Asked) -> Cell:
+def _cell(asked: _Asked, known: Activations) -> Cell:
+    """What a template takes; which activations does not depend on the layout, so it is asked in one."""
     refusals = [asked.refusal(base) for base in asked.bases]
     bases = [base for base, refusal in zip(asked.bases, refusals, strict=True) if refusal is None]
     if not bases:
@@ -242,9 +247,13 @@ def _cell(asked: _Asked) -> Cell:
             refused.append((axis, value, codes[0]))
     first = bases[0]
     modes = [mode for mode in MODES if "N" in asked.combination and not asked.refusal(first, mode)]
-    acts = [name for name in ACTIVATIONS if "A" in asked.combination and not asked.refusal(first, act=name)]
+    alike = asked.combination, asked.template, asked.dtype, first
+    if "A" not in asked.combination:
+        known[alike] = ()
+    elif alike not in known:
+        known[alike] = tuple(name for name in ACTIVATIONS if not asked.refusal(first, act=name))
     return asked.named(
-        taken=tuple(taken), refused=tuple(refused), modes=tuple(modes), activations=tuple(acts)
+        taken=tuple(taken), refused=tuple(refused), modes=tuple(modes), activations=known[alike]
     )
 
 
