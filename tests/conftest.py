@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import zlib
@@ -70,6 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
     is_controller = not hasattr(config, "workerinput")  # with xdist, workers report to it
     if place and is_controller:
         config.pluginmanager.register(Versions(Path(place)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is collected stays as long as the process: garbage collections have no need to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -117,7 +117,7 @@ def test_what_a_call_changes_is_not_measured() -> None:
 
 def test_a_result_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (Case("train", TRAINING[0], "g", "none"),)
-    setting = replace(QUICK, chosen=("torch",))
+    setting = replace(QUICK, chosen=("fuseplan",))
     ((row,),) = runner.run(suite.Suite("s", "S", cases, ()), setting)
     assert row.refused is None
     assert row.error is not None

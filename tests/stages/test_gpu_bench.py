@@ -207,6 +207,8 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
     monkeypatch.setattr(special, "load", lambda name: {small.name: small}[name])
     monkeypatch.setattr(special, "CHARTS", tmp_path / "charts")
     monkeypatch.setitem(BY_NAME, "fuseplan", type("Ours", (Torch,), {"name": "fuseplan"}))
+    for name in [each for each in BY_NAME if each.startswith("torch.compile")]:  # Inductor takes seconds
+        monkeypatch.setitem(BY_NAME, name, type("Compiled", (Refusing,), {"name": name}))
     shown: list[str] = []
     options = Options(target="cuda", results=tmp_path)
     found = special.bench_published("published", options, listing(shown))
