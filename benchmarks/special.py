@@ -18,7 +18,8 @@ from benchmarks.report.records import COMPILE, peaks, tables
 from benchmarks.standings import markdown
 from benchmarks.suite import chosen, load
 from fuseplan.bench import gpu
-from fuseplan.bench.command import Display, bench, measured, printed
+from fuseplan.bench.command import bench, measured, printed
+from fuseplan.bench.display import Display
 from fuseplan.bench.markdown import table
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import OURS, known

@@ -4,78 +4,40 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import click
 
+import fuseplan.torch
 from docs.pages.docstrings import markdown, parse, prose
-from fuseplan import torch
 from fuseplan.bench.markdown import table
-from fuseplan.cli.commands import fuseplan
+from fuseplan.cli import commands
 from fuseplan.cli.statuses import MEANINGS
-from fuseplan.compile import CompiledPlan
-from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported, installing
-from fuseplan.execution.run import BoundPlan
-from fuseplan.explanation import Explanation, explain
-from fuseplan.extend import register_operator, register_template
-from fuseplan.kernels.match import unfuse
-from fuseplan.kernels.target import Target, parse_target
-from fuseplan.language.tensor import TensorSpec
-from fuseplan.loaded import LoadedPlan, load
-from fuseplan.plans.plan import FusionPlan
-from fuseplan.plans.step import Step
-from fuseplan.stores.cache import CacheInfo, cache_info, clear_cache
-from fuseplan.stores.tuned import Tuned
+from fuseplan.errors import installing
 from fuseplan.system.locks import cached_property
-from fuseplan.tensors.arguments import Arguments
-from fuseplan.tensors.arrays import empty
-from fuseplan.tuning.tune import tune
-from fuseplan.tuning.verdict import Verdict
 
 Kind = inspect.Parameter
 MARKS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 
 # By what one does with them; operators have a page of their own.
-PUBLIC: dict[str, dict[str, Any]] = {
-    "Plans": {"TensorSpec": TensorSpec, "FusionPlan": FusionPlan, "Step": Step, "unfuse": unfuse},
-    "Compiling": {
-        "compile": compile_plan,
-        "CompiledPlan": CompiledPlan,
-        "Target": Target,
-        "parse_target": parse_target,
-        "load": load,
-        "LoadedPlan": LoadedPlan,
-    },
-    "Running": {"Arguments": Arguments, "BoundPlan": BoundPlan, "empty": empty},
-    "Explaining": {"explain": explain, "Explanation": Explanation},
-    "Measured choices": {"tune": tune, "Tuned": Tuned, "Verdict": Verdict},
-    "In PyTorch": {
-        "torch.fuse": torch.fuse,
-        "torch.run": torch.run,
-        "torch.plan_of": torch.plan_of,
-        "torch.operators_of": torch.operators_of,
-        "torch.operands_of": torch.operands_of,
-        "torch.Fused": torch.Fused,
-    },
-    "Extending": {"register_operator": register_operator, "register_template": register_template},
-    "The cache": {"cache_info": cache_info, "CacheInfo": CacheInfo, "clear_cache": clear_cache},
-    "Errors": {
-        "FuseplanError": FuseplanError,
-        "PlanError": PlanError,
-        "Unsupported": Unsupported,
-        "BuildError": BuildError,
-        "ArgumentError": ArgumentError,
-    },
+PUBLIC = {
+    "Plans": ("TensorSpec", "FusionPlan", "Step", "unfuse"),
+    "Compiling": ("compile", "CompiledPlan", "Target", "parse_target", "load", "LoadedPlan"),
+    "Running": ("Arguments", "BoundPlan", "empty"),
+    "Explaining": ("explain", "Explanation"),
+    "Measured choices": ("tune", "Tuned", "Verdict"),
+    "In PyTorch": (
+        *("torch.fuse", "torch.run", "torch.plan_of", "torch.operators_of", "torch.operands_of"),
+        "torch.Fused",
+    ),
+    "Extending": ("register_operator", "register_template"),
+    "The cache": ("cache_info", "CacheInfo", "clear_cache"),
+    "Errors": ("FuseplanError", "PlanError", "Unsupported", "BuildError", "ArgumentError"),
 }
-MADE = (
-    "TensorSpec",
-    "FusionPlan",
-    "Target",
-    "Arguments",
-    "torch.Fused",
-)  # classes that users call; others come out of calls
+# Classes that users call; others come out of calls.
+MADE = ("TensorSpec", "FusionPlan", "Target", "Arguments", "torch.Fused")
 
 
 def public_names() -> Iterator[str]:
@@ -85,7 +47,8 @@ def public_names() -> Iterator[str]:
     told: set[type] = set()
     for group, names in PUBLIC.items():
         yield from ("", f"## {group}")
-        for name, value in names.items():
+        for name in names:
+            value: Any = attrgetter(name)(fuseplan)
             yield from _public_class(name, value, told) if inspect.isclass(value) else _function(name, value)
 
 
@@ -149,19 +112,22 @@ def _annotated(each: inspect.Parameter) -> str:
 
 def command_line() -> Iterator[str]:
     """Each command with its arguments and options."""
-    yield prose(_paragraphs(fuseplan.help)[0])
+    yield prose(_paragraphs(commands.fuseplan.help)[0])
     yield ""
-    yield from map(prose, _paragraphs(fuseplan.help)[1:])
+    yield from map(prose, _paragraphs(commands.fuseplan.help)[1:])
     yield ""
     yield f"It needs the extra `cli`: {installing('cli', 'click', 'rich')}."
     yield "`python -m fuseplan` is the same command."
     yield ""
     yield from table(["exit status", "means"], [[str(status), told] for status, told in MEANINGS.items()])
-    yield from _commands("fuseplan", fuseplan)
+    yield from _commands("fuseplan", commands.fuseplan)
 
 
 def _commands(name: str, group: click.Group) -> Iterator[str]:
-    for word, command in sorted(group.commands.items()):
+    context = click.Context(group)
+    for word in sorted(group.list_commands(context)):
+        command = group.get_command(context, word)
+        assert command is not None
         called = f"{name} {word}"
         if isinstance(command, click.Group):
             yield from _commands(called, command)

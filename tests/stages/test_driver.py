@@ -30,7 +30,8 @@ def read(line: str) -> FusionPlan:
     """The plan that a line of the driver or of `fuseplan run` says."""
     words = shlex.split(line)
     assert words[0] == "fuseplan"
-    command = fuseplan.commands[words[1]]
+    command = fuseplan.get_command(click.Context(fuseplan), words[1])
+    assert command is not None
     context = command.make_context(words[1], words[2:])
     return FusionPlan.parse(context.params["plan"]) if words[1] == "run" else plan_of(context)
 

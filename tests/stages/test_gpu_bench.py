@@ -14,7 +14,7 @@ import torch
 from benchmarks import recorded, special, suite
 from benchmarks.command import bench
 from fuseplan.bench import command, gpu, results
-from fuseplan.bench.command import Display
+from fuseplan.bench.display import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Prepared

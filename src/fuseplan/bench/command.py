@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.bench import gpu, results, runner, table
+from fuseplan.bench.display import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.results import Row
 from fuseplan.errors import counted
 from fuseplan.measure.cases import Cases
 from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.quiet import QUIET
-
-Step = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Display:
-    """Where a benchmark tells what it does.
-
-    Attributes:
-        show: takes tables and paragraphs in Markdown; nothing is shown where JSON is printed.
-        tell: takes a line.
-        steps: makes progress of so many steps, of None where their number is not known; a step takes a line.
-    """
-
-    show: Callable[[str], object]
-    tell: Callable[[str], object]
-    steps: Callable[[int | None], AbstractContextManager[Step]]
 
 
 def bench(

@@ -2,10 +2,12 @@
 
 Its modules:
 
-- commands: what each command calls; group: errors as messages and exit statuses; options: shared options
+- commands: the table of all commands, which are imported when they are asked for; options: shared options
+- group: errors as messages and exit statuses
+- plans, models, measuring, support, show, export, stored: the commands
 - screen: how wide tables are, and progress bars
 - trial: compiles a plan, runs it on random data and checks it
-- support: which operators, dtypes and layouts the templates of a target take
+- combinations: what templates take of each combination of operators
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ def main() -> None:
 
     A warning is printed without the source line that gives it.
     """
+    signal.signal(signal.SIGTERM, _ended)
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
     try:
         from fuseplan.cli.commands import fuseplan  # noqa: PLC0415 - the library itself needs neither package
+
+        fuseplan(prog_name="fuseplan")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -37,9 +43,6 @@ def main() -> None:
             raise
         print(f"the command line needs {missing}: {installing('cli', *WANTED)}", file=sys.stderr)
         sys.exit(BAD)
-    signal.signal(signal.SIGTERM, _ended)
-    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
-    fuseplan(prog_name="fuseplan")
 
 
 def _ended(number: int, _: object) -> NoReturn:

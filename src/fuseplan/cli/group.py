@@ -8,7 +8,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -20,8 +21,33 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, a limit
 QUOTE = "put the plan in quotes, such as 'f32[1x8] -> relu'"
 
 
+def command_of(place: str) -> click.Command:
+    """The command at a place in the package, `module:name`."""
+    module, name = place.split(":")
+    found: click.Command = getattr(import_module(f"fuseplan.{module}"), name)
+    return found
+
+
 class Commands(click.Group):
-    """Prints an error's message, and ends with its exit status."""
+    """Prints an error's message, and ends with its exit status.
+
+    Args:
+        makers: by the name of a command, a function that imports it: a command costs what it needs alone.
+    """
+
+    def __init__(self, *args: Any, makers: Mapping[str, Callable[[], click.Command]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._makers = makers
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted(self._makers)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of a name; None where there is none."""
+        if name in self._makers and name not in self.commands:
+            self.add_command(self._makers[name]())
+        return self.commands.get(name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuses a plan that a shell has cut at its arrows, before a `-` is taken for the standard input.

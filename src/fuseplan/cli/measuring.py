@@ -1,9 +1,9 @@
-"""The commands that measure: `bench`, `tune`, `verdict`, and a checkout's `demo` and `crossbuild`."""
+"""The commands that measure: `bench`, `tune` and `verdict`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,11 @@ from fuseplan.cli.options import (
 from fuseplan.cli.screen import Screen, display, progress, tell
 from fuseplan.cli.statuses import DISTURBED, RIGHT
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import ArgumentError
 from fuseplan.measure.cases import of_plan
 from fuseplan.messages.excerpt import ARROW
 from fuseplan.system import checkout
 from fuseplan.tuning.cases import Outcome, TuneOptions, cases_of, merge, status, summary, tune_all
 
-TOOLS = ("crossbuild", "demo")
 PEERS = f" On a CPU: {', '.join(known(False).libraries)}. On a GPU: {', '.join(known(True).by_name)}."
 
 
@@ -117,23 +115,3 @@ def verdict_command(ctx: click.Context, asked: Asked, seed: int, patience: float
     found = compile_plan(asked.plan, asked.target, **asked.how).verdict(seed, patience=patience)
     tell(found, as_json=asked.as_json)
     ctx.exit(DISTURBED if found.disturbance else RIGHT)
-
-
-def tool_commands() -> Iterator[click.Command]:
-    """The commands that only a checkout has; where the package is installed without it, they say so."""
-    for name in TOOLS:
-        try:
-            yield checkout.tool("commands", f"`fuseplan {name}`").COMMANDS[name]
-        except ArgumentError as error:
-            yield _refusing(name, error)
-
-
-def _refusing(name: str, error: ArgumentError) -> click.Command:
-    def refuse(words: tuple[str, ...]) -> None:
-        raise error
-
-    words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
-    settings = {"ignore_unknown_options": True}
-    return click.Command(
-        name, settings, refuse, [words], help="Not in the installed package: a tool of fuseplan's sources."
-    )

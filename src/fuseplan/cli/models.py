@@ -1,4 +1,4 @@
-"""Commands on models: what becomes of their operators, and a run on random data."""
+"""Commands on models: what becomes of their operators, and runs on random data."""
 
 from __future__ import annotations
 
@@ -7,48 +7,27 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from fuseplan.cli.options import AS_JSON, DURATION, SEED, Asked, loud_command, plan_command
-from fuseplan.cli.screen import Screen, tell
+from fuseplan.cli.options import AS_JSON, DURATION, PATIENCE, SEED, SHAPES, Asked, loud_command, plan_command
+from fuseplan.cli.screen import Screen, print_json, print_table, tell
 from fuseplan.cli.statuses import RIGHT, WRONG
+from fuseplan.cli.trial import measure_peaks
 from fuseplan.errors import ArgumentError, counted, installing
-from fuseplan.graph.choose import Mode
 from fuseplan.graph.type import FLOATS, Type, numpy_dtype, word_of
 from fuseplan.measure.clock import HostClock
 from fuseplan.measure.stats import Timing
 from fuseplan.reports.comparison import ALLOWED, distance
 from fuseplan.reports.difference import TOLERANCE, difference
-from fuseplan.reports.profile import Profile
+from fuseplan.reports.profile import SHOWN
 from fuseplan.reports.report import Report, read_report
 from fuseplan.reports.tried import Tried
 
 if TYPE_CHECKING:
     from fuseplan.onnx.model import OnnxModel
-
-ENDING = ".onnx"
-CHOOSE = click.option(
-    "--choose",
-    type=click.Choice(get_args(Mode)),
-    default=get_args(Mode)[0],
-    show_default=True,
-    help="Of a model: leave plans that are slower than ONNX Runtime to it, measured now unless stored.",
-)
-SHAPES = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=1x3x224x224",
-    help="The shape of an input of a model, where the model leaves extents open; they are 1 unless given.",
-)
-
-
-def is_model(text: str) -> bool:
-    """Whether the text in the place of a plan is the name of a model's file."""
-    return text.lower().endswith(ENDING)
 
 
 @dataclass(frozen=True)
@@ -133,15 +112,33 @@ def diff_command(ctx: click.Context, first: Path, second: Path, tolerance: float
     ctx.exit(WRONG if found.is_worse else RIGHT)
 
 
-def profile_model(asked: Asked, shapes: Iterable[str], seed: int) -> Profile:
-    """The times of a model's operators on random data.
+@click.command("profile")
+@plan_command
+@SEED
+@SHAPES
+@click.option("--measure", is_flag=True, help="Measure this machine's peaks first, in about a second.")
+@PATIENCE
+@click.pass_context
+def profile_command(
+    ctx: click.Context, asked: Asked, seed: int, shapes: Sequence[str], measure: bool, patience: float
+) -> None:
+    """Time each operator of the model PLAN, an ONNX file, by ONNX Runtime with its fusions turned off.
 
-    Raises:
-        ArgumentError: as for `explain_model`.
-        BuildError: ONNX Runtime is not installed.
+    Tells what bounds each, by the machine's measured peaks, and the plans that would pay. Compiles nothing.
     """
+    if measure:
+        measure_peaks(asked, patience)
     model = _loaded(asked)
-    return model.profile(_given(_types(model, shapes), seed))
+    told = model.profile(_given(_types(model, shapes), seed))
+    if asked.as_json:
+        print_json(told.to_json())
+        return
+    for title, head, rows in told.tables:
+        shown = rows if ctx.meta.get("verbose") else rows[:SHOWN]
+        more = f"; {len(rows) - len(shown)} more with -v" if len(rows) > len(shown) else ""
+        print_table(title + more, head, shown)
+    if not told.is_measured:
+        Screen().tell("what bounds an operator is not known: --measure measures this machine's peaks")
 
 
 @click.command("compare")

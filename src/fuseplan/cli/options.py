@@ -41,6 +41,7 @@ class Duration(click.FloatRange):
 
 
 DURATION = Duration()
+MODES = ("predicted", "measured")  # how a model leaves plans out: `graph.choose.Mode`, imported late
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -171,6 +172,22 @@ TEMPLATE = click.option(
 )
 
 
+CHOOSE = click.option(
+    "--choose",
+    type=click.Choice(MODES),
+    default=MODES[0],
+    show_default=True,
+    help="Of a model: leave plans that are slower than ONNX Runtime to it, measured now unless stored.",
+)
+SHAPES = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=1x3x224x224",
+    help="The shape of an input of a model, where the model leaves extents open; they are 1 unless given.",
+)
+
+
 def declared(record: type, more: Mapping[str, str] | None = None) -> Callable[[Command], Command]:
     """The options that a record declares; `more` is added to their help, by their names."""
 
@@ -201,6 +218,11 @@ def _declared(each: Field[Any], more: str) -> Callable[[Command], Command]:
     is_shown = bool(default) and kind != "flag"
     word = "--" + each.name.removeprefix("is_").replace("_", "-")
     return click.option(word, each.name, default=default, show_default=is_shown, help=help + more, **how)
+
+
+def is_model(text: str) -> bool:
+    """Whether the text in the place of a plan is the name of a model's file."""
+    return text.lower().endswith(".onnx")
 
 
 def loud_command(command: Command) -> Command:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 
-from fuseplan.bench.command import Display, Step
+from fuseplan.bench.display import Display, Step
 from fuseplan.messages.folding import WIDTH, fold
 
 GLUE = "\N{NO-BREAK SPACE}"  # between the words of a cell, which stays on one line
@@ -50,6 +51,19 @@ class Screen(Console):
         raise BrokenPipeError
 
 
+def print_json(told: Any) -> None:
+    """Prints JSON values."""
+    print(json.dumps(told, indent=1))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table; cells that the screen is too narrow for go on in the next line."""
+    table = Table(*(Column(name, overflow="fold") for name in columns), title=title)
+    for row in rows:
+        table.add_row(*row)
+    Screen().print(table)
+
+
 class Told(Protocol):
     """What a command prints: a record with a text."""
 
@@ -60,7 +74,7 @@ class Told(Protocol):
 def tell(told: Told, *, as_json: bool) -> None:
     """Prints a record: its text, or its JSON values."""
     if as_json:
-        print(json.dumps(told.to_json(), indent=1))
+        print_json(told.to_json())
     else:
         Screen().tell(str(told))
 

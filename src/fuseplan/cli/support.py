@@ -1,4 +1,4 @@
-"""Which operators, dtypes and layouts a target's templates take: read off their declarations."""
+"""The command `fuseplan supported`: which operators, dtypes and layouts a target's templates take."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.backends import backend_of
+import click
+
+from fuseplan.backends import BACKENDS, backend_of
+from fuseplan.cli.combinations import AXES, Row, cells
+from fuseplan.cli.combinations import rows as combination_rows
+from fuseplan.cli.options import AS_JSON, TARGET, loud_command
+from fuseplan.cli.screen import Screen, print_json, print_table
 from fuseplan.errors import PlanError
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import Target
+from fuseplan.kernels.target import Target, parse_target
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.language.layouts import LAYOUTS, ROWS
 from fuseplan.language.tensor import TensorSpec
@@ -108,3 +114,41 @@ def _lines(rows: list[Support]) -> Iterator[tuple[str, str, str]]:
         for templates in dict.fromkeys(templates for _, templates in held):
             dtypes = " ".join(dtype for dtype, own in held if own == templates)
             yield " ".join(names), dtypes, ", ".join(templates) or "none"
+
+
+@click.command("supported")
+@TARGET
+@click.option(
+    "--combinations", is_flag=True, help="List combinations of operators instead, with each algorithm."
+)
+@AS_JSON
+@loud_command
+def supported_command(target: str, combinations: bool, as_json: bool) -> None:
+    """List the operators, layouts and dtypes that a target supports, with their templates."""
+    known = parse_target(target)
+    if combinations:
+        _print_combinations(known, as_json)
+        return
+    rows = list(supported(known))
+    if as_json:
+        print_json({"target": str(known), "supported": [row.to_json() for row in rows]})
+        return
+    columns = ("operator", "layouts", "dtypes", "templates")
+    print_table(f"what {known} computes", columns, grouped(rows))
+    backends = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS)
+    Screen().tell(f"Elementwise operators fuse before and after any contraction. Backends: {backends}")
+
+
+def _print_combinations(target: Target, as_json: bool) -> None:
+    listed = list(combination_rows(cells(target)))
+    if as_json:
+        print_json({"target": str(target), "combinations": [row.to_json() for row in listed]})
+        return
+    columns = ("combinations", "algorithm", "layouts", "dtypes", "only")
+    print_table(f"what {target} computes", columns, (_cells(row) for row in listed if not row.code))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    only = [f"{axis} {row.axis(axis)}" for axis in AXES if row.axis(axis) != "any"]
+    names = (row.combinations, (row.template,), row.layouts, row.dtypes)
+    return *map(" ".join, names), "; ".join(only)

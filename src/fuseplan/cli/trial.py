@@ -1,4 +1,4 @@
-"""A plan compiled, run on random data, checked against float64 and timed."""
+"""A plan compiled, run on random data, checked against float64 and timed; the machine's peaks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import click
+
+from fuseplan.cli.options import Asked
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import counted
+from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.measure.checks import Check, checks_of
 from fuseplan.measure.ground import ground_of
+from fuseplan.measure.peaks import measured_gpu_peaks, measured_peaks
 from fuseplan.measure.quiet import undisturbed, unsteady
 from fuseplan.measure.stats import Timing
 from fuseplan.plans.plan import as_plan
@@ -123,3 +128,18 @@ def run_trial(
         unfused_kernels=len(known),
         disturbance=disturbance,
     )
+
+
+def measure_peaks(asked: Asked, patience: float) -> None:
+    """Measures this machine's peaks for the target, and says if they are not kept; not another machine's."""
+    target, disturbance = parse_target(asked.target), None
+    if target.device is not None:
+        _, disturbance = measured_gpu_peaks(target.cpu, target.device, patience)
+    elif target.is_host:
+        _, disturbance = measured_peaks(asked.threads, patience)
+    if disturbance:
+        click.echo(
+            f"the peaks are not kept: {disturbance}. Measure again when other programs rest, or wait for "
+            "that with --patience 60",
+            err=True,
+        )
