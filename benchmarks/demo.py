@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,10 @@ from benchmarks.shapes import COMBINATIONS, published
 from fuseplan.cli.screen import Screen, progress
 from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.measure.clock import Protocol, interleave
+from fuseplan.measure.clock import HostClock, Protocol
 from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
 from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
-from fuseplan.measure.stats import geomean
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arrays import empty
 from fuseplan.tuning.unfused import OneAtATime
@@ -107,7 +107,7 @@ def measure(shape: Shape, threads: int | None = None, patience: float = 0.0) -> 
     fused()
     error = deviation(np.array(out), reference(plan, arrays))
     explained = compiled.explain().told
-    times = partial(interleave, {"fused": fused, "unfused": unfused}, PROTOCOL)
+    times = partial(HostClock(PROTOCOL).interleave, {"fused": fused, "unfused": unfused})
     timed, disturbance = undisturbed(times, HostWatch, patience, unsteady)
     return Outcome(
         label=shape.label,
@@ -174,7 +174,7 @@ def main(
     screen = Screen(stderr=as_json)
     found = _measured_all(screen, threads, patience, is_quiet)
     for group in dict.fromkeys(each.group for each in found):
-        mean = geomean(each.speedup for each in found if each.group == group)
+        mean = geometric_mean(each.speedup for each in found if each.group == group)
         screen.tell(f"{group}: fused is {mean:.2f} times as fast (geometric mean)")
     disturbed = [each for each in found if each.disturbance]
     if disturbed:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from torch import nn
 from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import GpuClock, HostClock
 from fuseplan.measure.machine import gpu_machine, machine
-from fuseplan.measure.stats import geomean
 from fuseplan.measure.versions import commit, gpu_versions, versions
 from fuseplan.torch.dynamo import compile_graph
 
@@ -171,7 +171,7 @@ def main() -> int:
         print(json.dumps(rows[-1]), flush=True)
         torch.cuda.empty_cache()
     right, varying = sum(row["right"] for row in rows), [row for row in rows if not row.get("constant", True)]
-    average = geomean([gain(row) for row in varying])
+    average = geometric_mean([gain(row) for row in varying])
     print(f"{len(rows)} programs, {right} right; {len(varying)} not constant, geomean {average:.2f}")
     if given.results:
         record = {**stamp_of(device, given.commit), "geomean": average, "rows": rows}

@@ -6,9 +6,8 @@ import functools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
-
-from fuseplan.measure.stats import geomean
 
 PLACE = Path(__file__).resolve().parent / "published.toml"
 BATCH = 64
@@ -45,12 +44,12 @@ class Published:
     @property
     def kernel_speedup(self) -> float:
         """Of the table, kernel time: the geometric mean of its rows."""
-        return geomean(self.table)
+        return geometric_mean(self.table)
 
     @property
     def wall_speedup(self) -> float:
         """Of the table, wall time."""
-        return geomean(self.table_wall)
+        return geometric_mean(self.table_wall)
 
     def plan(self, dtype: str, layout: str, batch: int = BATCH) -> str:
         """The plan's text."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from benchmarks.suite import Aim, Suite
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import Line, cells, lines, refusals, shapes
-from fuseplan.measure.stats import geomean
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def standings(suite: Suite, found: Sequence[Line]) -> list[Standing]:
         ratios = [line.ratio(aim.against) for line in found if aim.covers(line.group)]
         measured = [ratio for ratio in ratios if ratio is not None]
         if measured:
-            listed.append(Standing(aim, len(measured), geomean(measured), min(measured)))
+            listed.append(Standing(aim, len(measured), geometric_mean(measured), min(measured)))
     return listed
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks import recorded as results
 from benchmarks.recorded import device_of
@@ -20,7 +21,6 @@ from fuseplan.bench.markdown import table
 from fuseplan.bench.results import Row
 from fuseplan.bench.table import is_on_gpu, lines
 from fuseplan.errors import counted
-from fuseplan.measure.stats import geomean
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 FILES = "published_*.jsonl"
@@ -181,8 +181,8 @@ def _chart(device: str, found: Sequence[Point], place: Path) -> Path:
 
 def _titled(found: Sequence[Point]) -> str:
     form = found[0].group.split(", ")[1]
-    told = geomean(each.kernel for each in found)
-    theirs = geomean(each.shape.kernel_speedup for each in found)
+    told = geometric_mean(each.kernel for each in found)
+    theirs = geometric_mean(each.shape.kernel_speedup for each in found)
     return f"{form}: {told:.2f} in geometric mean; MIOpen {theirs:.2f}"
 
 
@@ -238,7 +238,7 @@ def _means(found: Sequence[Point]) -> Iterator[str]:
         anyhow = [each.anyhow / _seconds(each.ours) for each in mine]
         shapes = [each.shape for each in mine]
         rows.append([
-            group, str(len(mine)), f"{geomean(kernel):.2f}", "" if wanted is None else f"{wanted:.2f}",
+            group, str(len(mine)), f"{geometric_mean(kernel):.2f}", "" if wanted is None else f"{wanted:.2f}",
             f"{min(kernel):.2f}", _mean(anyhow), _mean(walls),
             _mean([each.kernel_speedup for each in shapes]), _mean([each.wall_speedup for each in shapes]),
             _mean(ahead), f"{min(ahead):.2f}" if ahead else "",
@@ -247,7 +247,7 @@ def _means(found: Sequence[Point]) -> Iterator[str]:
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    return f"{geomean(ratios):.2f}" if ratios else ""
+    return f"{geometric_mean(ratios):.2f}" if ratios else ""
 
 
 def _shapes(found: Sequence[Point]) -> Iterator[str]:

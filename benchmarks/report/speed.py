@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks import recorded as results
 from benchmarks import suite
@@ -16,7 +17,6 @@ from fuseplan.bench.markdown import table
 from fuseplan.bench.results import OURS, Row
 from fuseplan.bench.table import is_on_gpu, lines
 from fuseplan.errors import counted
-from fuseplan.measure.stats import geomean
 
 WRITTEN = "<!-- Written by `make docs` from benchmarks/results: measure again, do not edit. -->"
 CHART = "charts/speed.svg"  # beside the page
@@ -179,7 +179,7 @@ def _titled(found: Suite) -> str:
 def _bar(label: str, rows: Sequence[Row]) -> Iterator[Bar]:
     ratios = [ratio for line in lines(rows) if (ratio := line.ratio()) is not None]
     if ratios:
-        yield Bar(label, (geomean(ratios), min(ratios)))
+        yield Bar(label, (geometric_mean(ratios), min(ratios)))
 
 
 if __name__ == "__main__":

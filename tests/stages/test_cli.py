@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 
 from fuseplan.cli import trial
 from fuseplan.cli.commands import fuseplan
+from fuseplan.cli.options import MODES
 from fuseplan.cli.show import RECORDS
+from fuseplan.graph.choose import Mode
 from fuseplan.measure import data, ground
 from fuseplan.measure.clock import HostClock, Protocol
 from fuseplan.measure.data import evaluated
@@ -209,6 +211,10 @@ def test_supported_lists_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "what reference computes" in printed
     assert "…" not in printed, "a pipe has room for every word"
     assert "NA-backward" in printed
+
+
+def test_models_are_chosen_by_the_words_of_the_library() -> None:
+    assert get_args(Mode) == MODES
 
 
 def test_cache(folder: Path) -> None:

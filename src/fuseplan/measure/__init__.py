@@ -4,7 +4,7 @@
 - `data`, `edges`: fresh random tensors for a plan, and how far a result is from float64.
 - `float64`: the float64 meaning of a plan on torch's tensors.
 - `clock`: times callables against each other, interleaved, in blocks of calls: the host's clock, a GPU's.
-- `stats`: what is kept of the samples: how many, least, median, p90, p99, and geometric means of ratios.
+- `stats`: what is kept of the samples: how many, least, median, p90, p99.
 - `machine`, `versions`: what a measurement was made on: processor, GPU, cores, versions, commit.
 - `quiet`: whether other programs ran meanwhile.
 - `peaks`, `peak_kernels`: the most this machine can do, measured; a kernel's floor is taken from it.

@@ -99,36 +99,12 @@ def in_turns(
     names: Iterable[str],
     rounds: int,
     block: Callable[[str], Sequence[float]],
-    progress: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
     """A timing for each name, of the samples in seconds that `block` takes of it once a round."""
     blocks: dict[str, list[Sequence[float]]] = {name: [] for name in names}
     for _, name in turns(list(blocks), rounds) if blocks else ():
         blocks[name].append(block(name))
-        if progress:
-            progress()
     return {name: summarize(taken) for name, taken in blocks.items()}
-
-
-def interleave(
-    variants: Mapping[str, Call],
-    protocol: Protocol | None = None,
-    *,
-    progress: Callable[[], object] | None = None,
-) -> dict[str, Timing]:
-    """Times every variant beside the others.
-
-    Args:
-        variants: what to call, by name. Results are thrown away.
-        protocol: how long and how often.
-        progress: called after every block.
-
-    Returns:
-        A timing for each name.
-    """
-    how = protocol or Protocol()
-    calls = {name: calls_a_sample(call) for name, call in variants.items()}
-    return in_turns(variants, how.rounds, lambda name: block(variants[name], calls[name], how), progress)
 
 
 def rotating(calls: Sequence[Call]) -> Call:
@@ -153,8 +129,10 @@ class HostClock:
         self.protocol = protocol or Protocol()
 
     def interleave(self, variants: Mapping[str, Call]) -> dict[str, Timing]:
-        """Times every variant beside the others."""
-        return interleave(variants, self.protocol)
+        """A timing of every variant beside the others; results are thrown away."""
+        how = self.protocol
+        calls = {name: calls_a_sample(call) for name, call in variants.items()}
+        return in_turns(variants, how.rounds, lambda name: block(variants[name], calls[name], how))
 
     def block(self, call: Call, samples: int) -> list[float]:
         """Seconds of each of so many calls; one call before them is not timed."""

@@ -1,9 +1,8 @@
-"""What is kept of a set of timing samples, and how ratios are averaged."""
+"""What is kept of a set of timing samples."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,8 +37,7 @@ class Timing:
 
 def percentile(samples: Sequence[float], share: float) -> float:
     """The sample that `share` (0 to 1) of the sorted samples are not above."""
-    ordered = sorted(samples)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return float(np.quantile(samples, share, method="inverted_cdf"))
 
 
 def summarize(blocks: Sequence[Sequence[float]]) -> Timing:
@@ -64,15 +62,3 @@ def summarize(blocks: Sequence[Sequence[float]]) -> Timing:
         p99=percentile(samples, 0.99),
         spread=between / median if median else 0.0,
     )
-
-
-def geomean(ratios: Iterable[float]) -> float:
-    """The geometric mean: what to average ratios of times with.
-
-    Raises:
-        ValueError: there is no ratio, or one is not above zero.
-    """
-    values = list(ratios)
-    if not values or min(values) <= 0:
-        raise ValueError(f"a geometric mean needs ratios above zero, got {values}")
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

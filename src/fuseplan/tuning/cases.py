@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from fuseplan.errors import ArgumentError, FuseplanError, PlanError, Unsupported, counted
@@ -191,8 +191,8 @@ def merge(files: Sequence[Path], output: Path | None, show: Callable[[str], obje
 
 def mean_ratio(outcomes: Sequence[Outcome]) -> float | None:
     """The geometric mean of untuned over tuned time; None where nothing has both."""
-    logs = [math.log(each.ratio) for each in outcomes if each.ratio]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    ratios = [each.ratio for each in outcomes if each.ratio]
+    return geometric_mean(ratios) if ratios else None
 
 
 def summary(name: str, outcomes: Sequence[Outcome]) -> str:
