@@ -10,29 +10,18 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
-
-import numpy as np
 
 from benchmarks.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from benchmarks.shapes import COMBINATIONS, published
 from fuseplan.cli.screen import Screen, progress
-from fuseplan.compile import compile as compile_plan
+from fuseplan.cli.trial import run_trial
 from fuseplan.errors import ArgumentError, counted
-from fuseplan.measure.clock import HostClock, Protocol
-from fuseplan.measure.data import deviation, random_arrays, reference
 from fuseplan.measure.machine import machine
-from fuseplan.measure.quiet import HostWatch, undisturbed, unsteady
-from fuseplan.plans.plan import FusionPlan
-from fuseplan.tensors.arrays import empty
-from fuseplan.tuning.unfused import OneAtATime
 
 CHART = Path("demo.svg")
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
-PROTOCOL = Protocol(rounds=7, block_seconds=0.05)
 SERIES = (Series("fuseplan, this machine's CPU", OURS), Series("MIOpen, published, GPU", THEIRS))
 
 
@@ -96,31 +85,21 @@ class Outcome:
 
 
 def measure(shape: Shape, threads: int | None = None, patience: float = 0.0) -> Outcome:
-    """Compiles a shape both ways, checks the results against float64, and times them interleaved."""
-    plan = FusionPlan.parse(shape.plan)
-    arrays = random_arrays(plan, seed=1)
-    compiled = compile_plan(plan, "cpu", threads=threads)
-    out = empty(plan.output)
-    operands: dict[str, Any] = {key: array for key, array in arrays.items() if key != "src"}
-    fused = partial(compiled.bind(**operands), arrays["src"], out)
-    unfused = OneAtATime(plan, arrays, threads)
-    fused()
-    error = deviation(np.array(out), reference(plan, arrays))
-    explained = compiled.explain().told
-    times = partial(HostClock(PROTOCOL).interleave, {"fused": fused, "unfused": unfused})
-    timed, disturbance = undisturbed(times, HostWatch, patience, unsteady)
+    """A shape fused, checked against float64, and timed beside its operators one at a time."""
+    trial = run_trial(shape.plan, "cpu", threads=threads, seed=1, patience=patience)
+    assert trial.unfused is not None  # it ran on this machine
     return Outcome(
         label=shape.label,
         group=shape.group,
         plan=shape.plan,
-        kernels=explained["kernels"],
-        operators=len(unfused.decided),
-        fused=timed["fused"].median,
-        unfused=timed["unfused"].median,
-        bytes_saved=explained["traffic"]["saved"],
-        error=error,
+        kernels=trial.compiled.kernels,
+        operators=trial.unfused_kernels,
+        fused=trial.timed.median,
+        unfused=trial.unfused.median,
+        bytes_saved=trial.compiled.explain().told["traffic"]["saved"],
+        error=trial.check.error,
         published=shape.published,
-        disturbance=disturbance,
+        disturbance=trial.disturbance,
     )
 
 

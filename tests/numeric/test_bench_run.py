@@ -17,9 +17,8 @@ from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.processes import Process
 from fuseplan.cli.screen import display
-from fuseplan.measure import peaks
+from fuseplan.measure import ground, peaks
 from fuseplan.measure.cases import Case
-from fuseplan.measure.clock import Protocol
 from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
 from fuseplan.measure.edges import NEAR
 from fuseplan.measure.layers import CannotRunError
@@ -346,7 +345,7 @@ def test_the_demo_measures_prints_and_draws(
 ) -> None:
     shapes = (demo.Shape("a", "convolution", SMALL, 1.5), demo.Shape("b", "norm", PLANS[2], 2.0))
     monkeypatch.setattr(demo, "SHAPES", shapes)
-    monkeypatch.setattr(demo, "PROTOCOL", Protocol(rounds=2, block_seconds=0.001))
+    monkeypatch.setattr(ground, "HOST_BLOCK", 0.001)
     found = demo.main(1, tmp_path / "new" / "chart.svg")
     printed = capsys.readouterr().out
     assert SMALL in printed

@@ -279,11 +279,9 @@ def test_without_matplotlib_the_demo_runs_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from benchmarks import demo
-    from fuseplan.measure.clock import Protocol
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(demo, "SHAPES", (demo.Shape("a", "convolution", PLAN, 1.5),))
-    monkeypatch.setattr(demo, "PROTOCOL", Protocol(rounds=1, block_seconds=0.001))
     assert len(demo.main(1)) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "no chart: charts need matplotlib: `pip install '.[plot]'` in a checkout" in told
