@@ -22,6 +22,7 @@ from fuseplan.kernels.target import KINDS, parse_target
 from fuseplan.language.layouts import LAYOUTS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Reason, Refusal, named
+from fuseplan.ops.ranges import Within
 from fuseplan.plans.plan import FusionPlan
 from strategies import plans
 
@@ -89,6 +90,8 @@ def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> It
         yield decide(plan, "triton:sm_90", template="product")
     elif refusal.reason in (Reason.OPEN_AXES, Reason.KNOWN_EXTENTS):
         yield decide(plan.with_extents(*[3] * len(plan.src.open_axes)), target)
+    elif refusal.reason is Reason.RANGE:
+        yield decide(FusionPlan(plan.src, *(op for op in plan.ops if not isinstance(op, Within))), target)
     elif refusal.reason is Reason.EMPTY_PLAN:
         yield decide(FusionPlan.parse(f"{plan.src} -> relu"), target)
     else:

@@ -16,6 +16,7 @@ from fuseplan.graph.memory import Buffer, plan
 from fuseplan.graph.place import Call, Compute, Copy, Launch
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.session import Session
+from fuseplan.reports.runs import report_of
 from fuseplan.tensors.arrays import aligned_copy
 from graphs import graph_of, random_inputs
 
@@ -196,3 +197,64 @@ def test_a_launcher_checks_its_tensors_once() -> None:
         bound.launcher(src, src)()
     with pytest.raises(ArgumentError):
         compiled.bind().launcher(src, out)()
+
+
+JOINED = """
+input x: f32[2x8x9x9]
+constant w1: f32[12x8x1x1]
+constant w2: f32[16x8x3x3]
+constant w3: f32[5x36x1x1]
+constant w4: f32[8x8x1x1]
+a1 = conv2d(12, kernel=1)(x, w1)
+a = relu(a1)
+b = conv2d(16, kernel=3, padding=1)(x, w2)
+e = conv2d(8, kernel=1)(x, w4)
+c = max_pool2d(3, stride=1, padding=1)(e)
+n: f32[2x8x9x9, nchw] = other.Double(x)
+j = concat(1)(a, b, {more})
+k = map("a + 1")(j)
+y = conv2d(5, kernel=1)(k, w3)
+output {outputs}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs", "copies"),
+    [("c", "y", 1), ("n", "y\noutput j", 2)],  # of x, to lie channels last; of what a library made
+)
+def test_plans_write_into_the_value_that_joins_them(more: str, outputs: str, copies: int) -> None:
+    text = JOINED.replace("{more}", more).replace("{outputs}", outputs)
+    graph = graph_of(text)
+    session = Session(find(graph, threads=1), {"other": Doubling()})
+    inputs = random_inputs(graph)
+    found = kinds(session)
+    assert Compute not in found
+    assert found.count(Copy) == copies
+    into = [site.into for site in session.cut.sites if site.into]
+    assert [(each.begin, each.end) for each in into if each] == [(0, 12), (12, 28), (28, 36)][: len(into)]
+    assert len(into) == (3 if more == "c" else 2)
+    run = {"other": lambda node, values: [2 * values[0]]}
+    want, made = graph.evaluate(inputs, run), session(inputs)
+    for name in graph.outputs:
+        np.testing.assert_allclose(made[name], want[name], rtol=1e-4, atol=1e-4)
+    report = report_of(session.placement, "cpu")
+    (row,) = (row for row in report.operators if row.name == "j")
+    assert row.state == "fused"
+    assert len(row.sites) == len(into)
+    assert report.launches.kernels == found.count(Launch)
+    assert len(report.copies) == copies
+    apart = Session(find(graph, threads=1, joins=False), {"other": Doubling()})
+    assert Compute in kinds(apart)
+    np.testing.assert_array_equal(apart(inputs)["y"], made["y"])
+
+
+def test_constants_that_kernels_read_where_they_lie_stay() -> None:
+    """A product's weight that is turned is copied, and lies then as the kernel packs it."""
+    graph = graph_of("input x: f32[4x16]\nconstant w: f32[16x16]\ny = matmul(16)(x, w)\noutput y")
+    session = Session(find(graph, threads=1))
+    (step,) = (each for each in session.placement.steps if isinstance(each, Launch))
+    others = [np.full(n, np.nan, np.float32) for n in (256,) * 64]  # take freed memory
+    inputs = random_inputs(graph)
+    np.testing.assert_allclose(session(inputs)["y"], graph.evaluate(inputs)["y"], rtol=1e-4, atol=1e-5)
+    assert len(others) == 64
+    assert str(step.site.plan) == "f32[4x16] -> linear(16)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fuseplan.execution.stages import Records
 from fuseplan.graph.graph import Graph
@@ -12,6 +13,16 @@ from fuseplan.graph.why import Reason
 from fuseplan.graph.write import Constant
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.sites import Measured
+from fuseplan.system.locks import cached_property
+
+
+class Range(NamedTuple):
+    """The part of a joined value that a plan writes: from `begin` to `end` along an axis."""
+
+    value: str
+    axis: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class Site:
         ended: why the plan goes no further.
         other: finds the same site without operators folded into the weight; None where none are.
         measured: what was measured here; None where nothing was.
+        into: where the result lies, if not in memory of its own.
     """
 
     plan: FusionPlan
@@ -38,6 +50,7 @@ class Site:
     ended: Reason
     other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
     measured: Measured | None = field(default=None, compare=False)
+    into: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,8 @@ class Cut:
     Attributes:
         graph: the graph.
         sites: the plans, in the order of the nodes that they end with.
-        left: why each other node is in none, by the node's identity; views are not among them.
+        left: why each other node is in none, by the node's identity; views are not among them, and joins
+            whose parts plans write in place may be.
         tried: all plans that were tried, in order.
         reverted: sites that were found and left to the framework: slower, wrong, or not to be built.
     """
@@ -74,3 +88,12 @@ class Cut:
     left: Mapping[int, Reason]
     tried: tuple[Attempt, ...] = ()
     reverted: tuple[Site, ...] = ()
+
+    @cached_property
+    def joined(self) -> frozenset[str]:
+        """The values that plans write in parts, so that no step joins them."""
+        return frozenset(site.into.value for site in self.sites if site.into)
+
+    def reason(self, node: Node) -> Reason | None:
+        """Why a node is in no plan and no view of values; None where it is."""
+        return None if self.joined & {*node.outputs} else self.left.get(id(node))

@@ -16,6 +16,7 @@ from fuseplan.graph.attention import has_few_queries
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.layouts import layout_for
 from fuseplan.graph.node import Node
@@ -43,6 +44,7 @@ def find(
     accuracy: Accuracy = "default",
     weights: Collection[str] = (),
     last: Collection[str] = (),
+    joins: bool = True,
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
 
@@ -53,11 +55,12 @@ def find(
         accuracy: as for `fuseplan.compile`.
         weights: inputs that may be weights. They may change, so nothing is folded into them.
         last: values that lie channels last where no plan makes or reads them; all others lie in order.
+        joins: plans may write into the values that join their results.
 
     Raises:
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
-    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last))
+    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last), joins)
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
@@ -72,6 +75,7 @@ class _Finder:
     accuracy: Accuracy
     weights: frozenset[str]
     last: frozenset[str]
+    joins: bool
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
@@ -288,6 +292,8 @@ class _Finder:
         return reason
 
     def _keep(self, site: Site) -> None:
+        if self.joins:
+            site = in_place(self.graph, site, self._decided)
         self.sites.append(site)
         self.tried.append(Attempt(site.nodes, str(site.plan), site.ended, is_site=True))
         self.claimed |= {id(node) for node in site.nodes}

@@ -7,7 +7,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import Permute
 from fuseplan.graph.type import Type
-from fuseplan.language.layouts import LAYOUTS, channel_names
+from fuseplan.language.layouts import LAYOUTS, channel_names, dense, order_of
 
 
 def layout_for(graph: Graph, node: Node, layer: Layer, src: Type) -> str | None:
@@ -26,3 +26,9 @@ def layout_of(made: Type) -> str | None:
     """How a value lies: channels last where the operator that made it names channels, else in its order."""
     is_image = made.shape is not None and made.rank in LAYOUTS and made.names == channel_names(made.rank)
     return LAYOUTS[made.rank][-1] if is_image else None
+
+
+def strides_of(made: Type) -> tuple[int, ...]:
+    """The strides of a value of a graph that lies dense, as `layout_of` says."""
+    layout = layout_of(made)
+    return dense(made.shape or (), order_of(layout, made.names) if layout else range(made.rank))

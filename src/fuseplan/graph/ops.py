@@ -120,7 +120,34 @@ class Permute(GraphOp):
         return (given[0].transpose(self.order),)
 
 
-VIEWS = (Reshape, Permute)
+@dataclass(frozen=True)
+class Slice(GraphOp):
+    """The elements from `begin` to `end` along an axis, each `step`-th."""
+
+    name: ClassVar[str] = "slice"
+
+    axis: int
+    begin: int
+    end: int
+    step: int = 1
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The extent of the range."""
+        (src,) = known(self, given)
+        is_axis = 0 <= self.axis < src.rank
+        if not is_axis or not 0 <= self.begin <= self.end <= (src.shape or ())[self.axis] or self.step < 1:
+            want = "a range within an axis, and a step of 1 or more"
+            raise PlanError("slice takes a range of one axis", got=f"{self.text} of {src}", want=want)
+        shape = list(src.shape or ())
+        shape[self.axis] = len(range(self.begin, self.end, self.step))
+        return (Type(tuple(shape), src.dtype, src.names),)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """A view."""
+        return (given[0][(slice(None),) * self.axis + (slice(self.begin, self.end, self.step),)],)
+
+
+VIEWS = (Reshape, Permute, Slice)
 
 
 @dataclass(frozen=True)
@@ -269,5 +296,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Concat, Pad, Reduce)
+OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Concat, Pad, Reduce)
 BY_WORD = {each.name: each for each in OPS}

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan.graph.cut import Cut, Site
+import numpy as np
+
+from fuseplan.graph.cut import Cut, Range, Site
 from fuseplan.graph.graph import Graph
-from fuseplan.graph.layouts import layout_of
+from fuseplan.graph.layouts import strides_of
 from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import Node
 from fuseplan.graph.op import GraphOp, Tensor
-from fuseplan.graph.ops import Reshape
+from fuseplan.graph.ops import Concat, Reshape, Slice
 from fuseplan.graph.schedule import Unit
 from fuseplan.graph.type import Type, numpy_dtype
-from fuseplan.language.layouts import dense, order_of, same_strides
+from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 
 
@@ -124,6 +126,8 @@ class _Placer:
             self._step(Call(unit, tuple(map(self._held, unit.reads))))
         elif unit.is_view and self._view(unit.nodes[0]):
             return
+        elif self.made.cut.joined & {*unit.nodes[0].outputs}:
+            self._join(unit.nodes[0])
         else:
             self._compute(unit.nodes[0])
 
@@ -168,7 +172,8 @@ class _Placer:
                 bound[key] = self._as(name, spec)
             else:
                 given[key] = self._held(name)
-        dst = self._new(self.made.graph.types[site.dst], site.plan.output.element_strides)
+        made = self.made.graph.types[site.dst]
+        dst = self._range(site.into) if site.into else self._new(made, site.plan.output.element_strides)
         self.made.at[site.dst] = dst
         self._step(Launch(site, src, dst, bound, given))
 
@@ -201,15 +206,31 @@ class _Placer:
         self.made.at[node.outputs[0]] = made
         return True
 
+    def _range(self, into: Range) -> Placed:
+        """A part of a joined value, which has its place from its first part on."""
+        name, *where = into
+        if name not in self.made.at:
+            made = self.made.graph.types[name]
+            self.made.at[name] = self._new(made, strides_of(made))
+        return replace(self.made.at[name], views=(Slice(*where),))
+
+    def _join(self, node: Node) -> None:
+        """Copies the parts of a joined value that no plan wrote in place."""
+        assert isinstance(node.op, Concat)  # by the cut
+        axis, first = node.op.axis, 0
+        for name in node.inputs:
+            end = first + (self.made.graph.types[name].shape or ())[axis]
+            held, part = self._held(name), self._range(Range(node.outputs[0], axis, first, end))
+            if not isinstance(held, Placed) or held.buffer is not part.buffer or held.views != part.views:
+                self._step(Copy(held, part, name))
+            first = end
+
     def _compute(self, node: Node) -> None:
         inputs = tuple(map(self._held, node.inputs))
         made = self.made.graph.types[node.outputs[0]]
         dst = None
         if made.is_float and not any(node.outputs[1:]):
-            shape = made.shape or ()
-            layout = layout_of(made)
-            order = order_of(layout, made.names) if layout else range(len(shape))
-            dst = self.made.at[node.outputs[0]] = self._new(made, dense(shape, order))
+            dst = self.made.at[node.outputs[0]] = self._new(made, strides_of(made))
         self._step(Compute(node, inputs, dst))
 
 
@@ -238,4 +259,4 @@ def _lies(held: Placed, strides: Sequence[int]) -> bool:
 
 
 def _shares(array: Tensor, viewed: Tensor) -> bool:
-    return viewed.ctypes.data == array.ctypes.data
+    return np.may_share_memory(viewed, array)  # a copy's memory lies elsewhere as a whole

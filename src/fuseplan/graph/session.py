@@ -64,6 +64,9 @@ class Session:
         self._memory = arena(self.arena_bytes)
         self._guard = Lock()
         self._built: dict[str, CompiledPlan] = {}
+        self._lent: list[
+            Tensor
+        ] = []  # constants that kernels read where they lie: bound plans keep none alive
         self.compiled = [
             self._compiled(each.site) for each in self.placement.steps if isinstance(each, Launch)
         ]
@@ -140,6 +143,7 @@ class Session:
         lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
         bound |= {key: each for key, each in lent.items() if each is not None}
         call = self._compiled(step.site).borrow(bound)
+        self._lent += [bound[key] for key in call.lent & bound.keys()]
         self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)
         late = {key: each for key, each in step.given.items() if key not in call.lent}

@@ -137,6 +137,9 @@ class Kernel(Opened):
     """Everything a template may know of a plan.
 
     With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
+
+    Where dst is a range of the features of a larger tensor, `whole` are the features of that; 0 where it is
+    none. Features are innermost then, and `pitch` elements lie from a position of dst to the next.
     """
 
     src: TensorSpec
@@ -152,6 +155,7 @@ class Kernel(Opened):
     open_axis: int | None = None
     open_each: int = 1
     open_keys: tuple[str, ...] = ()
+    whole: int = 0
 
     @cached_property
     def text(self) -> str:
@@ -168,7 +172,8 @@ class Kernel(Opened):
             yield self.parts.text
         made = ((stage.op_text, ", ".join(map(text, stage.expressions))) for stage in self.epilogue)
         yield from (f"epilogue {name}: x = {formulas}" for name, formulas in made)
-        yield f"dst: {self.told(self.dst)}"
+        among = f" among {self.whole} features" if self.whole else ""
+        yield f"dst: {self.told(self.dst)}{among}"
         yield from (operand.told(self.has_open(operand)) for operand in self.operands)
         yield from (f"result {output.told(self.has_open(output))}" for output in self.outputs)
         if self.parameters:
@@ -234,6 +239,11 @@ class Kernel(Opened):
         """The formulas of the last pass: of dst, and of what is saved."""
         saved = (output.expression for output in self.saved.values())
         return (*(stage.expression for stage in self.epilogue), *saved)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a position of dst to the next, where features are innermost."""
+        return self.whole or self.dst.channels
 
     @property
     def centre_step(self) -> int | None:

@@ -11,6 +11,7 @@ from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
+from fuseplan.ops.ranges import Within
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
 
@@ -59,6 +60,8 @@ _IN_POINTWISE = {
     "attention": Reason.ATTENTION_IN_POINTWISE,
 }
 
+SMALL = {"channel", "shared"}  # operands whose places do not follow from an element's
+
 
 def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     """The claims under which a rule applies: one centre of its kind at most, all else elementwise.
@@ -76,6 +79,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     blocked = (step for step in plan if parted and any(each.per == "block" for each in step.operands))
     first = next(blocked, None)
     yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
+    yield from _range(plan, centres)
     if rule == "pointwise":
         return
     yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
@@ -94,6 +98,18 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     beside = [step for step in parted if rule != "contraction" or step.index < centre]
     told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
+
+
+def _range(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
+    """The claims of a result in a range: the last operator, and no other tensor is as large."""
+    found = next((step for step in plan if isinstance(step.op, Within)), None)
+    at = found.index if found else None
+    is_last = found is None or found.index == len(plan) - 1
+    yield claim(is_last, Reason.RANGE, got=None if is_last else "operators behind it", operator=at)
+    behind = plan.steps[centres[0].index + 1 if centres else 0 :] if found else ()
+    large = [step for step in behind if step.results or {each.per for each in step.operands} - SMALL]
+    told = large[0].title if large else None
+    yield claim(not large, Reason.RANGE, got=told, operator=large[0].index if large else None)
 
 
 def _gradient(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:

@@ -159,12 +159,13 @@ class Template(ABC):
 
     `limits` may be called with any kernel; every other method only with a kernel that `limits` lets pass.
     `error_scale` says in words what the error bound is a share of. With `opens`, a kernel may have an open
-    axis.
+    axis; with `ranges`, dst may be a range of a larger tensor's features.
     """
 
     name: ClassVar[str]
     error_scale: ClassVar[str] = "the sum of |src||weight| of an output element"
     opens: ClassVar[bool] = False
+    ranges: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -176,6 +177,9 @@ class Template(ABC):
         """`limits`, and what holds for every template."""
         yield from cls.limits(kernel, target, accuracy)
         yield claim(kernel.open_axis is None or cls.opens, Reason.KNOWN_EXTENTS)
+        is_taken = not kernel.whole or (cls.ranges and kernel.dst.is_channels_last)
+        got = None if is_taken else f"{kernel.dst} among {kernel.whole} features"
+        yield claim(is_taken, Reason.RANGE, got=got)
 
     @classmethod
     @abstractmethod

@@ -141,6 +141,13 @@ class Reason(Enum):
         "the template is written for extents that are numbers",
         "`product` takes open axes; plan.with_extents(...) has none",
     )
+    RANGE = (
+        "range",
+        "a range of features is written behind a contraction, features innermost, and no other tensor of its "
+        "size is read or written behind it",
+        "Leave the operator out, and copy the result into its range; `direct`, `winograd` and `depthwise` on "
+        "CPUs write ranges",
+    )
     STRIDED_PROLOGUE = (
         "strided-prologue",
         "an operand per element or activation in front of a contraction, or of parts, needs a src in a "

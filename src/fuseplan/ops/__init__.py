@@ -20,6 +20,7 @@ from fuseplan.ops.groups import GROUP_NORMALIZATIONS
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
+from fuseplan.ops.ranges import RANGES
 from fuseplan.ops.reductions import REDUCTIONS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
@@ -34,6 +35,7 @@ OPERATORS: tuple[type[Op], ...] = (
     Attention,
     *AFFINE,
     Save,
+    *RANGES,
     *ACTIVATIONS,
     *CONVERSIONS,
     *PARTED,

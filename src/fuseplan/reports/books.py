@@ -35,7 +35,7 @@ def books(
         views: names of other libraries' operators that give the same elements, in no launch.
     """
     whole = origins(cut.graph)
-    numbers = {id(node): number for number, site in enumerate(cut.sites, 1) for node in site.nodes}
+    numbers = _numbers(cut)
     rows = [OperatorRow(*origin, "folded", (), (), 0, 0) for origin in cut.graph.folded]
     rows += [_row(cut, numbers, origin, nodes) for origin, nodes in whole.items()]
     rows = [_viewed(row) if row.state == "left" and row.name in views else row for row in rows]
@@ -99,9 +99,21 @@ def named(node: Node) -> Origin:
     return node.origin if node.origin.kind else Origin(next(filter(None, node.outputs)), node.op.word)
 
 
-def _row(cut: Cut, numbers: Mapping[int, int], origin: Origin, nodes: Sequence[Node]) -> OperatorRow:
+def _numbers(cut: Cut) -> dict[int, tuple[int, ...]]:
+    """The sites that compute each node, by its identity: of a join in place, those that write its parts."""
+    found: dict[int, tuple[int, ...]] = {}
+    for number, site in enumerate(cut.sites, 1):
+        joins = [cut.graph.made_by[site.into.value]] if site.into else []
+        for node in (*site.nodes, *joins):
+            found[id(node)] = (*found.get(id(node), ()), number)
+    return found
+
+
+def _row(
+    cut: Cut, numbers: Mapping[int, tuple[int, ...]], origin: Origin, nodes: Sequence[Node]
+) -> OperatorRow:
     """The row of an operator: left where any of its nodes is."""
-    sites = tuple(dict.fromkeys(numbers[id(node)] for node in nodes if id(node) in numbers))
+    sites = tuple(dict.fromkeys(number for node in nodes for number in numbers.get(id(node), ())))
     row = OperatorRow(*origin, "fused", sites, _read(cut.graph, origin, nodes), *moved_by(cut.graph, nodes))
     reason = _reason(cut, nodes)
     if reason is not None:
@@ -159,7 +171,7 @@ def _measured(site: Site) -> MeasuredRow | None:
 
 
 def _reason(cut: Cut, nodes: Sequence[Node]) -> Reason | None:
-    return next((cut.left[id(node)] for node in nodes if id(node) in cut.left), None)
+    return next((reason for node in nodes if (reason := cut.reason(node)) is not None), None)
 
 
 def _reasons(cases: Iterable[tuple[Reason, int, str, str]]) -> tuple[ReasonRow, ...]:

@@ -125,6 +125,10 @@ def compared(
             alone = _alone(step.site, exact, want) if isinstance(step, Launch) else None
             first = row = StepRow(row.step, row.operators, row.error, row.read, row.allowed, alone)
         rows.append(row)
+    unmade = [value for value in outputs.values() if value not in errors and value in want]
+    for name, value in session(given).items() if unmade else ():  # views, and values that are made in parts
+        errors.setdefault(name, distance(value, want[name]))
+        allowed.setdefault(name, _allowed(value) if tolerance is None else tolerance)
     ends = {name: (errors.get(value, 0.0), allowed.get(value, 0.0)) for name, value in outputs.items()}
     return Comparison(ends, tuple(rows), first)
 

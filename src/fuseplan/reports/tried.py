@@ -96,7 +96,7 @@ def tried(cut: Cut, name: str) -> Tried:
     own = {id(node) for node in nodes}
     attempts = (each for each in cut.tried if any(id(node) in own for node in each.nodes))
     reasons = dict.fromkeys(
-        f"{reason}  [{reason.code}]" for node in nodes if (reason := cut.left.get(id(node))) is not None
+        f"{reason}  [{reason.code}]" for node in nodes if (reason := cut.reason(node)) is not None
     )
     lines = (f"{', '.join(node.outputs)} = {node.op.text}({', '.join(node.inputs)})" for node in nodes)
     return Tried(name, origin.kind, tuple(lines), tuple(_rows(attempts)), "; ".join(reasons))

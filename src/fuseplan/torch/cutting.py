@@ -65,7 +65,7 @@ def fused(
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
-    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last)
+    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last, joins=False)
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":

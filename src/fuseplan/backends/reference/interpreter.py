@@ -68,7 +68,7 @@ class Interpreter:
                 x = kernel.parts.fill(made, stages[0].expressions, {**leaves, "x": x}, NUMPY)
             stages = stages[1:]
         x = self._applied(stages, x, leaves, places, kernel.dst)
-        _buffer(kernel.dst, places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
+        _buffer(_written(kernel), places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
     def _attend(self, attention: Attend, x: Array, leaves: dict[str, Any]) -> Array:
         """The centre's result with the axes of src; the logarithms of its sums become a leaf."""
@@ -175,6 +175,15 @@ def _lying(spec: TensorSpec, of: KernelOperand | Output) -> TensorSpec:
     """A tensor per element of an operator that is given `spec`: it lies as the operator's output."""
     lies = spec.with_shape(spec.shape) if spec.layout is None else spec
     return KernelTensor(spec.shape, of.dtype, strides=of.strides or lies.element_strides)
+
+
+def _written(kernel: Kernel) -> TensorSpec:
+    """dst with the strides of the tensor whose range it is."""
+    if not kernel.whole:
+        return kernel.dst
+    shape = (kernel.dst.batch, kernel.whole, *kernel.dst.spatial)
+    strides = kernel.dst.with_shape(shape).element_strides
+    return TensorSpec(kernel.dst.shape, kernel.dst.dtype, strides=strides)
 
 
 def _buffer(spec: TensorSpec, address: int) -> Buffer:

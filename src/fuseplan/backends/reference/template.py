@@ -26,6 +26,7 @@ class Interpreted(Template):
 
     name: ClassVar[str] = "interpreted"
     opens: ClassVar[bool] = True
+    ranges: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

@@ -34,6 +34,7 @@ class Depthwise(DepthwiseKnobs):
     efficiency: ClassVar[float] = 1.0
     pools: ClassVar[bool] = True
     opens: ClassVar[bool] = True
+    ranges: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:

@@ -138,7 +138,7 @@ class Writer:
     def _at(self, line: _Spot, column: Index, first: int | None) -> _Spot:
         axis = self.plan.column
         offset = (column * axis.stride - axis.low) * self.column_stride
-        dst = (line.dst + column) * self.conv.features
+        dst = (line.dst + column) * self.kernel.pitch
         at = column * axis.stride - axis.low
         return replace(line, src=self.b.at(line.src, offset, self.stored), dst=dst, at=at, column=first)
 
@@ -199,11 +199,11 @@ class Writer:
         return self.b.load(self.b.at(weight, where))
 
     def _store(self, values: list[list[Value]], spot: _Spot, feature: Index, count: int) -> None:
-        features = self.conv.features
         known: dict[object, Value] = {}
         for r, line in enumerate(values):
             for c, value in enumerate(line):
-                element = spot.dst + feature + (r * self.plan.column.out + c) * features
+                place = r * self.plan.column.out + c
+                element = spot.dst + feature + place * self.kernel.pitch
                 made = self.joining.finished(value, partial(self._counts, spot, r, c))
                 finish(self.frame, self.tail, made, Place(element, feature, True, count), known)
 

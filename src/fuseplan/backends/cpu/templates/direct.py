@@ -58,6 +58,7 @@ class Direct(model.SumOfProducts):
     opens: ClassVar[bool] = True
     efficiency: ClassVar[float] = 0.95
     gated: ClassVar[bool] = True
+    ranges: ClassVar[bool] = True
 
     @classmethod
     def takes(cls, kernel: Kernel, target: Target) -> Iterator[Claim]:
@@ -368,7 +369,7 @@ class _Writer:
                 for i, value in enumerate(line[j : j + each] if each > 1 else ()):
                     gate = Place(0, channel + i * extent, True, count)
                     parts[f"x[{i}]"] = self.between.apply(value, gate, known)
-                place = Place((first + r) * extent + channel, channel, True, count)
+                place = Place((first + r) * self.kernel.pitch + channel, channel, True, count)
                 finish(self.frame, self.tail, line[j], place, known, parts=parts)
 
     def _store_positions(

@@ -52,6 +52,7 @@ class Winograd(WinogradKnobs):
 
     name: ClassVar[str] = "winograd"
     opens: ClassVar[bool] = True
+    ranges: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the sum of |weight| times its channel's largest |src| in the tile"
 
     @classmethod

@@ -98,7 +98,7 @@ class Results:
     # ---- dst with features innermost
 
     def _tile(self, at: Value, corner: Corner, tile: Value, feature: Index, count: int) -> None:
-        b, grid, features = self.b, self.grid, self.features
+        b, grid, pitch = self.b, self.grid, self.grid.kernel.pitch
         outs = self._outputs(b.at(at, feature))
         y, x = corner.y, corner.x + tile * grid.tile
         places = [[b.variable(b.vector, value) for value in line] for line in outs]
@@ -107,13 +107,13 @@ class Results:
             for r, line in enumerate(places):
                 for c, place in enumerate(line):
                     place.set(b.load(b.at(self.patch, (r * grid.tile + c) * self.lanes)))
-        element = ((corner.image * grid.height + y) * grid.width + x) * features + feature
+        element = ((corner.image * grid.height + y) * grid.width + x) * pitch + feature
         known: dict[object, Value] = {}
         self.tail.prepare(Place(element, feature, True, count), known)
         for r, line in enumerate(places):
             for c, place in enumerate(line):
                 with self._inside(r, c, y, x):
-                    where = Place(element + (r * grid.width + c) * features, feature, True, count)
+                    where = Place(element + (r * grid.width + c) * pitch, feature, True, count)
                     finish(self.frame, self.tail, place.get(), where, known)
 
     @contextmanager
