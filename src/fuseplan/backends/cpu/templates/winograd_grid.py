@@ -9,12 +9,11 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.loops import ceil_div, larger
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.transforms import Cost, Transforms, cost, transforms
+from fuseplan.backends.cpu.transforms import cost, transforms
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
-from fuseplan.system.locks import cached_property
 
 _LINE = 16  # elements: one cache line of float
 
@@ -92,6 +91,23 @@ class Grid:
     since a task then copies whole lines of src, padded and in the compute type, or writes whole lines of
     dst. Blocks differ by one run at most: threads get equal work, and no block has fewer tiles than a
     register tile.
+
+    Attributes:
+        transforms, cost: the matrices, and what their evaluation costs.
+        reads_src: whether tiles are read from src itself: dense, channels innermost, float, nothing to apply.
+        staged: how src is copied where tiles are not read from it: padded to whole tiles.
+        weight_panel, weight_plane: elements of packed weights: one panel of one position, and one position.
+
+    Of a thread's own memory, in elements:
+        depth: from one transformed tile to the next: the channels, in whole vectors.
+        columns: from one row of products to the next: the features of a task.
+        inputs_plane, products_plane: from one position of transformed src, or of products, to the next; an
+            odd line keeps them apart in the cache.
+        patch: room for one tile of src with its padding, and for a last vector's unused lanes.
+        copied_lines, copied: lines of src under the tallest block, each image's with its padding; room for
+            them, where tasks copy them.
+        strip: room for one vector of features of a run's outputs, where positions are innermost in dst.
+        own_elements: all of it.
     """
 
     def __init__(self, kernel: Kernel, target: Target, knobs: WinogradKnobs) -> None:
@@ -103,7 +119,12 @@ class Grid:
         self.positions = self.size**2
         self.height, self.width = conv.dst_spatial
         self.tile_rows, self.tile_cols = -(-self.height // self.tile), -(-self.width // self.tile)
+        self.transforms, self.cost = transforms(self.tile, self.taps), cost(self.tile, self.taps)
         self.features_innermost = model.features_innermost(kernel)
+        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
+        self.reads_src = plain and staging.channels_last(kernel)
+        extents = [count * self.tile + self.taps - 1 for count in (self.tile_rows, self.tile_cols)]
+        self.staged = staging.staged(kernel, always=True, extents=extents)
         self.run = 1 if self.reads_src and self.features_innermost else self.tile_cols
         self.runs_per_line = self.tile_cols // self.run
         self.runs = conv.batch * self.tile_rows * self.runs_per_line
@@ -116,16 +137,24 @@ class Grid:
         self.panels = -(-conv.features // self.panel)
         self.task_panels = min(knobs.panels, self.panels)
         self.splits = -(-self.panels // self.task_panels)
+        self.weight_panel = conv.channels * self.panel
+        self.weight_plane = self.panels * self.weight_panel
+        self._measure()
 
-    @property
-    def transforms(self) -> Transforms:
-        """The matrices."""
-        return transforms(self.tile, self.taps)
-
-    @property
-    def cost(self) -> Cost:
-        """What the matrices' evaluation costs."""
-        return cost(self.tile, self.taps)
+    def _measure(self) -> None:
+        """A thread's own memory."""
+        channels, tiles = self.conv.channels, self.most_tiles
+        self.depth, self.columns = padded(channels, self.lanes), self.task_panels * self.panel
+        self.inputs_plane = padded(tiles * self.depth, _LINE) + _LINE
+        self.products_plane = padded(tiles * self.columns, _LINE) + _LINE
+        self.patch = padded(self.positions * channels, _LINE) + _LINE if self.reads_src else 0
+        runs = tiles // self.run
+        images = -(-(runs - 1) // self.tile_rows) + 1
+        self.copied_lines = runs * self.tile + images * (self.taps - 1)
+        self.copied = 0 if self.reads_src else padded(self.copied_lines * self.staged.line, _LINE)
+        self.strip = 0 if self.features_innermost else self.run * self.tile**2 * self.lanes
+        planes = self.positions * (self.inputs_plane + self.products_plane)
+        self.own_elements = padded(planes + self.patch + self.copied + self.strip, _LINE)
 
     def cut(self, frame: Frame) -> tuple[Index, Index]:
         """Runs and blocks; of an open kernel those of a call, with blocks for all threads."""
@@ -146,78 +175,3 @@ class Grid:
             behind = (image - first // self.tile_rows) * (self.taps - 1)
             return Corner(image, y, x, 0, (run - first) * self.tile + behind)
         return Corner(image, y, x, image, y)
-
-    @property
-    def reads_src(self) -> bool:
-        """Whether tiles are read from src itself: dense, channels innermost, float, nothing to apply."""
-        kernel = self.kernel
-        plain = kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
-        return plain and staging.channels_last(kernel)
-
-    @cached_property
-    def staged(self) -> staging.Staged:
-        """How src is copied where tiles are not read from it: padded to whole tiles."""
-        extents = [count * self.tile + self.taps - 1 for count in (self.tile_rows, self.tile_cols)]
-        return staging.staged(self.kernel, always=True, extents=extents)
-
-    # ---- a thread's own memory, in elements
-
-    @property
-    def depth(self) -> int:
-        """From one transformed tile to the next: the channels, in whole vectors."""
-        return padded(self.conv.channels, self.lanes)
-
-    @property
-    def columns(self) -> int:
-        """From one row of products to the next: the features of a task."""
-        return self.task_panels * self.panel
-
-    @property
-    def inputs_plane(self) -> int:
-        """From one position of transformed src to the next; an odd line keeps them apart in the cache."""
-        return padded(self.most_tiles * self.depth, _LINE) + _LINE
-
-    @property
-    def products_plane(self) -> int:
-        """From one position of products to the next."""
-        return padded(self.most_tiles * self.columns, _LINE) + _LINE
-
-    @property
-    def patch(self) -> int:
-        """Room for one tile of src with its padding, and for a last vector's unused lanes."""
-        return padded(self.positions * self.conv.channels, _LINE) + _LINE if self.reads_src else 0
-
-    @property
-    def copied_lines(self) -> int:
-        """Lines of src under the tallest block, each image's with its padding."""
-        runs = self.most_tiles // self.run
-        images = -(-(runs - 1) // self.tile_rows) + 1
-        return runs * self.tile + images * (self.taps - 1)
-
-    @property
-    def copied(self) -> int:
-        """Room for them, where tasks copy them."""
-        return 0 if self.reads_src else padded(self.copied_lines * self.staged.line, _LINE)
-
-    @property
-    def strip(self) -> int:
-        """Room for one vector of features of a run's outputs, where positions are innermost in dst."""
-        return 0 if self.features_innermost else self.run * self.tile**2 * self.lanes
-
-    @property
-    def own_elements(self) -> int:
-        """All of it."""
-        planes = self.positions * (self.inputs_plane + self.products_plane)
-        return padded(planes + self.patch + self.copied + self.strip, _LINE)
-
-    # ---- packed weights, in elements
-
-    @property
-    def weight_panel(self) -> int:
-        """One panel of one position."""
-        return self.conv.channels * self.panel
-
-    @property
-    def weight_plane(self) -> int:
-        """One position."""
-        return self.panels * self.weight_panel

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fuseplan.backends.triton.index import WIDE, Axis, Index, ceil_div, merged
+from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
 from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
@@ -14,7 +14,6 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import FP8, dtype_of
 from fuseplan.language.layouts import image_strides
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.system.locks import cached_property
 
 LEAST = 16  # a matrix unit's tile has at least so many features, rows, and products in a sum
 NARROW = 16  # with fewer channels a group, taps and channels are summed over as one axis
@@ -52,7 +51,6 @@ class Knobs:
         return 2 if self.is_halved else 1
 
 
-@dataclass(frozen=True)
 class Tiles:
     """The sizes that follow from a kernel and the knobs.
 
@@ -60,20 +58,49 @@ class Tiles:
     batch of products then. Several groups that are too narrow for a tile alone stand side by side in one:
     `merged` of them have `channels` channels and `features` features together, and weights between different
     groups are zero.
+
+    Attributes:
+        conv: the kernel's contraction.
+        is_matrix: whether rows of src are multiplied as they are: no windows, no groups.
+        is_open: whether the extent that rows follow from is open.
+        batches: products side by side.
+        rows, image_rows: rows of one product, and of one image.
+        merged: groups that stand side by side in a tile: as many as fill the least one, at most 64 channels.
+        channels, features: channels that a tile's features read; features of the groups side by side.
+        ways: features that one of dst is made of: gate and value of a gated product, which are neighbours.
+        group_blocks, feature_blocks: tiles along the groups, and along the features of one block of groups.
+        row_blocks, across: tiles along the rows, and tiles of one block of rows.
+        each, count: tiles of one product, and all tiles; with an open extent, the most there can be.
+        is_flat: taps and channels are summed over as one axis, because there are so few channels.
+        whole_steps, steps: steps of the sum, and those that one program takes.
+        channel_blocks: steps of the sum for one tap, those behind the last part's end too; not asked where
+            `is_flat`.
     """
 
-    kernel: Kernel
-    knobs: Knobs
-
-    @property
-    def conv(self) -> Convolution:
-        """The kernel's."""
-        return self.kernel.contraction
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether rows of src are multiplied as they are: no windows, no groups."""
-        return is_matrix(self.conv)
+    def __init__(self, kernel: Kernel, knobs: Knobs) -> None:
+        self.kernel, self.knobs = kernel, knobs
+        conv = self.conv = kernel.contraction
+        self.is_matrix, self.is_open = is_matrix(conv), kernel.open_axis is not None
+        self.batches = conv.batch if conv.weight_per_batch else 1
+        self.rows = of_launch(kernel, conv.rows // self.batches)
+        self.image_rows = prod(conv.dst_spatial)
+        filling, allowed = -(-LEAST // conv.features_per_group), max(1, 64 // conv.channels_per_group)
+        self.merged = min(filling, allowed, conv.groups)
+        self.channels = self.merged * conv.channels_per_group
+        self.features = self.merged * conv.features_per_group
+        self.ways = kernel.parts.reads if kernel.parts else 1
+        self.group_blocks = ceil_div(conv.groups, self.merged)
+        self.feature_blocks = ceil_div(self.features, knobs.features)
+        self.across = self.feature_blocks * self.group_blocks
+        self.row_blocks = ceil_div(self.rows, knobs.rows)
+        self.each = self.row_blocks * self.across
+        self.count = int(self.each.high) * self.batches
+        self.is_flat = self.merged == 1 and self.channels < NARROW and conv.taps > 1
+        self.whole_steps = conv.taps * ceil_div(self.channels, knobs.depth)
+        if self.is_flat:
+            self.whole_steps = ceil_div(conv.depth, knobs.depth)
+        self.steps = ceil_div(self.whole_steps, knobs.split)
+        self.channel_blocks = ceil_div(self.steps * knobs.split, conv.taps)
 
     @property
     def is_gathered(self) -> bool:
@@ -86,104 +113,10 @@ class Tiles:
         return self.knobs.joined > 1 or is_full or not self.is_matrix
 
     @property
-    def batches(self) -> int:
-        """Products side by side."""
-        return self.conv.batch if self.conv.weight_per_batch else 1
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the extent that rows follow from is open."""
-        return self.kernel.open_axis is not None
-
-    @property
-    def rows(self) -> Index:
-        """Rows of one product."""
-        return of_launch(self.kernel, self.conv.rows // self.batches)
-
-    @property
-    def image_rows(self) -> int:
-        """Rows of one image."""
-        return prod(self.conv.dst_spatial)
-
-    @cached_property
-    def merged(self) -> int:
-        """Groups that stand side by side in a tile: as many as fill the least one, at most 64 channels."""
-        filling = -(-LEAST // self.conv.features_per_group)
-        allowed = max(1, 64 // self.conv.channels_per_group)
-        return min(filling, allowed, self.conv.groups)
-
-    @property
-    def group_blocks(self) -> int:
-        """Tiles along the groups."""
-        return ceil_div(self.conv.groups, self.merged)
-
-    @property
-    def channels(self) -> int:
-        """Channels that a tile's features read."""
-        return self.merged * self.conv.channels_per_group
-
-    @property
-    def features(self) -> int:
-        """Features of the groups that stand side by side."""
-        return self.merged * self.conv.features_per_group
-
-    @property
-    def ways(self) -> int:
-        """Features that one of dst is made of: gate and value of a gated product, which are neighbours."""
-        return self.kernel.parts.reads if self.kernel.parts else 1
-
-    @property
-    def feature_blocks(self) -> int:
-        """Tiles along the features of one block of groups."""
-        return ceil_div(self.features, self.knobs.features)
-
-    @property
-    def across(self) -> int:
-        """Tiles of one block of rows."""
-        return self.feature_blocks * self.group_blocks
-
-    @property
-    def row_blocks(self) -> Index:
-        """Tiles along the rows."""
-        return ceil_div(self.rows, self.knobs.rows)
-
-    @property
-    def each(self) -> Index:
-        """Tiles of one product."""
-        return self.row_blocks * self.across
-
-    @property
-    def count(self) -> int:
-        """All tiles; with an open extent, the most there can be."""
-        return int(self.each.high) * self.batches
-
-    @property
     def programs(self) -> int | Programs:
         """Programs of a launch; with an open extent, how they follow from it."""
         rows, across = self.conv.rows // self.batches, self.across * self.batches
         return programs_of(self.kernel, rows, self.knobs.rows, across)
-
-    @property
-    def is_flat(self) -> bool:
-        """Taps and channels are summed over as one axis, because there are so few channels."""
-        return self.merged == 1 and self.channels < NARROW and self.conv.taps > 1
-
-    @property
-    def whole_steps(self) -> int:
-        """Steps of the sum."""
-        if self.is_flat:
-            return ceil_div(self.conv.depth, self.knobs.depth)
-        return self.conv.taps * ceil_div(self.channels, self.knobs.depth)
-
-    @property
-    def steps(self) -> int:
-        """Steps that one program takes."""
-        return ceil_div(self.whole_steps, self.knobs.split)
-
-    @property
-    def channel_blocks(self) -> int:
-        """Steps of the sum for one tap, those behind the last part's end too; not asked where it is flat."""
-        return ceil_div(self.steps * self.knobs.split, self.conv.taps)
 
     @property
     def weight_channels(self) -> int:
