@@ -74,6 +74,7 @@ class BoundPlan:
         self._make = self._memory.maker(plan.output)
         self._address: Callable[[Any], int] = _unknown  # of a tensor like the src that passed
         self._addresses: Addresses = _both_unknown  # and of such an out
+        self._passed: dict[str, tuple[int, Callable[[Any], int]]] = {}  # the same of operands of a call
 
     def _hold(self, values: Mapping[str, Any], words: Words, in_place: dict[str, Buffer]) -> None:
         """Keeps the words of all calls, and the tensors that calls read and write where they lie."""
@@ -118,8 +119,11 @@ class BoundPlan:
         Raises:
             ArgumentError: a tensor is missing, does not match the plan, or overlaps one that is written.
         """
-        if free or bare:
-            return self._checked(src, out, free, len(bare))
+        words: Words | tuple[()] = ()
+        if free or bare or self._passed:
+            words = () if bare or out is not None else self._like_before(free)
+            if not words:
+                return self._checked(src, out, free, len(bare))
         if out is None:
             begin = self._address(src)
             if not begin or (self._written and _meets(begin, begin + self._src_bytes, self._written)):
@@ -134,7 +138,7 @@ class BoundPlan:
         if self._results:
             outcome = self._launch(src, begin, out, target, self._results, [])
         else:
-            self._run(begin, target)
+            self._run(begin, target, words)
             outcome = out
         if wrote is not None:
             wrote((out,))
@@ -261,8 +265,8 @@ class BoundPlan:
             self._run(read.address, target.address, words)
         if out is not None:
             mark_written(out)
+        self._remember(src, result, free, in_place)
         del keep, in_place  # the packed operands lived until the kernel had read them
-        self._remember(src, result)
         return outcome
 
     def launcher(self, src: Any, out: Any) -> Callable[[], None]:
@@ -283,13 +287,28 @@ class BoundPlan:
 
         return launch
 
-    def _remember(self, src: Any, out: Any) -> None:
-        """Lets calls with tensors that look like these pass by less; not where each call gives operands."""
-        if self._missing:
+    def _remember(self, src: Any, out: Any, free: Mapping[str, Any], in_place: Mapping[str, Buffer]) -> None:
+        """Lets calls with tensors that look like these pass by less.
+
+        Where each call gives operands, they are those that the kernel reads in place, and nothing else is
+        given, nor are there results.
+        """
+        if free.keys() != in_place.keys() or set(self._missing) != free.keys() or (free and self._results):
             return
         form, pair = self._memory.form_of(src), self._memory.pair_of(src, out)
-        if form is not None and pair is not None:
-            self._address, self._addresses = form.address, pair
+        forms = {key: self._memory.form_of(tensor) for key, tensor in free.items()}
+        if form is None or pair is None or None in forms.values():
+            return
+        place = self._runner.required
+        self._passed = {key: (place("operand", key), each.address) for key, each in forms.items() if each}
+        self._address, self._addresses = form.address, pair
+
+    def _like_before(self, free: Mapping[str, Any]) -> Words:
+        """The words of a call's operands that look like those which passed; none where one does not."""
+        if free.keys() != self._passed.keys():
+            return []
+        words = [(place, address(free[key])) for key, (place, address) in self._passed.items()]
+        return words if all(word for _, word in words) else []
 
     def _taken(self, values: Mapping[str, Any], *, keep: bool = False) -> _Taken:
         """Operands and parameters as the kernel reads them: numbers, words, their memory, what stays put."""

@@ -145,7 +145,7 @@ class _Writer:
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in."""
         order = tuple(_by_stride(spec.element_strides))
-        if order == tuple(range(len(spec.shape))):
+        if order == tuple(range(len(spec.shape))) or node.meta.get(ORDER) == order:
             return node
         if (node, order) not in self._laid_out:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))

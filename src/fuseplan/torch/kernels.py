@@ -26,7 +26,8 @@ NAMED = re.compile(r"\s*\[(\w+)\]\s*->\s*")  # names of axes in front of operato
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
-# Of an operand: its storage, its address, its version, and how it lies there.
+# Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
+# storage is kept, no other has its number.
 Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
 
 
@@ -86,7 +87,13 @@ class Kernel:
         self._constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
 
     def __call__(self, src: torch.Tensor, given: Tensors, parameters: Sequence[float]) -> list[torch.Tensor]:
-        """The output, and the plan's results in order; nothing given is written."""
+        """The output, and the plan's results in order; nothing given is written.
+
+        Raises:
+            ArgumentError: there are more or fewer tensors or numbers than the plan takes.
+        """
+        if parameters or len(given) != len(self._keys):
+            check_count(self.plan, given, parameters)
         values: dict[str, Any] = {
             self._keys[place]: _lain(given[place], spec) for place, spec in self._per_call.items()
         }
@@ -99,16 +106,18 @@ class Kernel:
     def _bound(self, given: Tensors) -> BoundPlan:
         """The plan with the constant operands bound: as they were packed before, where they are the same."""
         constant = [given[place] for place in self._constant]
-        if any(each.is_inference() for each in constant):  # these count no versions
+        if True in [each.is_inference() for each in constant]:  # these count no versions
             return self._bind(given)
-        storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
         marks = tuple(
-            (storage.cdata, each.data_ptr(), each._version, each.shape, each.stride())
-            for storage, each in zip(storages, constant, strict=True)
+            [
+                (each.untyped_storage()._cdata, each.data_ptr(), each._version, each.shape, each.stride())
+                for each in constant
+            ]
         )
         held = self._packed.get(marks)
         if held is None:
             self._drop()
+            storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
             held = self._packed[marks] = storages, self._bind(given)
         return held[1]
 
@@ -133,7 +142,20 @@ def kernel_on(operators: str, src: torch.Tensor) -> Kernel:
         Unsupported: no kernel computes the plan.
         ArgumentError: fuseplan runs nothing on the tensor's device.
     """
-    return _kernel(plan_on(operators, src), *target_of(src.device))
+    return _kernel_of(operators, src.shape, src.stride(), src.dtype, *target_of(src.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel_of(
+    operators: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    target: str,
+    threads: int | None,
+) -> Kernel:
+    """By the tensor's look, which is compared faster than a plan."""
+    return _kernel(_plan(operators, tuple(shape), strides, dtype), target, threads)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -156,7 +178,7 @@ def _kernel(plan: FusionPlan, target: str, threads: int | None) -> Kernel:
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy that a kernel can read where it lies."""
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
     if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
         return plain.clone()
     return plain

@@ -26,14 +26,14 @@ torch.library.define(
 )  # fmt: skip
 
 
-@torch.library.impl(NAME, ("CPU", "CUDA"))  # type: ignore[untyped-decorator]
-def _run(
+def _computed(
     operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float]
 ) -> list[torch.Tensor]:
     plain = readable(src)
-    kernel = kernel_on(operators, plain)
-    check_count(kernel.plan, given, parameters)
-    return kernel(plain, given, parameters)
+    return kernel_on(operators, plain)(plain, given, parameters)
+
+
+torch.library.impl(NAME, ("CPU", "CUDA"), _computed)
 
 
 @torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
@@ -85,8 +85,32 @@ def launched(
     operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float] = ()
 ) -> list[torch.Tensor]:
     """The operator's outputs, for tensors and numbers in its order."""
+    if not _is_seen(src, given):
+        return _computed(operators, src, given, parameters)
     made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
     return made
+
+
+def _is_seen(src: torch.Tensor, given: Tensors) -> bool:
+    """Whether anything of torch's watches the call: gradients, a trace, a mode, a transform, a profiler.
+
+    Otherwise the operator's kernel is called without torch's dispatcher, which takes 30 us.
+    """
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch.autograd.profiler._is_profiler_enabled
+        or any(count() for count in _STACKS)
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or not {src.device.type} <= {"cpu", "cuda"}
+        or any(type(each) not in PLAIN for each in (src, *given))
+    )
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STACKS = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
 
 
 def run(operators: str, src: torch.Tensor, **given: Any) -> Any:

@@ -1,0 +1,175 @@
+"""Models of the transformers library: fuseplan beside torch, torch.compile, ONNX Runtime and OpenVINO.
+
+    python -m benchmarks.models_of_torch --results benchmarks/results
+    python -m benchmarks.models_of_torch --device cuda --batch 1 32 --dtype float16
+
+On a CPU, each library runs the model for one input in f32: torch in both layouts of images, torch.compile,
+and the runtimes of ONNX on the export of it. On a GPU, each is captured in a CUDA graph, torch.compile in its
+default mode and with all choices tuned, and `host` has the times of calls without a graph. All take turns on
+the same tensors. A result is right where it is at most twice as far from float64 as torch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fuseplan.onnx
+import fuseplan.torch
+from benchmarks.models import PEERS
+from benchmarks.zoo import EIGHT, MODELS, built
+from fuseplan.bench.results import append_json
+from fuseplan.measure.clock import GpuClock, HostClock, Protocol
+from fuseplan.measure.machine import gpu_machine, machine
+from fuseplan.measure.stats import Timing
+from fuseplan.measure.versions import commit, gpu_versions, versions
+
+PROTOCOL = Protocol(rounds=7, block_seconds=0.1)
+TOLERANCE = 1e-5  # of the largest element of the output, where torch is nearer to float64 than its dtype
+COMPILED: Mapping[str, str | None] = {"torch.compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
+
+Call = Callable[[], torch.Tensor]
+
+
+def on_a_cpu(module: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str, Call]]:
+    """What takes turns on a CPU, each compiled and called once."""
+    yield "torch", partial(module, x)
+    if x.ndim == 4:
+        last = {"memory_format": torch.channels_last}
+        other = copy.deepcopy(module).to(**last)
+        yield "torch:nhwc", partial(other, x.contiguous(**last))
+    torch._dynamo.reset()
+    yield "torch.compile", partial(torch.compile(module, dynamic=False), x)
+    yield "fuseplan.torch", partial(fuseplan.torch.fuse(module, x), x)
+    exported = torch.onnx.export(module, (x,), dynamo=True, optimize=True, input_names=["x"], verbose=False)
+    proto, array = exported.model_proto, x.numpy()
+    ours = fuseplan.onnx.load(proto, threads=threads)
+    yield "fuseplan.onnx", lambda: torch.from_numpy(ours.run(None, {"x": array})[0])
+    for peer, make in PEERS.items():
+        call = make(proto, threads)
+        yield peer, partial(lambda run: torch.from_numpy(run(array)), call)
+
+
+def on_a_gpu(module: nn.Module, x: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    """What takes turns on a GPU, each compiled and called once."""
+    yield "torch", partial(module, x)
+    for name, mode in COMPILED.items():
+        torch._dynamo.reset()
+        yield name, partial(torch.compile(module, dynamic=False, mode=mode), x)
+    yield "fuseplan.torch", partial(fuseplan.torch.fuse(module, x), x)
+
+
+def captured(call: Call) -> Callable[[], None]:
+    """The call as a CUDA graph."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def launches(call: Call) -> int:
+    """Kernels and copies of a call on the GPU, as torch's profiler counts them."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum(1 for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+
+
+def measured(name: str, batch: int, threads: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """A model's row: errors and seconds of each library."""
+    module, x = built(name, batch)
+    with torch.no_grad():
+        exact = module.double()(x.double() if x.is_floating_point() else x)
+        module.to(device, dtype)
+        x = x.to(device, dtype) if x.is_floating_point() else x.to(device)
+        on_gpu = device.type == "cuda"
+        made = on_a_gpu(module, x) if on_gpu else on_a_cpu(module, x, threads)
+        calls: dict[str, Call] = {}
+        for peer, call in made:
+            call()
+            calls[peer] = call
+        errors = {peer: error(call(), exact) for peer, call in calls.items()}
+        row = {
+            "model": name, "batch": batch, "threads": threads, "dtype": str(dtype).removeprefix("torch."),
+            "errors": errors,
+            "right": {
+                peer: each <= max(2 * errors["torch"], TOLERANCE)
+                for peer, each in errors.items() if peer.startswith("fuseplan")
+            },
+        }  # fmt: skip
+        if not on_gpu:
+            return row | times(HostClock(PROTOCOL).interleave(calls))
+        graphs = {peer: captured(call) for peer, call in calls.items()}
+        return (
+            row
+            | times(GpuClock(device.index or 0).interleave(graphs))
+            | {"host": {peer: each.median for peer, each in HostClock(PROTOCOL).interleave(calls).items()}}
+            | {"launches": {peer: launches(call) for peer, call in calls.items()}}
+        )
+
+
+def error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference from float64, over the largest element."""
+    return float((got.cpu().double() - exact).abs().max() / exact.abs().max())
+
+
+def times(found: Mapping[str, Timing]) -> dict[str, Any]:
+    """Medians and least times."""
+    return {
+        "seconds": {peer: each.median for peer, each in found.items()},
+        "least": {peer: each.minimum for peer, each in found.items()},
+    }
+
+
+def main() -> int:
+    """Measures models and writes a record with a row of each; 1 where a result is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", choices=MODELS, default=EIGHT, help="the models")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch", type=int, nargs="+", default=(1,))
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--results", type=Path, help="the folder of models_of_torch.jsonl")
+    parser.add_argument("--commit", help="of the sources, where they are no checkout")
+    given = parser.parse_args()
+    device, dtype = torch.device(given.device), getattr(torch, given.dtype)
+    torch.set_num_threads(given.threads)
+    rows = []
+    for name, batch in product(given.only, given.batch):
+        rows.append(measured(name, batch, given.threads, device, dtype))
+        print(json.dumps(rows[-1]), flush=True)
+    on_gpu = device.type == "cuda"
+    stamp = {
+        "benchmark": "models_of_torch",
+        "run": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": (gpu_machine() if on_gpu else machine()).to_json(),
+        "versions": gpu_versions() if on_gpu else versions("torch", "transformers", *PEERS),
+        "commit": given.commit or commit(),
+    }
+    if given.results:
+        append_json([stamp | {"rows": rows}], "models_of_torch", given.results)
+    return 0 if all(all(row["right"].values()) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
