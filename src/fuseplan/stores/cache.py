@@ -163,8 +163,10 @@ def read(key: bytes, *, counts_miss: bool = True) -> bytes | None:
     return payload
 
 
-def kept(make: Callable[[], bytes], *parts: str) -> bytes:
-    """What `make` makes, stored by `parts` beside the kernels: a backend's own code, which is not counted."""
+def kept(
+    make: Callable[[], bytes], *parts: str, is_current: Callable[[bytes], bool] = lambda _: True
+) -> bytes:
+    """What `make` makes, stored by `parts` beside the kernels and not counted; made again if not current."""
     where, generator = folder(), fingerprint()
     if where is None or generator is None:
         return make()
@@ -172,7 +174,7 @@ def kept(make: Callable[[], bytes], *parts: str) -> bytes:
     place = _place(where, key, stock.SUFFIX_OF_PARTS)
     data = _bytes_at(where, place)
     payload = None if data is None else _payload(key, data)
-    if payload is None:
+    if payload is None or not is_current(payload):
         payload = make()
         _store(where, place, key, payload)
     return payload
@@ -349,12 +351,9 @@ def entries() -> dict[str, int]:
     """Bytes on disk by key, in hexadecimal; none where the folder cannot be read."""
     where = folder()
     with contextlib.suppress(OSError):
-        return {} if where is None else _kernels(where)
+        held = [] if where is None else stock.held(where)
+        return {each.path.stem: each.nbytes for each in held if each.is_kernel}
     return {}
-
-
-def _kernels(where: Path) -> dict[str, int]:
-    return {each.path.stem: each.nbytes for each in stock.held(where) if each.is_kernel}
 
 
 def cache_info() -> CacheInfo:

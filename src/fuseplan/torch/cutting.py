@@ -18,6 +18,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
@@ -177,7 +178,7 @@ class _Writer:
 
     def _restored(self, reader: fx.Node, node: fx.Node, order: list[int]) -> None:
         """Torch's own results follow the order of a plan's; a tensor with gaps or repeats is its view."""
-        if node.op != "call_function" or not node.meta["val"].permute(order).is_contiguous():
+        if node.op != "call_function" or not _is_dense(node.meta["val"], order):
             return
         with self._graph.inserting_before(reader):
             made = self._graph.call_function(laid_out, (node, tuple(order)))
@@ -187,6 +188,11 @@ class _Writer:
 def _by_stride(strides: Sequence[int]) -> list[int]:
     """The axes, that of the largest stride first."""
     return sorted(range(len(strides)), key=lambda axis: (-int(strides[axis]), axis))
+
+
+def _is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether the elements lie without gaps, their axes in an order, outermost first."""
+    return same_strides(tensor.shape, tensor.stride(), dense(tensor.shape, order))
 
 
 def _order_of(tensor: torch.Tensor) -> list[int]:

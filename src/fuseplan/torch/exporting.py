@@ -1,17 +1,33 @@
-"""Modules as torch.export gives them, and the tensors that their graphs are called with."""
+"""Modules as torch.export gives them, and the tensors that their graphs are called with.
+
+torch.export takes seconds: its graph is kept in the cache folder under a key of what the call computes.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fuseplan.errors import ArgumentError
+from fuseplan.stores import cache
+from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.written import (
+    UnwrittenError,
+    graph_text,
+    packed,
+    read_graph,
+    read_tensor,
+    tensor_text,
+    unpacked,
+)
+
+Held: TypeAlias = tuple[nn.Module, str] | torch.Tensor  # a submodule and a name there, or a constant
 
 
 @dataclass(frozen=True)
@@ -19,35 +35,55 @@ class Exported:
     """A module's graph of functional ATen operators.
 
     Attributes:
-        program: torch's record of it.
+        graph: a function of the module's tensors, in order, and the inputs.
         device: what its tensors lie on.
+        state: the paths of parameters and buffers, and the constants that the module's code holds.
+        in_spec, out_spec: how the call's arguments, and its results, are lists of tensors.
     """
 
-    program: Any
+    graph: fx.GraphModule
     device: torch.device
+    state: tuple[str | torch.Tensor, ...]
+    in_spec: Any
+    out_spec: Any
 
-    @property
-    def graph(self) -> fx.GraphModule:
-        """The graph: a function of parameters, buffers, constants and inputs."""
-        made: fx.GraphModule = self.program.graph_module
-        return made
+    def held(self, module: nn.Module) -> list[Held]:
+        """Where the tensors are that the graph takes before the inputs."""
+        return [each if isinstance(each, torch.Tensor) else _owner(module, each) for each in self.state]
 
-    def held(self, module: nn.Module) -> list[tuple[nn.Module, str]]:
-        """The submodules with the parameters and buffers that the graph takes first, and the names there."""
-        signature = self.program.graph_signature
-        paths = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.values()
-        split = (path.rpartition(".") for path in paths)
-        return [(module.get_submodule(owner), name) for owner, _, name in split]
+    def to_json(self) -> list[Any]:
+        """The graph as values of JSON.
 
-    @property
-    def constants(self) -> list[torch.Tensor]:
-        """The tensors that the graph takes next: those that the module's code holds."""
-        lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
-        return [self.program.constants[name] for name in lifted.values()]
+        Raises:
+            UnwrittenError: a part of it has no text.
+        """
+        try:
+            specs = [pytree.treespec_dumps(each) for each in (self.in_spec, self.out_spec)]
+        except NotImplementedError as error:  # of a class that torch cannot name
+            raise UnwrittenError(str(error)) from None
+        state = [tensor_text(each) if isinstance(each, torch.Tensor) else each for each in self.state]
+        return [graph_text(self.graph.graph), str(self.device), state, specs]
+
+    @classmethod
+    def from_json(cls, told: list[Any]) -> Exported:
+        """The graph that `to_json` told."""
+        graph, device, state, specs = told
+        made = tuple(each if isinstance(each, str) else read_tensor(each) for each in state)
+        return cls(read_graph(graph), torch.device(device), made, *map(pytree.treespec_loads, specs))
+
+
+def _owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner), name
+
+
+def tensors_of(held: Sequence[Held]) -> list[torch.Tensor]:
+    """The tensors as they are now."""
+    return [each if isinstance(each, torch.Tensor) else getattr(*each) for each in held]
 
 
 def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Exported:
-    """Exports a module as it computes in its present mode.
+    """Exports a module as it computes in its present mode; a call that was exported before is read.
 
     Raises:
         ArgumentError: torch.export does not take the module, its tensors lie on several devices, or its call
@@ -58,6 +94,32 @@ def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     if len(devices) != 1:
         told = ", ".join(sorted(map(str, devices))) or "none"
         raise ArgumentError(f"a module and its inputs are fused on one device; got {told}")
+    device, found = devices.pop(), list[Exported]()
+
+    def is_current(data: bytes) -> bool:
+        record, told = unpacked(data)
+        if not repeats(record, module, inputs, kwargs):
+            return False
+        found.append(Exported.from_json(told))
+        return True
+
+    def make() -> bytes:
+        record = recorded(module, inputs, kwargs)
+        found.append(_exported(module, inputs, kwargs, device))
+        if record is None:
+            raise UnwrittenError(type(module).__name__)
+        return packed([record, found[0].to_json()])
+
+    try:
+        cache.kept(make, "torch.export", outline(module, inputs, kwargs), is_current=is_current)
+    except (UnseenError, UnwrittenError):
+        found = found or [_exported(module, inputs, kwargs, device)]
+    return found[0]
+
+
+def _exported(
+    module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> Exported:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of its parts
@@ -72,7 +134,11 @@ def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     if changed:
         listed = ", ".join(changed)
         raise ArgumentError(f"{type(module).__name__} writes into {listed}: call .eval() before fusing")
-    return Exported(program, devices.pop())
+    constants = signature.inputs_to_lifted_tensor_constants.values()
+    targets = [each.target for each in signature.input_specs if each.target is not None]
+    state = tuple(program.constants[each] if each in constants else each for each in targets)
+    call = program.call_spec
+    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec)
 
 
 def _unchecked(graph: fx.Graph) -> None:

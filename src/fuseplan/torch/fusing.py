@@ -16,7 +16,7 @@ from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
-from fuseplan.torch.exporting import Exported, exported
+from fuseplan.torch.exporting import Exported, exported, tensors_of
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
@@ -67,8 +67,8 @@ class Fused:
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
-        self._held, self._constants = given.held(module), given.constants
-        self._in, self._out = given.program.call_spec.in_spec, given.program.call_spec.out_spec
+        self._held = given.held(module)
+        self._in, self._out = given.in_spec, given.out_spec
         self._form, self._mode, self._is_told = _form(example), module.training, False
 
     @untraced
@@ -76,8 +76,7 @@ class Fused:
         leaves, spec = pytree.tree_flatten((inputs, kwargs))
         if spec != self._in or _form((inputs, kwargs)) != self._form or self._module.training != self._mode:
             return self._unfused(inputs, kwargs)
-        state = [getattr(owner, name) for owner, name in self._held]
-        return pytree.tree_unflatten(self._graph(*state, *self._constants, *leaves), self._out)
+        return pytree.tree_unflatten(self._graph(*tensors_of(self._held), *leaves), self._out)
 
     def tried(self, name: str) -> Tried:
         """All plans that were tried for one of torch's operators, by its name in the report.

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.execution.stages import decide
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.torch.cutting import fused
-from fuseplan.torch.exporting import exported
+from fuseplan.torch.exporting import exported, tensors_of
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.reporting import report_of
 
@@ -38,11 +38,11 @@ def profile(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> P
     given = exported(module, example_inputs, example_kwargs)
     fusion = fused(given.graph, given.device)
     timed = _Timed(given.graph, given.device)
-    state = [getattr(owner, name) for owner, name in given.held(module)]
+    state = tensors_of(given.held(module))
     leaves = pytree.tree_leaves((example_inputs, example_kwargs))
     with torch.no_grad():
         for _ in range(1 + RUNS):
-            timed.run(*state, *given.constants, *leaves)
+            timed.run(*state, *leaves)
     target, threads = target_of(given.device)
     machine = decide("f32[1x1] -> relu", target, threads=threads).target
     return profiled(report_of(fusion, given.device), fusion.cut.graph, machine, "torch", timed.seconds())
