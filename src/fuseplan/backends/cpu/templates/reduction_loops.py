@@ -43,6 +43,11 @@ class Loops:
         cells: cells of a task, or columns where lanes are cells.
         parts: parts of the elements of a cell.
         count: how many cells there are, where no number says it.
+
+    Attributes:
+        pitch: states of one row of the run in the workspace; whole vectors.
+        slots: states of all cells in the workspace.
+        chunk_count: chunks of all elements of a cell.
     """
 
     def __init__(
@@ -53,6 +58,15 @@ class Loops:
         self.cell_count: Any = lattice.cell_count if count is None else count
         self.columns = rounded(min(cells, lattice.run.extent), self.lanes)
         self.width = self.lanes if lattice.is_along else self.columns
+        self.pitch, self.slots = rounded(lattice.run.extent, self.lanes), lattice.cell_count
+        if not lattice.is_along:
+            self.slots = _count(lattice.outer_cells) * self.pitch
+        # Elements of the run in a piece, and pieces of a chunk; of rows, one and as many.
+        piece = min(CHUNK, lattice.run.extent)
+        self._chunk = (piece, max(1, CHUNK // piece)) if lattice.is_along else (1, ROWS)
+        run = -(-lattice.run.extent // piece) if lattice.is_along else 1
+        self._pieces = _count(lattice.outer_elements) * run
+        self.chunk_count = -(-self._pieces // self._chunk[1])
 
     @property
     def blocks(self) -> Any:
@@ -76,11 +90,6 @@ class Loops:
         high = b.smaller(low + self.columns, lattice.run.extent)
         yield Unit(self.offsets(cells, outer), outer * self.pitch, low, high)
 
-    @property
-    def pitch(self) -> int:
-        """States of one row of the run in the workspace; whole vectors."""
-        return rounded(self.lattice.run.extent, self.lanes)
-
     def offsets(self, axes: Sequence[Axis], index: Index) -> Offsets:
         """Where a place along some axes begins in each tensor."""
         at = places(index, [axis.extent for axis in axes])
@@ -88,13 +97,6 @@ class Loops:
             offset_of(at, [axis.steps[tensor] for axis in axes])
             for tensor in range(len(self.lattice.tensors))
         )
-
-    @property
-    def slots(self) -> int:
-        """States of all cells in the workspace."""
-        if self.lattice.is_along:
-            return self.lattice.cell_count
-        return _count(self.lattice.outer_cells) * self.pitch
 
     def vectors(self, unit: Unit, visit: Callable[[Index, int], None]) -> None:
         """visit(at, count) for the vectors of a unit's cells, `at` elements behind its first."""
@@ -110,25 +112,6 @@ class Loops:
             name="column",
             within=(low, unit.high),
         )
-
-    @property
-    def _chunk(self) -> tuple[int, int]:
-        """Elements of the run in a piece, and pieces of a chunk; of rows, one and as many."""
-        if not self.lattice.is_along:
-            return 1, ROWS
-        piece = min(CHUNK, self.lattice.run.extent)
-        return piece, max(1, CHUNK // piece)
-
-    @property
-    def _pieces(self) -> int:
-        """Pieces of all elements of a cell."""
-        run = -(-self.lattice.run.extent // self._chunk[0]) if self.lattice.is_along else 1
-        return _count(self.lattice.outer_elements) * run
-
-    @property
-    def chunk_count(self) -> int:
-        """Chunks of all elements of a cell."""
-        return -(-self._pieces // self._chunk[1])
 
     @contextmanager
     def chunks(self, part: Index) -> Iterator[tuple[Index, Index]]:

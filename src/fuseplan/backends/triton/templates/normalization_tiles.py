@@ -74,6 +74,10 @@ class Cut:
         numbers: channels (or places) of a tile, a power of two; 0 of planes, which have one.
         tiles, launched: tiles side by side, of the representative and of a launch; a group has one at a time.
         block: rows or positions of a tile.
+        is_kept: whether a program holds all its tiles.
+        blocks, is_even: blocks of rows or positions, of as many tiles as are read at a time; if all are
+            whole.
+        steps: blocks of the program that has the most.
         channel, has_channel: in the text, the channels of the tile's numbers, and which exist; of a tile per
             place, those of its columns.
         column, has_column: the tile's columns, and which exist; not of planes.
@@ -105,6 +109,9 @@ class Cut:
         self.tiles = ceil_div(self.count, self.width)
         self.row = as_index(1) if self.is_planes else of_launch(kernel, self.count)
         self.launched = ceil_div(of_launch(kernel, self.count), self.width)
+        self.is_kept, together = not knobs.unrolled, self.block * max(1, knobs.unrolled)
+        self.blocks, self.is_even = ceil_div(self.extent, together), self.extent % together == 0
+        self.steps = ceil_div(self.blocks, knobs.programs)
         reach = max(kernel.src.span, dst.span) + 2 * knobs.rows * knobs.columns
         self.is_wide = kernel.open_axis is not None or reach >= WIDE
 
@@ -116,26 +123,6 @@ class Cut:
         lot = VECTOR // self.kernel.dst.itemsize
         lot //= gcd(lot, self.segment)
         return fitting // lot * lot if self.segment > 1 and fitting >= lot else max(1, fitting)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether a program holds all its tiles."""
-        return not self.knobs.unrolled
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of rows or positions, of as many tiles as are read at a time."""
-        return ceil_div(self.extent, self.block * max(1, self.knobs.unrolled))
-
-    @property
-    def steps(self) -> int:
-        """Blocks of the program that has the most."""
-        return ceil_div(self.blocks, self.knobs.programs)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether every block is whole."""
-        return self.extent % (self.block * max(1, self.knobs.unrolled)) == 0
 
     @property
     def is_aligned(self) -> bool:
