@@ -186,10 +186,10 @@ class _Call:
 
     def _operand(self, key: str) -> Array:
         operand = self.kernel.operand(key)
-        if operand.strides:
+        if operand.strides and not operand.packed:
             placed = KernelTensor(operand.shape, operand.dtype, strides=operand.strides)
             return storage(placed, self.arrays[key].reshape(operand.shape))
-        if operand.per == "element":
+        if not operand.packed:
             spec = self.kernel.shape_of(operand)
             lying = TensorSpec(spec.shape, operand.dtype, strides=spec.element_strides)
             return storage(lying, self.arrays[key])
@@ -275,7 +275,7 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
             key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
         }
         return ordered | {"src": ordered["src"].reshape(kernel.src.shape)}
-    shapes = {operand.key: kernel.dst.shape for operand in kernel.operands if operand.per == "element"}
+    shapes = {operand.key: kernel.dst.shape for operand in kernel.operands if not operand.packed}
     shapes["src"] = kernel.src.shape  # and dst
     if any(step.op.reads == "rows" and step.op.kind == "normalization" for step in plan):
         return {key: array.reshape(shapes.get(key, array.shape)) for key, array in arrays.items()}

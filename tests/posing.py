@@ -102,7 +102,7 @@ class _Known:
             made = next(each for each in kernel.results if each.key == slot.key)
             return prod(made.shape), made.dtype
         operand = kernel.operand(slot.key)
-        if operand.per == "element":
+        if not operand.packed:
             return kernel.shape_of(operand).span, operand.dtype
         packed = self.template.packing(kernel, CUDA_0, operand)
         return prod(packed.extents), packed.dtype

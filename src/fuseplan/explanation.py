@@ -161,7 +161,7 @@ def _passes(kernel: Kernel, traffic: Traffic, plan: FusionPlan) -> dict[str, Any
     """
     if not kernel.statistics:
         return None
-    tensors = ["src", *(operand.key for operand in kernel.operands if operand.per == "element")]
+    tensors = ["src", *(operand.key for operand in kernel.operands if not operand.packed)]
     counts = {name: sum(name in read for read in kernel.read_in_passes) for name in tensors}
     written = kernel.written_bytes
     is_kept = traffic.read < kernel.minimum_bytes - written + kernel.src.nbytes

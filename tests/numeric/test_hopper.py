@@ -94,7 +94,7 @@ def emulated(
             memories.append(stored(arrays["src"], kernel.src.element_strides) if slot.kind == "src" else dst)
         elif slot.kind == "parameter":
             memories.append(values[slot.key])
-        elif kernel.operand(slot.key).per == "element":
+        elif not kernel.operand(slot.key).packed:
             memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
         else:
             packed = choice.packing(kernel, target, kernel.operand(slot.key)).of(arrays[slot.key])

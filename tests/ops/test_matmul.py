@@ -129,12 +129,12 @@ def test_every_order_of_the_weight_has_one_canonical_form(plan: FusionPlan) -> N
     assert conv.weight_shape == (*images, op.features, plan.src.channels, *[1] * len(plan.src.spatial))
     ordered = weight if op.transposed else weight.swapaxes(-2, -1)
     np.testing.assert_array_equal(canonical.reshape(ordered.shape), ordered)
-    np.testing.assert_array_equal(weight.transpose(kernel.weight_axes), ordered)
+    np.testing.assert_array_equal(weight.transpose(kernel.weight.axes), ordered)
 
 
 def test_a_convolutions_weight_is_canonical() -> None:
     kernel = lower(match(FusionPlan.parse("f32[2x4x5x6] -> relu -> conv2d(6, kernel=(3, 2), groups=2)")))
-    assert kernel.weight_axes == (0, 1, 2, 3)
+    assert kernel.weight.axes == (0, 1, 2, 3)
     assert kernel.contraction.weight_shape == kernel.weight.shape == (6, 2, 3, 2)
     assert "weight_" not in kernel.text
     assert "precision" not in kernel.text

@@ -93,13 +93,13 @@ def test_a_kernel_holds_what_the_plan_says() -> None:
     assert (conv.kernel, conv.stride, conv.padding) == ((3, 2), (1, 2), ((1, 0), (2, 1)))
     assert conv.dst_spatial == kernel.dst.spatial == (4, 4)
     assert conv.flops == 2 * (2 * 4 * 4) * 4 * (4 * 3 * 2)
-    roles = [(operand.key, operand.role, operand.per, operand.dtype) for operand in kernel.operands]
+    roles = [(operand.key, operand.role, operand.axes, operand.dtype) for operand in kernel.operands]
     assert roles == [
-        ("weight", "weight", "weight", "f16"),
-        ("bias", "epilogue", "channel", "f32"),
-        *((name, "epilogue", "activation", "f32") for name in ("mean", "variance", "scale", "shift")),
-        ("other", "epilogue", "element", "f16"),
-        ("bias_2", "epilogue", "channel", "f32"),
+        ("weight", "weight", (0, 1, 2, 3), "f16"),
+        ("bias", "epilogue", (1,), "f32"),
+        *((name, "epilogue", (1, 2, 3), "f32") for name in ("mean", "variance", "scale", "shift")),
+        ("other", "epilogue", (0, 1, 2, 3), "f16"),
+        ("bias_2", "epilogue", (1,), "f32"),
     ]
     assert kernel.parameters == ("negative_slope", "epsilon", "alpha1", "alpha2")
     assert kernel.weight.shape == (4, 4, 3, 2)

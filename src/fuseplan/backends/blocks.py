@@ -1,4 +1,4 @@
-"""Where an operand per `blocks` has its elements: their places follow from the offset of an element."""
+"""Where an operand with any axes has its elements: their places follow from the offset of an element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def places(operand: KernelOperand, spec: TensorSpec) -> list[tuple[int, int, int
     every = zip(spec.element_strides, spec.shape, strict=True)
     strides = [stride for stride, extent in every if extent > 1]
     found: list[tuple[int, int, int]] = []
-    listed = zip(operand.axes, operand.blocks, steps, strict=True)
+    listed = zip(operand.axes, operand.blocks or (1,) * len(operand.axes), steps, strict=True)
     for axis, block, step in sorted(listed, key=lambda each: -spec.element_strides[each[0]]):
         stride = spec.element_strides[axis]
         if spec.shape[axis] <= block:

@@ -1,4 +1,4 @@
-"""The axes that the parts of a formula depend on: the channel's, the positions', or none."""
+"""The axes that the parts of a formula depend on: the channel's, others, or none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.parts import part_of
 from fuseplan.scalar import Scalar
 
-SHARED, CHANNEL, EVERYWHERE = frozenset[str](), frozenset({"c"}), frozenset({"c", "position"})
-AXES = {"shared": SHARED, "channel": CHANNEL}  # of operands; all others differ between positions
+SHARED, CHANNEL, EVERYWHERE = frozenset[int](), frozenset({1}), frozenset({0, 1})
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,13 @@ class Dependence:
     operands: Mapping[str, KernelOperand]
     values: Collection[str] = ()
 
-    def axes(self, node: Scalar) -> frozenset[str]:
-        """The axes that the value depends on: `c`, and `position` for all others."""
+    def axes(self, node: Scalar) -> frozenset[int]:
+        """The axes that the value depends on; of x and what lies as it does, `EVERYWHERE`."""
         if node.fn == "leaf":
             name = part_of(str(node.args[0]))[0]
             operand = self.operands.get(name)
             if operand is not None:
-                return AXES.get(operand.per, EVERYWHERE)
+                return EVERYWHERE if operand.strides else frozenset(operand.axes)
             return EVERYWHERE if name in ("x", *self.values) else SHARED
         return SHARED.union(*map(self.axes, children(node)))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import prod
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand
-from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
 
@@ -98,9 +97,8 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _steps(operand: KernelOperand, rank: int) -> list[int]:
-    """An operand's steps along all axes of the kernel; packed ones lie dense."""
-    own = operand.strides or dense(operand.shape, range(len(operand.shape)))
-    found = dict(zip(operand.axes, own, strict=False))
+    """An operand's steps along all axes of the kernel."""
+    found = dict(zip(operand.axes, operand.strides, strict=True))
     return [found.get(axis, 0) for axis in range(rank)]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.opened import resized
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
-from fuseplan.language.layouts import dense
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.tensor import TensorSpec
 
@@ -48,14 +47,14 @@ class End:
     def strides(self, operand: KernelOperand) -> tuple[int, ...]:
         """Elements of an operand with axes of its own from a place to the next along each axis."""
         found = [0] * self.spec.rank
-        for axis, stride in zip(operand.axes, _strides(operand), strict=True):
+        for axis, stride in zip(operand.axes, operand.strides, strict=True):
             found[axis] = stride * (self.split.step(len(self.starts)) if self._is_whole(operand, axis) else 1)
         return tuple(found)
 
     def start(self, operand: KernelOperand, leaf: str, number: int) -> int:
         """Elements of such an operand to the first place that a leaf means in part `number` of the tensor."""
         _, index = part_of(leaf)
-        for axis, stride in zip(operand.axes, _strides(operand), strict=True):
+        for axis, stride in zip(operand.axes, operand.strides, strict=True):
             if axis == self.split.axis and index is not None:
                 return index * self.split.extent * stride
             if self._is_whole(operand, axis):
@@ -66,10 +65,6 @@ class End:
         """Whether the operand goes along all parts of the axis."""
         extent = operand.shape[operand.axes.index(axis)]
         return axis == self.split.axis and extent == self.split.extent * len(self.starts)
-
-
-def _strides(operand: KernelOperand) -> tuple[int, ...]:
-    return dense(operand.shape, range(len(operand.shape)))
 
 
 def ends(kernel: Kernel) -> tuple[End, End]:

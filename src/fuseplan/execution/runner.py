@@ -16,7 +16,6 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
-from fuseplan.language.declarations import IN_PLACE
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arguments import Tensor
@@ -135,7 +134,7 @@ def runner_of(plan: FusionPlan, kernel: Kernel, template: Template, program: Pro
 def packings_of(kernel: Kernel, template: Template, target: Target) -> Packings:
     """How a template's kernel reads each operand."""
     return {
-        operand.key: None if operand.per in IN_PLACE else _packing(kernel, template, target, operand)
+        operand.key: _packing(kernel, template, target, operand) if operand.packed else None
         for operand in kernel.operands
     }
 

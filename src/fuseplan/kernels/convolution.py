@@ -33,7 +33,7 @@ class Convolution:
 
     Sizes are elements; `padding` is one (low, high) pair a spatial axis. A matrix product is a convolution
     of one tap: `kernel` is 1 along each spatial axis of src, or () where src has none. The weight's axes are
-    what the operator says, and `Kernel.weight_axes` puts them in order.
+    what the operator says; its `KernelOperand` has their order.
 
     Attributes:
         weight_per_batch: each image has a weight of its own: (batch, features, channels / groups, *kernel).

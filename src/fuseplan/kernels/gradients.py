@@ -52,7 +52,7 @@ class Gradient:
         taps = conv.kernel if any(conv.kernel[1:]) else ()  # rows have no positions
         shape = (conv.channels, *groups, conv.features, *taps)
         axes = (*range(1, 2 + len(groups)), 0, *range(2 + len(groups), len(shape)))
-        return KernelOperand(grad.key, "weight", shape, grad.dtype, "weight", axes=axes)
+        return KernelOperand(grad.key, axes, shape, grad.dtype, "weight")
 
 
 def gradient(src: TensorSpec, features: int, groups: int, window: Window, precision: str) -> Gradient:

@@ -27,6 +27,7 @@ from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
 from fuseplan.system.locks import cached_property
 
 C = TypeVar("C", bound=Centre)
+CHANNEL = (1,)  # the axes of an operand per channel
 EXACT_IN_F32 = 2**24  # indices below it
 
 
@@ -59,30 +60,49 @@ class Stage:
 class KernelOperand:
     """A tensor the kernel reads besides `src`.
 
-    `per` is `channel`, `activation`, `position`, `element`, `blocks` or `shared` of the stage that reads it,
-    `weight`, or `axes`: then it has the axes that `axes` numbers, and lies dense. `role` says where:
-    `prologue` (indexed as src is), `weight`, `between` (per channel), `epilogue` (indexed as dst is). Those
-    of attention are per `beside`: they lie as `strides` say, and their role is the operator's name for them.
-
-    `order` are the axes of the caller's tensor in the order of `shape`; () where it has them so. In kernels
-    with `over`, `axes` are its axes among the kernel's, and `strides` the places of an operand per element.
-
-    Of a weight, `axes` are the axes of `shape` in the order of `Convolution.weight_shape`; () where the
-    fields of the convolution tell it.
-
-    Per `blocks`, it lies dense with an element for each block of neighbours along `axes` of the stage's
-    tensor; `blocks` are their extents. Where `shape` is longer, its first extents are one axis.
+    Attributes:
+        key: its name in the plan.
+        axes: of the tensor that its stage is applied to, those that it has, in the order of `shape`; where
+            `shape` is longer, its first extents are one axis. Of a weight, the axes of `shape` in the order
+            of `Convolution.weight_shape`, without the kernel's where it has none: all templates order weights
+            by this, and none knows what the operator calls transposed.
+        shape: extents.
+        dtype: of its elements.
+        role: where it is read: `prologue` (with src), `weight`, `between`, `epilogue` (with dst), or what
+            attention calls it.
+        order: the axes of the caller's tensor in the order of `shape`; () where it has them so.
+        strides: elements between neighbours along `axes`, where the kernel's loops go along these: in kernels
+            with cells or parts, and of attention. () where its places follow from an element's.
+        blocks: neighbours along each of `axes` that have one element together; () where each has its own.
+        packed: it lies dense in the compute dtype; otherwise where the caller has it, as src or dst does.
     """
 
     key: str
-    per: str
+    axes: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
     role: str
     order: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
+    packed: bool = True
+
+    @property
+    def is_channel(self) -> bool:
+        """Whether it has one element for each channel."""
+        return self.axes == CHANNEL and not self.strides
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether its places are those of an image: it is the same for all images, and not for a channel."""
+        is_plain = self.packed and self.role != "weight" and not (self.strides or self.blocks)
+        return is_plain and 0 not in (self.axes or (0,)) and not self.is_channel
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether an element's place tells its own by division alone: blocks, or some axes with the first."""
+        is_plain = self.packed and self.role != "weight"
+        return is_plain and bool(self.blocks or (0 in self.axes and not self.strides))
 
     @property
     def size(self) -> int:
@@ -96,23 +116,26 @@ class KernelOperand:
 
     def told(self, is_open: bool) -> str:
         """All fields in one line; a star for the first axis of an open one."""
-        per = " ".join([self.per, *(listed(each) for each in (self.axes, self.blocks) if each)])
-        return f"{self.key}: {self.role} per {per} {_lies(self, is_open)}"
+        along = (
+            f"{listed(self.axes)} in blocks of {listed(self.blocks)}" if self.blocks else listed(self.axes)
+        )
+        where = "" if self.packed else ", in place"
+        return f"{self.key}: {self.role} along axes ({along}) {_lies(self, is_open)}{where}"
 
 
 @dataclass(frozen=True)
 class Output:
     """A tensor the kernel writes besides `dst`.
 
-    One that is saved has the value `after` the stage of that step, per element, and lies as dst does, or in
-    kernels with `over` as its `strides` say.
+    One that is saved has the value `after` the stage of that step, and lies as dst does, or in kernels with
+    cells as its `strides` say. `axes` are those of src that it has.
     Any other is made of statistics: `expression` is over names of reductions, operands that have no more
     elements, parameters and, where the result is `updated`, its own key: the value from before. It lies dense
     in logical order.
     """
 
     key: str
-    per: str
+    axes: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: str
     expression: Scalar
@@ -129,7 +152,8 @@ class Output:
         """All fields in one line; a star for the first axis of an open one."""
         sign = "updated to" if self.updated else "="
         after = "" if self.after is None else f" after operator {self.after}"
-        return f"{self.key} {sign} {text(self.expression)}{after}: per {self.per} {_lies(self, is_open)}"
+        where = f"along axes ({listed(self.axes)}) {_lies(self, is_open)}"
+        return f"{self.key} {sign} {text(self.expression)}{after}: {where}"
 
 
 @dataclass(frozen=True)
@@ -227,7 +251,7 @@ class Kernel(Opened):
         """
         made = {"x"} | {output.key for output in self.saved.values()}
         sizes = {"src": self.src.nbytes}
-        sizes |= {operand.key: operand.nbytes for operand in self.operands if operand.per == "element"}
+        sizes |= {operand.key: operand.nbytes for operand in self.operands if not operand.packed}
         before = {"src"}.union(*(leaves_of(stage.expression) for stage in self.prologue))
         passes = [*(each.expressions for each in self.statistics), self.last_formulas]
         used = [frozenset().union(*map(leaves_of, formulas)) for formulas in passes]
@@ -305,26 +329,10 @@ class Kernel(Opened):
         """The contraction's operand; KeyError in a pointwise kernel, and in a pool's."""
         return {operand.role: operand for operand in self.operands}["weight"]
 
-    @property
-    def weight_axes(self) -> tuple[int, ...]:
-        """The axes of the weight's logical shape in the order of `contraction.weight_shape`.
-
-        That is image where each has a weight of its own, features, channels of a group, then the kernel's
-        axes where the operand has them: a matrix product's has none, whatever the rank of src. All templates
-        order weights by this, so none knows what the operator calls transposed.
-        """
-        if self.weight.axes:
-            return self.weight.axes
-        images = int(self.contraction.weight_per_batch)
-        axes = list(range(len(self.weight.shape)))
-        if self.contraction.weight_transposed:
-            axes[images], axes[images + 1] = axes[images + 1], axes[images]
-        return tuple(axes)
-
     def canonical_weight(self, array: NDArray[Any]) -> NDArray[Any]:
         """The weight, an array of its operand's logical shape, as one of `contraction.weight_shape`."""
         logical = array.reshape(self.weight.shape)
-        return logical.transpose(self.weight_axes).reshape(self.contraction.weight_shape)
+        return logical.transpose(self.weight.axes).reshape(self.contraction.weight_shape)
 
     def shape_of(self, operand: KernelOperand) -> TensorSpec:
         """The tensor that the operand's stage is applied to: src before the contraction, dst after."""

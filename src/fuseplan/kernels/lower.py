@@ -54,17 +54,7 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
         return _normalization(steps, before, centre, after)
     if centre.op.is_gradient:
         return _weight_gradient(steps, before, centre, after)
-    if any(step.op.has_parts for step in after):
-        return _gated(steps, centre)
-    return replace(
-        _kernel(steps, before, after),
-        centre=_convolution(centre),
-        operands=(
-            *_operands(before, "prologue"),
-            *_operands((centre,), "weight"),
-            *_operands(after, "epilogue"),
-        ),
-    )
+    return _contraction(steps, before, centre, after)
 
 
 def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Kernel:
@@ -73,13 +63,11 @@ def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Ke
     assert isinstance(op, Attention)  # by its kind
     kernel = _kernel(steps, (), after)
     beside = [
-        KernelOperand(
-            each.key, each.per, each.shape, each.dtype, each.name, strides=each.spec.element_strides
-        )
+        replace(_operand(each, centre.src, each.name), strides=each.spec.element_strides)
         for each in centre.operands
         if each.spec is not None
     ]
-    made = (_result(each, leaf(each.key)) for each in centre.results)
+    made = (_result(each, centre.src, leaf(each.key)) for each in centre.results)
     return replace(
         kernel,
         centre=op.attend(centre.src),
@@ -109,24 +97,31 @@ def _pointwise(steps: Sequence[Step]) -> Kernel:
         return _kernel(steps, (), steps)
     before, after = steps[: parted.index], steps[parted.index :]
     operands = tuple(
-        _operand(_along(each), step.src, "prologue" if step in before else "epilogue")
+        _roaming(each, step.src, "prologue" if step in before else "epilogue")
         for step in steps
         for each in step.operands
     )
     return replace(_kernel(steps, before, after), parts=split_of(parted), operands=operands)
 
 
-def _gated(steps: Sequence[Step], centre: Step) -> Kernel:
-    """A contraction whose result is read in parts; elementwise operators may stand between the two."""
-    parted = next(step for step in steps if isinstance(step.op, Parted))
-    before, behind = steps[: centre.index], steps[parted.index :]
-    between = steps[centre.index + 1 : parted.index]
-    roles = ((before, "prologue"), ((centre,), "weight"), (between, "between"), (behind, "epilogue"))
+def _contraction(
+    steps: Sequence[Step], before: Sequence[Step], centre: Step, after: Sequence[Step]
+) -> Kernel:
+    """A contraction; where its result is read in parts, elementwise operators may stand between the two."""
+    parted = next((step for step in after if step.op.has_parts), None)
+    meeting = centre.index + 1 if parted is None else parted.index
+    between, behind = steps[centre.index + 1 : meeting], steps[meeting:]
+    made = _convolution(centre)
     return replace(
         _kernel(steps, before, behind),
-        centre=_convolution(centre),
-        operands=tuple(each for some, role in roles for each in _operands(some, role)),
-        parts=split_of(parted),
+        centre=made,
+        operands=(
+            *_operands(before, "prologue"),
+            *_weights(centre, made),
+            *_operands(between, "between"),
+            *_operands(behind, "epilogue"),
+        ),
+        parts=None if parted is None else split_of(parted),
         between=tuple(map(_stage, between)),
     )
 
@@ -160,11 +155,6 @@ def split_of(step: Step) -> Split:
     return replace(split, axis=step.src.canonical_order.index(split.axis))
 
 
-def _along(operand: Operand) -> Operand:
-    """The operand by its axes, of which parts are read one by one."""
-    return operand if operand.per in ("element", "shared") else replace(operand, per="axes")
-
-
 def _rounded_once(stages: tuple[Stage, ...], dtype: str) -> tuple[Stage, ...]:
     """The stages, the last one without its own rounding to the dtype, which the store does."""
     if not stages or CASTS.get(stages[-1].expression.fn) != dtype:
@@ -185,21 +175,29 @@ def _normalization(
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
     formulas = op.result_formulas(centre.leaves, centre.src)
+    per = op.per if kernel.src.rank > 2 else "channel"  # an image of one position
     return replace(
         kernel,
-        centre=replace(made, over=reduced_axes(op.per, kernel.src.rank), per=op.per),
-        outputs=(*(_result(each, formulas[each.name]) for each in centre.results), *kernel.outputs),
+        centre=replace(made, over=reduced_axes(per, kernel.src.rank), per=per),
+        outputs=(
+            *(_result(each, centre.src, formulas[each.name]) for each in centre.results),
+            *kernel.outputs,
+        ),
     )
 
 
 def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
     """The kernel of one image whose channels are rows, and whose positions are a row's elements."""
-    given = [(each, step.src) for step in steps for each in step.operands]
+    src = steps[0].src
+    places = [2 if axis == src.channel_axis else 1 for axis in range(src.rank)]
+    given = _operands(steps, "epilogue", places)
     return replace(
         kernel,
-        src=rows_of(steps[0].src),
+        src=rows_of(src),
         dst=rows_of(steps[-1].dst),
-        operands=tuple(_row_operand(each, src) for each, src in given),
+        operands=tuple(
+            replace(each, axes=()) if each.axes == (2,) and each.size == 1 else each for each in given
+        ),
         outputs=tuple(replace(each, shape=steps[-1].dst.shape) for each in kernel.outputs),
     )
 
@@ -235,7 +233,12 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         centre=Reduction(kernel.statistics, over, op.per, index),
         epilogue=(replace(first, op_text=operator_text(op.numbered(over), parameters=False)), *others),
         operands=tuple(
-            _placed(each, step, behind if step.index > centre.index else places, step.index < centre.index)
+            _placed(
+                each,
+                step,
+                "prologue" if step.index < centre.index else "epilogue",
+                behind if step.index > centre.index else places,
+            )
             for step in steps
             for each in step.operands
         ),
@@ -259,48 +262,13 @@ def _lying(made: Output, step: Step, centre: Step, places: Sequence[int], behind
     return replace(made, shape=spec.shape, strides=spec.element_strides)
 
 
-def _placed(made: Operand, step: Step, places: Sequence[int], is_before: bool) -> KernelOperand:
+def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
     """An operand of a kernel whose statistics are over any axes: `places` are the axes of the step's src."""
-    axes = [places[axis] for axis in made.axes]
-    order = tuple(sorted(range(len(axes)), key=lambda place: axes[place]))
-    strides = [step.dst.element_strides[axis] for axis in made.axes] if made.per == "element" else []
-    return KernelOperand(
-        made.key,
-        _along(made).per,
-        tuple(made.shape[place] for place in order) or made.shape,
-        made.dtype,
-        "prologue" if is_before else "epilogue",
-        () if order == tuple(range(len(order))) else order,
-        tuple(axes[place] for place in order),
-        tuple(strides[place] for place in order) if strides else (),
-        (made.block,) if made.per == "block" else (),
-    )
-
-
-def _operand_of_rows(made: Operand, src: TensorSpec) -> KernelOperand:
-    """What is per row of the plan is per channel; blocks have axes 1 and 2. Rows are in storage order."""
-    order = tuple(sorted(range(src.rank - 1), key=lambda axis: -src.element_strides[axis]))
-    per, order = ("channel", order) if made.per == "row" else ("blocks", (*order, src.rank - 1))
-    is_plain = order == tuple(range(len(order)))
-    lowered = KernelOperand(
-        made.key,
-        per,
-        tuple(made.shape[axis] for axis in order) if made.axes else made.shape,
-        made.dtype,
-        "epilogue",
-        () if is_plain else order,
-    )
-    return lowered if per == "channel" else replace(lowered, axes=(1, 2), blocks=(1, made.block))
-
-
-def _row_operand(made: Operand, src: TensorSpec) -> KernelOperand:
-    """What is per channel of the plan is per position of a row, and shared in rows of one element."""
-    if made.per in ("element", "shared"):
-        return KernelOperand(made.key, made.per, made.shape, made.dtype, "epilogue")
-    if made.per in ("row", "block"):
-        return _operand_of_rows(made, src)
-    per = "position" if made.shape != (1,) else "shared"
-    return KernelOperand(made.key, per, made.shape, made.dtype, "epilogue")
+    lowered = _operand(made, step.src, role, places)
+    strides = dense(lowered.shape, range(len(lowered.shape)))
+    if not lowered.packed:
+        strides = tuple(step.dst.element_strides[axis] for axis in lowered.order or range(len(strides)))
+    return replace(lowered, strides=strides if lowered.axes else ())
 
 
 def rows_of(spec: TensorSpec) -> TensorSpec:
@@ -316,35 +284,69 @@ def rows_of(spec: TensorSpec) -> TensorSpec:
     return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
-def _result(made: Result, formula: Scalar) -> Output:
-    return Output(made.key, made.per, made.shape, made.dtype, formula, made.updated)
+def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:
+    axes = tuple(sorted(src.canonical_order.index(axis) for axis in made.axes))
+    return Output(made.key, axes, made.shape, made.dtype, formula, made.updated)
 
 
 def _saved(step: Step) -> Output:
     (made,) = step.results
-    return Output(made.key, "element", step.dst.canonical.shape, step.dst.dtype, leaf("x"), after=step.index)
+    dst = step.dst.canonical
+    return Output(made.key, tuple(range(dst.rank)), dst.shape, dst.dtype, leaf("x"), after=step.index)
 
 
-def _operands(steps: Sequence[Step], role: str) -> Iterator[KernelOperand]:
+def _operands(
+    steps: Sequence[Step], role: str, places: Sequence[int] | None = None
+) -> Iterator[KernelOperand]:
     for step in steps:
         for each in step.operands:
-            yield _operand(each, step.src, role)
+            yield _operand(each, step.src, role, places)
 
 
-def _operand(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
-    """The operand with its axes in the order n, c, spatial."""
-    if made.per == "axes":
-        axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
-        return KernelOperand(made.key, made.per, made.shape, made.dtype, role, axes=axes)
-    order = tuple(made.axes.index(axis) for axis in src.canonical_order if axis in made.axes)
-    lowered = KernelOperand(made.key, made.per, made.shape, made.dtype, role)
-    if order != tuple(range(len(order))):
-        lowered = replace(lowered, shape=tuple(made.shape[axis] for axis in order), order=order)
-    if made.per not in ("row", "block"):
+def _operand(made: Operand, src: TensorSpec, role: str, places: Sequence[int] | None = None) -> KernelOperand:
+    """The operand with its axes in the kernel's order.
+
+    Args:
+        made: the plan's.
+        src: of the operator that takes it.
+        role: of the kernel's.
+        places: the kernel's axis of each of src's; n, c, spatial unless given.
+    """
+    where = [src.canonical_order.index(axis) for axis in range(src.rank)] if places is None else places
+    steps = src.element_strides
+    order = sorted(range(len(made.axes)), key=lambda at: (where[made.axes[at]], -steps[made.axes[at]]))
+    axes = tuple(dict.fromkeys(where[made.axes[at]] for at in order))
+    blocks = tuple(made.block if axis == where[src.channel_axis] else 1 for axis in axes)
+    return KernelOperand(
+        made.key,
+        axes,
+        tuple(made.shape[at] for at in order) or made.shape,
+        made.dtype,
+        role,
+        () if order == list(range(len(order))) else tuple(order),
+        blocks=blocks if made.block > 1 else (),
+        packed=made.spec is None,
+    )
+
+
+def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
+    """The operand where an axis is read in parts: it lies in the plan's order, and has strides."""
+    lowered = _operand(made, src, role)
+    if not (lowered.packed and lowered.axes):
         return lowered
-    axes = tuple(place for place, axis in enumerate(src.canonical_order) if axis in made.axes)
-    blocks = tuple(made.block if place == 1 else 1 for place in axes)
-    return replace(lowered, per="blocks", axes=axes, blocks=blocks)
+    axes = tuple(src.canonical_order.index(axis) for axis in made.axes)
+    return replace(
+        lowered, axes=axes, shape=made.shape, order=(), strides=dense(made.shape, range(len(axes)))
+    )
+
+
+def _weights(step: Step, of: Convolution) -> Iterator[KernelOperand]:
+    """The second factor, where there is one."""
+    for each in _operands((step,), "weight"):
+        axes, images = list(range(len(each.shape))), int(of.weight_per_batch)
+        if of.weight_transposed:
+            axes[images], axes[images + 1] = axes[images + 1], axes[images]
+        yield replace(each, axes=tuple(axes))
 
 
 def _stage(step: Step) -> Stage:

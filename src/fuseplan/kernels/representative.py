@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuseplan.errors import PlanError, Unsupported
-from fuseplan.language.declarations import IN_PLACE, Operand, Result
+from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim, first_refusal
@@ -64,7 +64,7 @@ def _claims(plan: FusionPlan) -> Iterator[Claim]:
         given: tuple[Operand | Result, ...] = (*step.operands, *step.results)
         for each in given:
             got = f"`{each.key}` has open axes, and is packed for a number of elements"
-            is_read_there = isinstance(each, Result) or each.per in IN_PLACE or OPEN not in each.shape
+            is_read_there = isinstance(each, Result) or each.spec is not None or OPEN not in each.shape
             yield claim(is_read_there, Reason.OPEN_AXES, got=got, operator=step.index)
     try:
         merged = numbered(plan, _PROBE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.convolution import Convolution
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
 from fuseplan.kernels.target import Target
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Accuracy = str | float  # "default", "strict", or the largest `error_bound` allowed
 
-_SMALL = ("channel", "shared")  # operands that are read again for each part
+_SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
 _CENTRES = (
     (Attend, Reason.ATTENTION_IN_POINTWISE),
     (Convolution, Reason.CONTRACTION_IN_POINTWISE),
@@ -99,7 +99,7 @@ def _parts_claims(kernel: Kernel, *, gated: bool) -> Iterator[Claim]:
     parted = kernel.epilogue[0] if split else None
     at, text = (parted.step, parted.op_text) if parted else (None, None)
     yield claim(split is None or is_gate, Reason.PARTS_OF_FEATURES, got=text, operator=at)
-    large = {each.key for each in kernel.operands if each.role == "between" and each.per not in _SMALL}
+    large = {each.key for each in kernel.operands if each.role == "between" and each.axes not in _SMALL}
     met = [each for each in kernel.between if each.saves or large & leaves_of(each.expression)]
     at, text = (met[0].step, met[0].op_text) if met else (None, None)
     yield claim(not met, Reason.OPERANDS_BETWEEN, got=text, operator=at)
@@ -115,9 +115,8 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
     early = next((stage for stage in kernel.prologue if stage.saves), None)
     at, told = (None, None) if early is None else (early.step, early.op_text)
     yield claim(early is None, Reason.SAVED_PROLOGUE, got=told, operator=at)
-    inner = {
-        op.key for op in kernel.operands if op.role == "prologue" and op.per in ("element", "activation")
-    }
+    early_operands = (each for each in kernel.operands if each.role == "prologue")
+    inner = {each.key for each in early_operands if each.is_inside or not each.packed}
     readers = (stage.step for stage in kernel.prologue if inner & leaves_of(stage.expression))
     yield claim(
         not inner or kernel.src.layout is not None,
@@ -129,7 +128,7 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
 
 def block_claim(kernel: Kernel) -> Claim:
     """No operand has one element for a block of neighbours."""
-    keys = {operand.key for operand in kernel.operands if operand.blocks}
+    keys = {each.key for each in kernel.operands if each.is_scattered}
     stages = (*kernel.prologue, *kernel.epilogue)
     readers = (stage.step for stage in stages if keys & leaves_of(stage.expression))
     return claim(not keys, Reason.BLOCKS, got=", ".join(sorted(keys)) or None, operator=next(readers, None))

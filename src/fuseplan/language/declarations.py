@@ -45,8 +45,7 @@ PER: dict[str, Callable[[TensorSpec], tuple[int, ...]]] = {
     "shared": lambda src: (),
 }
 SAMPLE_TENSORS = ("f32[3x5]", "f32[2x3x7]", "f32[2x5x3x7, nhwc]", "f32[1x3x3x2x5]")
-IN_PLACE = ("element", "beside")  # read where the caller has them; the others are packed
-IN_SRC_DTYPE = ("weight", *IN_PLACE)  # the other operands are few, and kept in the compute dtype
+IN_SRC_DTYPE = ("weight", "element", "beside")  # the other operands are few, and kept in the compute dtype
 
 
 @dataclass(frozen=True)

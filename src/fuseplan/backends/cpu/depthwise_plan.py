@@ -84,9 +84,8 @@ class Plan:
     def _is_read_in_place(self) -> bool:
         """Whether reading src at each tap, with the prologue, costs less than a copy of it."""
         cost = sum(functions(stage.expression) for stage in self.kernel.prologue)
-        element = any(
-            op.role == "prologue" and op.per in ("element", "activation") for op in self.kernel.operands
-        )
+        early = (each for each in self.kernel.operands if each.role == "prologue")
+        element = any(each.is_inside or not each.packed for each in early)
         if _needs_padding(self.conv) or self.kernel.src.element_strides[1] != 1:
             return False
         return cost <= (_PROLOGUE if self.grouping.products == 1 else 0) and not element

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import prod
 
 from fuseplan.backends import blocks
 from fuseplan.backends.cpu import dialect, storage
@@ -25,6 +24,7 @@ from fuseplan.system.locks import cached_property
 # `gelu` written out, and 0.3 s for them as a function; the kernel is as fast.
 _WRITTEN_OUT = 48
 _X = leaf("x")
+Seen = Callable[[KernelOperand], tuple[int, ...]]  # the axes that an operand has for those who read it
 
 
 @dataclass(frozen=True)
@@ -240,24 +240,22 @@ class Formulas:
         """The elements that a leaf names in an operand."""
         b, (key, _) = self.b, part_of(name)
         operand, pointer = self._operands[key], self._pointers[key]
-        if operand.per == "axes":
+        if operand.strides:
             where, step = place.others[key]
             where = where + self._start(operand, name)
             if not step:
                 return b.broadcast(pointer, where)
             return storage.read_at(b, operand.dtype, pointer, where, place.count, step)
-        if operand.per == "element":
+        if not operand.packed:
             return storage.read_at(b, operand.dtype, pointer, place.element, place.count, place.step)
-        if operand.per == "activation":
-            image = prod(self._spec.shape[1:])
-            inside = place.element % image if place.inside is None else place.inside
-            return b.load_first(b.at(pointer, inside), place.count, b.vector)
-        if operand.per == "position":
-            inside = place.element if place.inside is None else place.inside
-            return b.load_first(b.at(pointer, inside % operand.size), place.count, b.vector)
-        if operand.per == "blocks":
+        if operand.is_scattered:
             return self._gathered(operand, pointer, place)
-        if operand.per == "shared":
+        if operand.is_inside:
+            inside = place.element if place.inside is None else place.inside
+            is_whole = 1 in operand.axes and place.inside is not None
+            inside = inside if is_whole else inside % operand.size
+            return b.load_first(b.at(pointer, inside), place.count, b.vector)
+        if not operand.axes:
             return b.broadcast(pointer)
         if place.along_channels:
             return b.load_first(b.at(pointer, place.channel), place.count, b.vector)

@@ -57,15 +57,13 @@ def _with_axes(spec: TensorSpec, spatial: tuple[int, int]) -> TensorSpec:
 
 
 def _in_lines(operand: KernelOperand, shape: tuple[int, ...]) -> KernelOperand:
-    """An image of a matrix is a row: what is per activation is per channel, and a row has three axes."""
-    if operand.per == "activation":
-        return replace(operand, per="channel")
-    if operand.per != "blocks":
+    """A row has three axes."""
+    if not operand.is_scattered:
         return operand
     images, _, *lines = shape
     return replace(
         operand,
         shape=(images, *lines, *operand.shape[1:]),
         axes=(0, 2, 3, *operand.axes[1:]),
-        blocks=(1, 1, *operand.blocks),
+        blocks=operand.blocks and (1, 1, *operand.blocks),
     )

@@ -26,14 +26,14 @@ class CpuTemplate(Template):
             ValueError: the operand is per element, or a weight of which the template does not say it.
         """
         if operand.role == "weight":
-            steps = (Transpose(kernel.weight_axes), *self.weight_steps(kernel, target))
+            steps = (Transpose(operand.axes), *self.weight_steps(kernel, target))
             return Packing(operand.shape, kernel.compute_dtype, steps)
-        if operand.per not in ("channel", "activation", "position", "axes", "blocks", "shared"):
-            raise ValueError(f"operand {operand.key} is per {operand.per}: only its template can pack it")
+        if not operand.packed:
+            raise ValueError(f"operand {operand.key} lies as dst does: only its template can pack it")
         ordered: tuple[Step, ...] = ()
-        if operand.per == "activation":
+        if operand.is_inside and 1 in operand.axes:
             ordered = (Transpose(storage_axes(kernel.shape_of(operand))),)
-        if operand.role == "between" and operand.per == "channel" and kernel.parts:
+        if operand.role == "between" and operand.is_channel and kernel.parts:
             ordered = gates_beside(kernel.parts, kernel.parts.extent, kernel.parts.extent)
         width = lanes(kernel, target)
         padded = (Reshape((operand.size,)), Pad((-(-operand.size // width) * width,)))

@@ -110,9 +110,9 @@ class Walk:
 
 def walk(kernel: Kernel) -> Walk:
     """The walk for a kernel without a contraction whose dst is dense, or over the places of its parts."""
-    uses = {operand.per for operand in kernel.operands}
-    axes = merged(_axes(kernel, "activation" in uses, "channel" in uses))
-    if not axes or axes[-1].image not in (0, 1) or ("activation" in uses and axes[-1].image == 0):
+    has_images = any(operand.is_inside for operand in kernel.operands)
+    axes = merged(_axes(kernel, has_images, any(operand.is_channel for operand in kernel.operands)))
+    if not axes or axes[-1].image not in (0, 1) or (has_images and axes[-1].image == 0):
         # Lanes cannot lie along the batch where an operand is the same for all of it.
         axes.append(Axis(1, 1, 1, others=(0,) * len(roaming(kernel))))
     run, around = axes[-1], axes[:-1]
@@ -135,7 +135,7 @@ def repeat(path: Walk, width: int, room: int, vectors: int) -> int:
 def roaming(kernel: Kernel) -> list[tuple[End, KernelOperand]]:
     """The operands with axes of their own, each with the end of the kernel that it is applied at."""
     by_role = {end.role: end for end in ends(kernel)}
-    return [(by_role[each.role], each) for each in kernel.operands if each.per == "axes"]
+    return [(by_role[each.role], each) for each in kernel.operands if each.strides]
 
 
 def _axes(kernel: Kernel, activation: bool, channel: bool) -> list[Axis]:

@@ -15,7 +15,7 @@ from fuseplan.kernels.emit import Source
 from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.language.attend import Attend
-from fuseplan.language.declarations import PER, broadcast
+from fuseplan.language.declarations import broadcast
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
 from fuseplan.language.reduction import INDEX, NUMPY_JOINS, indices, reduce
@@ -72,7 +72,7 @@ class Interpreter:
 
     def _attend(self, attention: Attend, x: Array, leaves: dict[str, Any]) -> Array:
         """The centre's result with the axes of src; the logarithms of its sums become a leaf."""
-        given = {each.role: leaves[each.key] for each in self.kernel.operands if each.per == "beside"}
+        given = {each.role: leaves[each.key] for each in self.kernel.operands if each.strides}
         given["query"] = x.transpose(0, 2, 3, 1)  # b, h, s, d
         dst = np.empty((*given["query"].shape[:3], attention.features))
         sums = np.empty(dst.shape[:3])
@@ -106,34 +106,30 @@ class Interpreter:
 
     def _operand(self, operand: KernelOperand, address: int) -> Array:
         """Elements lie as the caller has them, everything else as `pack` left it."""
-        if operand.strides:
+        if operand.strides and not operand.packed:
             lying = KernelTensor(operand.shape, operand.dtype, strides=operand.strides)
             return self._spread(_read(lying, address), operand)
-        if operand.per == "element":
+        if not operand.packed:
             return _read(_lying(self.kernel.shape_of(operand), operand), address)
         steps = dense(operand.shape, range(len(operand.shape)))
         packed = Buffer(address, operand.shape, self.kernel.compute_dtype, steps, True, None).numpy()
         return self._spread(packed.astype(np.float64), operand)
 
-    def _spread(self, values: Array, of: KernelOperand | Output) -> Array:
-        """An array with as many axes as src; a weight as it is."""
-        if of.per in ("weight", "beside"):
+    def _spread(self, values: Array, of: KernelOperand) -> Array:
+        """An array with as many axes as src; a weight and what is beside src as they are."""
+        if of.role not in ("prologue", "between", "epilogue"):
             return values
-        spec = self.kernel.shape_of(of) if isinstance(of, KernelOperand) else self.kernel.src
-        if isinstance(of, KernelOperand) and of.per == "blocks":
-            first = len(of.shape) - len(of.axes) + 1
-            return broadcast(values.reshape(-1, *of.shape[first:]), spec.shape, of.axes, max(of.blocks))
-        if isinstance(of, KernelOperand) and of.axes:
-            order = np.argsort(of.axes)
-            return broadcast(values.transpose(order), spec.shape, tuple(sorted(of.axes)))
-        return broadcast(values if of.per != "channel" else values.reshape(-1), spec.shape, PER[of.per](spec))
+        inner = of.shape[len(of.shape) - len(of.axes) + 1 :]  # the extents in front of them are one axis
+        ordered = values.reshape(-1, *inner).transpose(np.argsort(of.axes or (0,)))
+        shape = self.kernel.shape_of(of).shape
+        return broadcast(ordered, shape, sorted(of.axes), max(of.blocks, default=1))
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
-        lying = Buffer(
-            address, result.shape, result.dtype, dense(result.shape, range(len(result.shape))), False, None
-        ).numpy()
-        old = {result.key: self._spread(lying, result)} if result.updated else {}
+        steps = dense(result.shape, range(len(result.shape)))
+        lying = Buffer(address, result.shape, result.dtype, steps, False, None).numpy()
+        spread = broadcast(lying, self.kernel.src.shape, result.axes)
+        old = {result.key: spread} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)

@@ -13,7 +13,7 @@ from fuseplan.backends.triton import dialect
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot
-from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
+from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand, Stage
 from fuseplan.language.parts import part_of
 from fuseplan.scalar import Scalar, leaves_of
 
@@ -118,7 +118,7 @@ class Elementwise:
         return {
             key: self.text.let(key, self._load(argument(Slot("operand", key)), place.element, place.mask))
             for key, operand in self._operands.items()
-            if operand.per == "element"
+            if not operand.packed
         }
 
     def prepare(self, channel: str, channel_mask: str = "", stages: Sequence[Stage] | None = None) -> Known:
@@ -143,7 +143,7 @@ class Elementwise:
     @property
     def has_channels(self) -> bool:
         """Whether an operand is per channel."""
-        return any(operand.per == "channel" for operand in self._operands.values())
+        return any(operand.is_channel for operand in self._operands.values())
 
     def spread(self, known: Known, which: str, stages: Sequence[Stage] | None = None) -> Known:
         """What `prepare` made of a vector of channels, for elements whose channel is `which` of them.
@@ -338,28 +338,26 @@ class Elementwise:
         if name in held:
             return self._storage.widen(operand.dtype, held[name], name)
         pointer = argument(Slot("operand", key))
-        if operand.per == "axes":
+        if operand.strides:
             start = self._end.start(operand, name, self._number)
             at = f"{place.others[key]} + {start}" if start else place.others[key]
             made = self.text.let(key, self._load(pointer, at, place.mask))
             if key != name:
                 self.given[name] = made  # all parts that are made read the same
             return made
-        if operand.per == "shared":
+        if not operand.axes:
             return self.text.let(name, f"{self.namespace}.load({pointer})")
-        mask = place.channel_mask if operand.per == "channel" else place.mask
+        mask = place.channel_mask if operand.is_channel else place.mask
         loaded = self.text.let(name, self._load(pointer, self._at(operand, place), mask))
-        return self._storage.widen(operand.dtype, loaded, name) if operand.per == "element" else loaded
+        return loaded if operand.packed else self._storage.widen(operand.dtype, loaded, name)
 
     def _at(self, operand: KernelOperand, place: Place) -> str:
         """Where an operand's element lies from its first."""
-        if operand.per == "channel":
+        if operand.is_channel:
             return place.channel
-        if operand.per == "activation":
-            return place.inside
-        if operand.per == "position":
-            return f"({place.inside}) % {operand.size}"
-        return self._blocked(operand, place.element) if operand.per == "blocks" else place.element
+        if operand.is_inside:
+            return place.inside if 1 in operand.axes else f"({place.inside}) % {operand.size}"
+        return self._blocked(operand, place.element) if operand.is_scattered else place.element
 
     def _blocked(self, operand: KernelOperand, element: str) -> str:
         """Where the element of an operand lies that has some axes, or blocks of neighbours along them."""
@@ -378,7 +376,7 @@ class Elementwise:
 def _numbers(kernel: Kernel) -> dict[str, KernelOperand]:
     """What reductions make, as if each were an operand per channel: it differs between channels alone."""
     names = [name for reduction in kernel.statistics for name in reduction.names]
-    return {name: KernelOperand(name, "channel", (), kernel.compute_dtype, "epilogue") for name in names}
+    return {name: KernelOperand(name, CHANNEL, (), kernel.compute_dtype, "epilogue") for name in names}
 
 
 def _leaves(node: Scalar) -> Iterator[Scalar]:

@@ -145,7 +145,7 @@ def _word(conv: Convolution) -> str:
 def _is_matmul(kernel: Kernel) -> bool:
     """Whether there is a weight that has no axes for taps."""
     conv = kernel.contraction
-    return conv.pool is None and len(kernel.weight_axes) - conv.weight_per_batch == 2
+    return conv.pool is None and len(kernel.weight.axes) - conv.weight_per_batch == 2
 
 
 def _sizes(sizes: Sequence[int | tuple[int, int]]) -> str:

@@ -24,9 +24,9 @@ class GpuTemplate(Template):
         if operand.role == "weight":
             return self.packed_weight(kernel)
         ordered: tuple[Step, ...] = ()
-        if operand.per == "activation":
+        if operand.is_inside and 1 in operand.axes:
             ordered = (Transpose(storage_axes(kernel.shape_of(operand))),)
-        if operand.role == "between" and operand.per == "channel" and kernel.parts:
+        if operand.role == "between" and operand.is_channel and kernel.parts:
             ordered = gates_beside(kernel.parts, kernel.parts.extent, 1)
         return Packing(operand.shape, kernel.compute_dtype, ordered)
 

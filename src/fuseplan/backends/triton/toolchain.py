@@ -14,7 +14,6 @@ from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
-from fuseplan.language.declarations import IN_PLACE
 from fuseplan.language.dtypes import dtype_of
 
 REMEDY = installing("triton", "torch", f"'triton>={versions.OLDEST}'")
@@ -163,4 +162,4 @@ def _element(slot: Slot, kernel: Kernel, template: Template, target: Target) -> 
     if slot.kind != "operand":
         return (kernel.src if slot.kind == "src" else kernel.dst).dtype
     operand = kernel.operand(slot.key)
-    return operand.dtype if operand.per in IN_PLACE else template.packing(kernel, target, operand).dtype
+    return template.packing(kernel, target, operand).dtype if operand.packed else operand.dtype

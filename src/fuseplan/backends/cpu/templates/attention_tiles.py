@@ -72,7 +72,7 @@ class AttentionTiles:
         self.block = knobs.tiles * self.width
         self.blocks = -(-self.heads.rows // self.block)
         self.sums = min(MOST, (target.vector_registers - 1) // knobs.vectors - 1)
-        self.beside = {each.role: each for each in kernel.operands if each.per == "beside"}
+        self.beside = {each.role: each for each in kernel.operands if each.strides}
         self.padded = -(-self.made.features // self.lanes) * self.lanes
         self.rooms, self.size = self._rooms()
 

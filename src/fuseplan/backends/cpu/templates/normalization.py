@@ -80,7 +80,7 @@ class Normalization(NormalizationKnobs):
         kept = self.whole and _held(self, kernel, target) <= _kept_bytes(self._shape(kernel, target), target)
         written = kernel.written_bytes
         operands = kernel.minimum_bytes - kernel.src.nbytes - written
-        small = operands - sum(each.nbytes for each in kernel.operands if each.per == "element")
+        small = operands - sum(each.nbytes for each in kernel.operands if not each.packed)
         passes = sum(sum(read.values()) for read in kernel.read_in_passes)
         partial = 0 if self.whole else self._partial_bytes(kernel, target)
         return Traffic((_moved(kernel) if kept else passes) + small, written, partial)

@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from fuseplan.backends.cpu import storage
-from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
+from fuseplan.backends.cpu.elementwise import Formulas, Place, Seen, finish
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.lanes import widened
@@ -16,7 +16,7 @@ from fuseplan.backends.cpu.loops import batches, by_length, larger, streamed, un
 from fuseplan.backends.cpu.templates.normalization_shape import TILE, Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
-from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.kernels.kernel import CHANNEL, KernelOperand
 from fuseplan.language.reduction import Moments, Sums
 from fuseplan.scalar import Scalar
 
@@ -60,7 +60,7 @@ class ColumnWriter(Writer):
         }
         return max(len(each.nodes) for each in (*self.passes, *self.pivot_passes.values()))
 
-    def _pass(self, formulas_of: Callable[[Callable[[KernelOperand], str]], Formulas]) -> _Pass:
+    def _pass(self, formulas_of: Callable[[Seen], Formulas]) -> _Pass:
         images = self.shape.images
         formulas, by_channel = formulas_of(_by_column if images else _as_it_is), formulas_of(_as_it_is)
         spread = by_channel.invariants(channel=True) if images else []
@@ -275,10 +275,10 @@ def _tree(values: list[Value]) -> Value:
     return values[0]
 
 
-def _by_column(operand: KernelOperand) -> str:
-    """A column is a place of an image: what is per activation is found by column."""
-    return "channel" if operand.per == "activation" else operand.per
+def _by_column(operand: KernelOperand) -> tuple[int, ...]:
+    """A column is a place of an image: an operand of images is found by column."""
+    return CHANNEL if operand.is_inside and 1 in operand.axes else operand.axes
 
 
-def _as_it_is(operand: KernelOperand) -> str:
-    return operand.per
+def _as_it_is(operand: KernelOperand) -> tuple[int, ...]:
+    return operand.axes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 from fuseplan.backends.cpu import storage
 from fuseplan.backends.cpu.elementwise import Formulas, Place, finish
@@ -16,7 +15,7 @@ from fuseplan.backends.cpu.loops import by_length, steps, streamed, unaligned
 from fuseplan.backends.cpu.templates.normalization_shape import Unit
 from fuseplan.backends.cpu.templates.normalization_writer import Writer
 from fuseplan.backends.cpu.walk import offsets
-from fuseplan.kernels.kernel import KernelOperand
+from fuseplan.kernels.kernel import CHANNEL, KernelOperand
 from fuseplan.language.reduction import Moments, Sums
 
 _UNROLL = 4
@@ -43,9 +42,9 @@ class RunWriter(Writer):
         self.pivot_formulas = {number: self.first_formulas(number, self._seen) for number in self.pivots}
         return 0
 
-    def _seen(self, operand: KernelOperand) -> str:
-        """An operand per activation of one element is shared by all."""
-        return "channel" if operand.per == "activation" and prod(operand.shape) == 1 else operand.per
+    def _seen(self, operand: KernelOperand) -> tuple[int, ...]:
+        """An operand of images of one element is shared by all."""
+        return CHANNEL if operand.is_inside and 1 in operand.axes and operand.size == 1 else operand.axes
 
     # ---- tiles
 
@@ -87,7 +86,7 @@ class RunWriter(Writer):
 
     def _place(self, unit: Unit, tile: _Tile, i: Index, count: int) -> Place:
         step = self.shape.run.image
-        is_asked = any(op.per in ("activation", "position") for op in self.kernel.operands)
+        is_asked = any(op.is_inside for op in self.kernel.operands)
         inside = tile.image + i * step if is_asked else None
         return Place(tile.dst + i, unit.first, False, count, inside)
 

@@ -148,7 +148,7 @@ def can_fold(kernel: Kernel) -> bool:
     dst = kernel.dst
     if kernel.reduction.per == "activation" or dst.element_strides[1] == 1 or dst.channels == 1:
         return False
-    if any(operand.per == "position" for operand in kernel.operands):
+    if any(operand.is_inside and 1 not in operand.axes for operand in kernel.operands):
         return False  # whose lanes may not reach from one channel to the next
     columns = _ordered(_axes(kernel)[1:])
     return len(columns) == 1 and columns[0].src == 1
@@ -166,7 +166,7 @@ def _axes(kernel: Kernel) -> list[Axis]:
 
 def _places(kernel: Kernel, dst: TensorSpec) -> tuple[int, ...]:
     """A step's distance within an image, where an operand per activation asks for it."""
-    asked = any(operand.per in ("activation", "position") for operand in kernel.operands)
+    asked = any(operand.is_inside for operand in kernel.operands)
     return image_strides(dst.shape, dst.element_strides) if asked else (0,) * dst.rank
 
 

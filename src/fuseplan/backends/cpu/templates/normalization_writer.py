@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from fuseplan.backends.cpu.elementwise import Formulas, Place
+from fuseplan.backends.cpu.elementwise import Formulas, Place, Seen
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import vector
@@ -26,7 +26,7 @@ from fuseplan.backends.cpu.loops import ceil_div, share, within
 from fuseplan.backends.cpu.templates.normalization_shape import NormalizationKnobs, Shape, Unit, in_lines
 from fuseplan.backends.cpu.walk import offsets
 from fuseplan.kernels.emit import Source
-from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
+from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.target import Target
 from fuseplan.language.reduction import Moments, Sums
 from fuseplan.scalar import Scalar, leaf
@@ -54,6 +54,7 @@ class Writer(ABC):
         }
         self.names = [*(name for each in kernel.statistics for name in each.names), *self.pivots.values()]
         self.along = shape.columns and shape.fold == 1
+        self.kept = tuple(axis for axis in range(kernel.src.rank) if axis not in kernel.reduction.over)
         self._lay_out()
 
     # ---- the workspace
@@ -199,20 +200,16 @@ class Writer(ABC):
 
     # ---- formulas
 
-    def formulas(
-        self, stages: tuple[Stage, ...], expressions: tuple[Scalar, ...], seen: Callable[[KernelOperand], str]
-    ) -> Formulas:
-        """Formulas over operands, statistics and parameters; `seen` says what each operand is per."""
+    def formulas(self, stages: tuple[Stage, ...], expressions: tuple[Scalar, ...], seen: Seen) -> Formulas:
+        """Formulas over operands, statistics and parameters; `seen` says which axes each operand has."""
         kernel = self.kernel
-        made = [
-            KernelOperand(name, kernel.reduction.per, (self.shape.cells,), kernel.compute_dtype, "epilogue")
-            for name in self.names
-        ]
-        operands = [replace(each, per=seen(each)) for each in (*kernel.operands, *made, *self._old_values())]
+        cells, dtype = (self.shape.cells,), kernel.compute_dtype
+        made = [KernelOperand(name, self.kept, cells, dtype, "epilogue") for name in self.names]
+        operands = [replace(each, axes=seen(each)) for each in (*kernel.operands, *made, *self._old_values())]
         pointers = {**self.frame.operand_pointers, **self.statistics}
         return Formulas(self.b, stages, expressions, operands, kernel.parameters, pointers, kernel.dst)
 
-    def pass_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
+    def pass_formulas(self, number: int, seen: Seen) -> Formulas:
         """What a pass computes of each element: what a reduction sums, or, after the last, dst."""
         kernel = self.kernel
         if number == len(kernel.statistics):
@@ -222,17 +219,17 @@ class Writer(ABC):
             expressions = tuple(each - leaf(self.pivots[number]) for each in expressions)
         return self.formulas(kernel.prologue, expressions, seen)
 
-    def first_formulas(self, number: int, seen: Callable[[KernelOperand], str]) -> Formulas:
+    def first_formulas(self, number: int, seen: Seen) -> Formulas:
         """What the pivot of a reduction is of an element."""
         return self.formulas(self.kernel.prologue, self.kernel.statistics[number].expressions, seen)
 
-    def by_sum(self, operand: KernelOperand) -> str:
-        """Seen by whoever has one sum at hand: an operand per activation is indexed as sums are."""
-        return "channel" if operand.per == self.kernel.reduction.per else operand.per
+    def by_sum(self, operand: KernelOperand) -> tuple[int, ...]:
+        """Seen by whoever has one sum at hand: an operand with the axes of sums is indexed as these are."""
+        return CHANNEL if operand.axes == self.kept else operand.axes
 
     def _old_values(self) -> list[KernelOperand]:
         results = self.kernel.results
-        return [KernelOperand(each.key, each.per, each.shape, each.dtype, "epilogue") for each in results]
+        return [KernelOperand(each.key, each.axes, each.shape, each.dtype, "epilogue") for each in results]
 
     # ---- pivots
 
@@ -392,7 +389,7 @@ class Writer(ABC):
 
     def _in_order(self, result: Output) -> bool:
         """Whether a result's elements lie as sums do."""
-        return result.per == "channel" or not self.kernel.dst.is_channels_last
+        return result.axes == CHANNEL or not self.kernel.dst.is_channels_last
 
     def _logical(self, place: Index) -> Index:
         """Where a place of a channels-last image is in logical order."""

@@ -105,7 +105,7 @@ class Pointwise(CpuTemplate):
 
 def _moved(kernel: Kernel) -> int:
     """Bytes of the tensors that are as large as dst."""
-    elements = sum(operand.nbytes for operand in kernel.operands if operand.per == "element")
+    elements = sum(operand.nbytes for operand in kernel.operands if not operand.packed)
     return kernel.src.nbytes + kernel.written_bytes + elements
 
 
@@ -130,7 +130,7 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
 
 def _scratch_room(kernel: Kernel, target: Target) -> int:
     """Elements of a run whose channels' values fit half the first cache; never less than a few vectors."""
-    values = sum(operand.per == "channel" for operand in kernel.operands)
+    values = sum(operand.is_channel for operand in kernel.operands)
     fitting = target.l1_bytes // 2 // (max(1, values) * model.itemsize(kernel))
     return max(16 * lanes(kernel, target), fitting)
 
@@ -171,7 +171,7 @@ class _Writer:
         ]
         self.roaming = [operand.key for _, operand in roaming(kernel)]
         self.src, self.dst = self.frame.pointer("src"), self.frame.pointer("dst")
-        self.activation = any(operand.per == "activation" for operand in kernel.operands)
+        self.activation = any(operand.is_inside for operand in kernel.operands)
         self.uniform: dict[object, Value] = {}
 
     def _block_run(self) -> int:

@@ -82,7 +82,7 @@ class ReductionWriter:
         self.table = dialect.table(self.b)
         operands = {each.key: each for each in kernel.operands}
         self.dtypes = {
-            key: each.dtype if each.strides else kernel.compute_dtype for key, each in operands.items()
+            key: kernel.compute_dtype if each.packed else each.dtype for key, each in operands.items()
         }
         self.dtypes |= {each.key: each.dtype for each in kernel.saved.values()}
         self.dtypes |= {"src": kernel.src.dtype, "dst": kernel.dst.dtype}
@@ -103,7 +103,7 @@ class ReductionWriter:
 
     def _formulas(self, stages: Sequence[Stage], *expressions: Scalar) -> SpotFormulas:
         """Formulas in which every leaf may differ between lanes."""
-        varying = [KernelOperand(name, "element", (), "", "epilogue") for name in self.leaves]
+        varying = [KernelOperand(name, (0,), (), "", "epilogue") for name in self.leaves]
         pointers = self.frame.operand_pointers
         return SpotFormulas(
             self.b, stages, expressions, varying, self.kernel.parameters, pointers, self.kernel.dst

@@ -80,7 +80,7 @@ class AttentionWriter:
         self.tiles = ceil_div(self.heads.rows, knobs.rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text)
         self.table = dialect.table(self.text, "tl", kernel.src.dtype, kernel.compute_dtype)
-        self.beside = {each.role: each for each in kernel.operands if each.per == "beside"}
+        self.beside = {each.role: each for each in kernel.operands if each.strides}
         spans = [kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values())]
         reach = max(spans) + knobs.rows * kernel.src.span // self.made.queries
         self.is_wide = kernel.open_axis is not None or reach >= WIDE

@@ -83,7 +83,7 @@ class GpuDepthwise(DepthwiseKnobs, GpuTemplate):
 
     def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as [tap][feature]."""
-        features, channels, *taps = kernel.weight_axes
+        features, channels, *taps = kernel.weight.axes
         return weight_packing(kernel.weight, (*taps, features, channels))
 
     def seconds(self, kernel: Kernel, target: Target) -> float:

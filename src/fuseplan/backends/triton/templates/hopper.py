@@ -99,7 +99,7 @@ class Hopper(Knobs, GpuTemplate):
     def packed_weight(self, kernel: Kernel) -> Packing:
         """The weight as (feature, taps, channel), behind the image where each has its own."""
         first = int(kernel.contraction.weight_per_batch)
-        ordered = kernel.weight_axes
+        ordered = kernel.weight.axes
         axes = (*ordered[: first + 1], *ordered[first + 2 :], ordered[first + 1])
         return weight_packing(kernel.weight, axes)
 

@@ -94,7 +94,7 @@ class Finishing:
         loads and a root after the sum took 2 % of residual blocks (benchmarks/results, gpu_residual).
         """
         rows, columns = self.schedule.sum_shape
-        values = sum(operand.per == "channel" for operand in self.epilogue.operands)
+        values = sum(operand.is_channel for operand in self.epilogue.operands)
         each = rows // 32 if self.knobs.swapped else columns // 4
         return values > 1 and rows * columns // 128 + values * each <= HELD_REGISTERS[self.knobs.groups]
 
@@ -206,7 +206,7 @@ class Finishing:
         """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
         channel, has_channel = column.at(self._along), self._has_channel(column)
-        if all(operand.per != "activation" for operand in self.epilogue.operands):
+        if not any(operand.is_inside for operand in self.epilogue.operands):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
         inside, has_row = self._positions(row, at)

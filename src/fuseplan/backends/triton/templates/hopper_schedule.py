@@ -136,7 +136,7 @@ class Schedule:
     @cached_property
     def copied(self) -> tuple[KernelOperand, ...]:
         """Operands that the copy engine brings, in tiles of dst."""
-        return tuple(op for op in self.kernel.operands if op.role == "epilogue" and op.per == "element")
+        return tuple(op for op in self.kernel.operands if op.role == "epilogue" and not op.packed)
 
     @property
     def weight_bytes(self) -> int:

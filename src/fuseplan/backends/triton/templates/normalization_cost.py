@@ -34,7 +34,7 @@ def read_per_pass(kernel: Kernel) -> list[int]:
 
 def kept_bytes(kernel: Kernel) -> int:
     """Bytes that programs which keep their tiles hold."""
-    return kernel.src.nbytes + sum(op.nbytes for op in kernel.operands if op.per == "element")
+    return kernel.src.nbytes + sum(op.nbytes for op in kernel.operands if not op.packed)
 
 
 def passed_bytes(kernel: Kernel, knobs: Knobs) -> int:
@@ -84,7 +84,7 @@ def _programs(target: Target, knobs: Knobs) -> int:
 
 def _reached(kernel: Kernel, target: Target, knobs: Knobs, cut: Cut) -> float:
     """The share of the bandwidth that as many loads under way can reach, in rows that are so long."""
-    tensors = 1 + sum(op.per == "element" for op in kernel.operands)
+    tensors = 1 + sum(not op.packed for op in kernel.operands)
     tiles = cut.steps if cut.is_kept else knobs.unrolled
     under_way = 16 * tiles * tensors * knobs.warps * target.warp * _programs(target, knobs)
     reached: float = min(1.0, under_way / IN_FLIGHT) ** 0.28

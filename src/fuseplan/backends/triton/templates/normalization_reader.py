@@ -70,11 +70,11 @@ class Reader:
         cut = self.cut
         for operand in self.elements.operands:
             pointer = Index(argument(Slot("operand", operand.key)))
-            if operand.per == "shared":
+            if not operand.axes:
                 where = str(pointer)
-            elif operand.per == "channel":
+            elif operand.is_channel:
                 where = f"{pointer + cut.channel}{cut.has_channel.guard()}"
-            elif operand.per == "activation" and cut.per_place:
+            elif operand.is_inside and cut.per_place:
                 where = f"{pointer + cut.column}{cut.has_column.guard()}"
             else:
                 continue
@@ -158,7 +158,7 @@ class Reader:
         operands = {
             operand.key: loaded(operand.key, argument(Slot("operand", operand.key)), place.element)
             for operand in self.elements.operands
-            if operand.per == "element" and operand.key in used
+            if not operand.packed and operand.key in used
         }
         return Held(place, x, str(tile.exists), operands)
 

@@ -106,7 +106,7 @@ def _tile(kernel: Kernel) -> int:
 def _forms(kernel: Kernel) -> tuple[str, ...]:
     """The forms worth trying, the best first."""
     channels, area = kernel.dst.channels, prod(kernel.dst.spatial)
-    if not any(operand.per == "channel" for operand in kernel.operands):
+    if not any(operand.is_channel for operand in kernel.operands):
         return ("flat",)
     if not kernel.dst.is_channels_last and area > 1:
         return ("flat", "planes")

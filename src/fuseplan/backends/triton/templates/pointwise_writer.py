@@ -239,7 +239,7 @@ class PointwiseWriter:
             operand.key: str(along(f"{operand.key}_at", end.strides(operand)))
             for end, elements in zip(self.ends, (self.before[0], self.epilogue), strict=True)
             for operand in elements.operands
-            if operand.per == "axes"
+            if operand.strides
         }
         before, behind = (
             [Place(str(first + start), "", "", mask, "", others) for start in end.starts]

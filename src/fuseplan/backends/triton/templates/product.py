@@ -98,7 +98,7 @@ class Product(Knobs, GpuTemplate):
         In a gated product, features of gates and of values take turns.
         """
         tiles, per_batch = Tiles(kernel, self), int(kernel.contraction.weight_per_batch)
-        images, (features, channels, *taps) = kernel.weight_axes[:per_batch], kernel.weight_axes[per_batch:]
+        images, (features, channels, *taps) = kernel.weight.axes[:per_batch], kernel.weight.axes[per_batch:]
         sizes = (
             kernel.contraction.kernel if taps else ()
         )  # a matrix product's weight has no axes for its one tap

@@ -227,7 +227,7 @@ class ReductionWriter:
         dtype = self.kernel.src.dtype
         if not is_src:
             operand = self.kernel.operand(name)
-            dtype = operand.dtype if operand.strides else self.kernel.compute_dtype
+            dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
         if is_src and where.constant == 0:
             where = Index(f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)")
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
