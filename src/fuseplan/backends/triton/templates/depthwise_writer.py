@@ -44,7 +44,14 @@ def _three(values: tuple[int, ...], fill: int) -> tuple[int, int, int]:
 
 
 class DepthwiseWriter:
-    """Writes one kernel."""
+    """Writes one kernel.
+
+    Attributes:
+        blocks: how many blocks of features, columns and rows a plane (one depth of an image) has.
+        planes: of all images.
+        programs: one for each block of each plane.
+        reads: columns of src, from the first one's, that a thread's outputs read.
+    """
 
     def __init__(self, knobs: DepthwiseKnobs, kernel: Kernel, title: str) -> None:
         self.knobs, self.kernel, self.title = knobs, kernel, title
@@ -56,6 +63,14 @@ class DepthwiseWriter:
         self.src_size, self.dst_size = _three(kernel.src.spatial, 1), _three(kernel.dst.spatial, 1)
         self.src_steps = _three(kernel.src.element_strides[2:], 0)
         self.dst_steps = _three(kernel.dst.element_strides[2:], 0)
+        features, (depth, height, width) = contraction.features, self.dst_size
+        threads = -(-width // knobs.span) * (features if self.last else 1)
+        across = 1 if self.last else -(-features // knobs.features)
+        self.blocks = across, -(-threads // knobs.columns), -(-height // knobs.rows)
+        self.planes = contraction.batch * depth
+        self.programs = prod(self.blocks) * self.planes
+        taps = product(range(knobs.span), range(self.kernel_size[2]))
+        self.reads = sorted({place * self.stride[2] + tap * self.dilation[2] for place, tap in taps})
         self.compute = named(kernel.compute_dtype)
         self.pool = contraction.pool
         self.fill = repr(contraction.fill) if isfinite(contraction.fill) else f'float("{contraction.fill}")'
@@ -72,28 +87,6 @@ class DepthwiseWriter:
         weight = () if self.pool else (Slot("operand", self.kernel.weight.key),)
         extent = (Slot("extent"),) if self.kernel.open_axis is not None else ()
         return (Slot("src"), *weight, *self.prologue.slots, *self.epilogue.slots, Slot("dst"), *extent)
-
-    @property
-    def blocks(self) -> tuple[int, int, int]:
-        """How many blocks of features, columns and rows a plane (one depth of an image) has."""
-        knobs, contraction = self.knobs, self.kernel.contraction
-        _, height, width = self.dst_size
-        threads = -(-width // knobs.span) * (contraction.features if self.last else 1)
-        return (
-            1 if self.last else -(-contraction.features // knobs.features),
-            -(-threads // knobs.columns),
-            -(-height // knobs.rows),
-        )
-
-    @property
-    def planes(self) -> int:
-        """Of all images."""
-        return self.kernel.contraction.batch * self.dst_size[0]
-
-    @property
-    def programs(self) -> int:
-        """One for each block of each plane."""
-        return prod(self.blocks) * self.planes
 
     def source(self) -> Source:
         """The whole kernel."""
@@ -130,8 +123,9 @@ class DepthwiseWriter:
         feature = text.index("feature", feature)
         column = text.index("column", column * knobs.span)
         channel = text.index("channel", feature // contraction.features_per_group)
-        self.at = depth, row, column.at(self._along_columns)
-        self.feature, self.channel = (each.at(self._along_features) for each in (feature, channel))
+        along_features, along_columns = ("", "") if self.last else (DOWN, ACROSS)
+        self.at = depth, row, column.at(along_columns)
+        self.feature, self.channel = (each.at(along_features) for each in (feature, channel))
         self.has_feature = text.mask("has_feature", self.feature < contraction.features)
 
     def _offsets(self) -> None:
@@ -150,15 +144,6 @@ class DepthwiseWriter:
         """Where the first element of each thread lies in its image."""
         axes = (at * step for at, step in zip(self.at, steps, strict=True))
         return total([*axes, channel]).wide()
-
-    @property
-    def _along_features(self) -> str:
-        """How a vector over features is an axis of the tile, or all of it."""
-        return "" if self.last else DOWN
-
-    @property
-    def _along_columns(self) -> str:
-        return "" if self.last else ACROSS
 
     # ---- the sum
 
@@ -239,13 +224,6 @@ class DepthwiseWriter:
         if mask and mask not in self.masks:
             self.masks[mask] = mask.named(self.text.let(stem, str(mask)))
         return self.masks.get(mask, mask)
-
-    @property
-    def reads(self) -> list[int]:
-        """Columns of src, from the first one's, that a thread's outputs read."""
-        step, dilation = self.stride[2], self.dilation[2]
-        taps = product(range(self.knobs.span), range(self.kernel_size[2]))
-        return sorted({place * step + tap * dilation for place, tap in taps})
 
     def _add_row(
         self,
