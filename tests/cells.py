@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from docs.pages.supported import listed
 from fuseplan.backends import backend_of
-from fuseplan.cli.combinations import Cell, Geometry
+from fuseplan.cli.combinations import Cell
 from fuseplan.kernels.target import parse_target
 from fuseplan.kernels.template import Template
 from fuseplan.plans.plan import FusionPlan
@@ -23,26 +23,9 @@ def template_of(name: str, target: str) -> type[Template]:
     return next(each for each in templates if each.name == name)
 
 
-def cells(target: str) -> Iterator[Cell]:
-    """The cells that the table says are taken."""
-    for row in TABLE["targets"][target]:
-        if "reason" in row:
-            continue
-        for combination, layout, dtype in product(row["combinations"], row["layouts"], row["dtypes"]):
-            yield Cell(
-                combination,
-                row["algorithm"],
-                layout,
-                dtype,
-                taken=tuple(Geometry(**each) for each in row["geometries"]),
-                modes=tuple(row["modes"]),
-                activations=tuple(row["activations"]),
-            )
-
-
 def taken(target: str) -> Iterator[tuple[Cell, type[Template], FusionPlan]]:
     """Each cell, its template, and one of its plans."""
-    for turn, cell in enumerate(cells(target)):
+    for turn, cell in enumerate(listed(ROOT / "docs", target)):
         yield cell, template_of(cell.template, target), cell.plan(turn)
 
 

@@ -1,7 +1,7 @@
 """The page that compares fuseplan with MIOpen's Fusion API: `python -m docs.pages.miopen docs`.
 
 Writes `miopen.md` from `miopen.toml`, with MIOpen's published combinations beside the combinations that
-rules and templates support (`docs.pages.supported`).
+rules and templates support: those of `supported.json`, which `docs.pages.supported` writes before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.pages.supported import asked
+from docs.pages.supported import listed
 from fuseplan.bench.markdown import table
 from fuseplan.cli.combinations import ACTIVATIONS, AXES, MODES, Cell, alike
 
@@ -59,7 +59,7 @@ def page(folder: Path) -> str:
             LETTERS,
             "",
         ),
-        *_beside(data),
+        *_beside(data, folder),
         *("", "## Row by row", ""),
         *table(["", "of", "MIOpen has", "", "fuseplan", "tests"], [_row(each) for each in rows]),
         *("", "## Its table of supported fusions", ""),
@@ -87,12 +87,11 @@ def _published(data: Told) -> Iterator[str]:
     yield from table(list(fields), [[row.get(name, "") for name in fields] for row in data["published"]])
 
 
-def _beside(data: Told) -> Iterator[str]:
+def _beside(data: Told, folder: Path) -> Iterator[str]:
     """MIOpen's own words of each combination, and the part of it that each target supports."""
     heads = ["", f"MIOpen's table ({data['published-version']})", *TARGETS.values()]
-    words = {
-        name: (_theirs(data, name), *(_ours(target, name) for target in TARGETS)) for name in COMBINATIONS
-    }
+    cells = [list(listed(folder, target)) for target in TARGETS]
+    words = {name: (_theirs(data, name), *(_ours(taken, name) for taken in cells)) for name in COMBINATIONS}
     yield from table(heads, [[" ".join(names), *cells] for names, cells in alike(words)])
 
 
@@ -109,9 +108,9 @@ def _words(row: Told) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _ours(target: str, combination: str) -> str:
-    """The cases of a combination that some template of the target takes, in words."""
-    taken = [each for each in asked(target) if each.combination == combination and not each.code]
+def _ours(cells: Iterable[Cell], combination: str) -> str:
+    """The cases of a combination that some template of a target takes, in words."""
+    taken = [each for each in cells if each.combination == combination]
     if not taken:
         return "refused"
     parts = [_axes(taken)] if "C" in combination else []

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from fuseplan.cli.combinations import (
     COMBINATIONS,
     MODES,
     Cell,
+    Geometry,
     Row,
     alike,
     cells,
@@ -41,6 +43,24 @@ CPU, `tests/device/test_cells.py` on a GPU for sm_90. `tests/crossbuild/test_cel
 sm_90 and gfx942 on any machine; no kernel for gfx942 has run yet. `tests/test_supported.py` checks the
 reason of each refusal. CPUs with other vectors than AVX2 support the same cells, except for the widths of
 narrow groups."""
+
+
+def listed(folder: Path, target: str) -> Iterator[Cell]:
+    """The cells that the written table says are taken."""
+    table = json.loads((folder / "supported.json").read_text(encoding="utf-8"))
+    for row in table["targets"][target]:
+        if "reason" in row:
+            continue
+        for combination, layout, dtype in product(row["combinations"], row["layouts"], row["dtypes"]):
+            yield Cell(
+                combination,
+                row["algorithm"],
+                layout,
+                dtype,
+                taken=tuple(Geometry(**each) for each in row["geometries"]),
+                modes=tuple(row["modes"]),
+                activations=tuple(row["activations"]),
+            )
 
 
 @cache
