@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fuseplan.backends.triton.templates.normalization import GpuNormalization
-from fuseplan.backends.triton.templates.normalization_choice import Space
+from fuseplan.backends.triton.templates.normalization import GpuNormalization, Space
 from fuseplan.backends.triton.templates.normalization_tiles import Cut
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
