@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fuseplan.kernels.emit import Source, TensorMap
 
 SECONDS = 10.0
+NUMBERS = ("parameter", "extent")  # slots that hold no pointer
 PACKAGE = "triton.experimental.gluon"
 _program = threading.local()
 
@@ -60,6 +61,13 @@ class Barrier:
         with self.changed:
             ended = self.changed.wait_for(lambda: self.phase != parity, SECONDS)
         assert ended, "a barrier's phase never ended"
+
+
+class Number(int):
+    """A whole number that is given by value."""
+
+    def to(self, dtype: object) -> Number:
+        return self
 
 
 class Shared:
@@ -217,7 +225,8 @@ def _language() -> ModuleType:
     """What kernels call `gl`."""
     gl = ModuleType(f"{PACKAGE}.language")
     gl.__dict__.update(
-        constexpr=int, int64=np.int64, float32=np.float32, float16=np.float32, bfloat16=np.float32,
+        constexpr=int, int32=np.int32, int64=np.int64,
+        float32=np.float32, float16=np.float32, bfloat16=np.float32,
         program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
         arange=lambda low, high, layout=None: np.arange(low, high),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
@@ -300,7 +309,7 @@ def run(source: Source, memories: Sequence[Any]) -> None:
     with _gluon():
         exec(compile(source.text, "<emulated>", "exec"), space)
     arguments = [
-        Mapped(memory, slot.map) if slot.map else memory if slot.kind == "parameter" else Pointer(memory)
+        Mapped(memory, slot.map) if slot.map else memory if slot.kind in NUMBERS else Pointer(memory)
         for slot, memory in zip(source.slots, memories, strict=True)
     ]
     for index in range(source.grid[0]):

@@ -11,12 +11,16 @@ from fuseplan.compile import compile as compile_plan
 from fuseplan.errors import Unsupported
 from fuseplan.execution.stages import decide
 from fuseplan.explanation import explain
+from fuseplan.kernels.lower import lower
+from fuseplan.kernels.match import match
+from fuseplan.kernels.target import parse_target
 from fuseplan.messages.excerpt import operator_span
-from fuseplan.messages.reasons import Reason
+from fuseplan.messages.reasons import Reason, first_refusal
 from fuseplan.plans.plan import FusionPlan
+from toy_templates import ToyScale
 
 ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
-AT_CONSTRUCTION = {Reason.HORIZONTAL}  # tested below: no text writes such a plan
+NO_ROW = {Reason.HORIZONTAL, Reason.KNOWN_EXTENTS}  # tested below: no plan's text shows them
 
 
 def name(row: dict[str, Any]) -> str:
@@ -76,9 +80,16 @@ def test_carets_stand_under_the_operator_to_blame(row: dict[str, Any]) -> None:
 
 
 def test_every_reason_has_a_row() -> None:
-    listed = {row["code"] for row in ROWS} | {reason.code for reason in AT_CONSTRUCTION}
+    listed = {row["code"] for row in ROWS} | {reason.code for reason in NO_ROW}
     assert {reason.code for reason in Reason} - listed == set(), "add a row to tests/refusals.toml"
     assert listed - {reason.code for reason in Reason} == set(), "a row's code is in no catalogue"
+
+
+def test_a_template_says_that_it_takes_open_axes() -> None:
+    kernel, target = lower(match(FusionPlan.parse("f16[*x64] -> scale"))), parse_target("triton:sm_90")
+    refusal = first_refusal(ToyScale.claims(kernel, target, "default"))
+    assert refusal is not None
+    assert refusal.reason is Reason.KNOWN_EXTENTS
 
 
 def test_a_horizontal_plan_is_refused_when_it_is_made() -> None:

@@ -246,7 +246,7 @@ def _givers() -> dict[Reason, list[str]]:
     found: dict[Reason, dict[str, None]] = {
         Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None},
         Reason.OPEN_AXES: {"`match`, of a plan with open axes": None},
-        Reason.KNOWN_EXTENTS: {"most templates, of a plan with open axes": None},
+        Reason.KNOWN_EXTENTS: {"templates from outside that do not say `opens`": None},
     }
     for rule in RULES:
         for each in _conditions(rule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 import gluon_emulator
 from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -31,6 +33,12 @@ PLANS = (
     "f16[3x8x33, nwc] -> conv1d(16, kernel=5, padding=2, stride=2) -> bias -> leaky_relu",
     "f16[2x8x5x6x7, ndhwc] -> conv3d(16, kernel=3, padding=1) -> bias -> batch_norm(per_activation)",
     "f16[2x16x6x6, strides=1152:1:192:32] -> conv2d(16, kernel=1) -> bias -> relu",
+)
+
+OPEN = (
+    "f16[*x40] -> matmul(136) -> bias -> relu",
+    "bf16[*x24x9x7, nhwc] -> conv2d(40, kernel=3, padding=1) -> bias -> batch_norm -> add -> relu",
+    "f16[*x16x5x6, nhwc] -> conv2d(16, kernel=3, padding=1, groups=2) -> batch_norm(per_activation)",
 )
 
 
@@ -80,12 +88,16 @@ def offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
 
 
 def emulated(
-    plan: FusionPlan, choice: Hopper, target: Target, arrays: dict[str, NDArray[Any]]
+    plan: FusionPlan,
+    choice: Hopper,
+    target: Target,
+    arrays: dict[str, NDArray[Any]],
+    opened: Source | None = None,
 ) -> NDArray[Any]:
-    """The plan's result with the kernel's order of axes, computed by the text of the choice."""
+    """The plan's result with the kernel's order of axes, by the text of the choice, or an open one."""
     kernel = lower(match(plan))
     arrays = in_kernel_order(plan, kernel, arrays)
-    source = choice.emit(kernel, target)
+    source = opened.at(plan.src.shape[0]) if opened else choice.emit(kernel, target)
     dst = np.full(kernel.dst.span, np.nan, np.float32)
     values = {each.key: each.value for each in plan.parameters}
     memories: list[Any] = []
@@ -94,6 +106,8 @@ def emulated(
             memories.append(stored(arrays["src"], kernel.src.element_strides) if slot.kind == "src" else dst)
         elif slot.kind == "parameter":
             memories.append(values[slot.key])
+        elif slot.kind == "extent":
+            memories.append(gluon_emulator.Number(plan.src.shape[0]))
         elif not kernel.operand(slot.key).packed:
             memories.append(stored(arrays[slot.key], kernel.dst.element_strides))
         else:
@@ -102,6 +116,25 @@ def emulated(
     gluon_emulator.run(source, memories)
     found: NDArray[Any] = dst[offsets(kernel.dst.shape, kernel.dst.element_strides)]
     return found
+
+
+@pytest.mark.parametrize("text", OPEN)
+def test_one_text_serves_every_extent(text: str, target: Target) -> None:
+    plan, kernel = FusionPlan.parse(text), lowered(text)
+    rng = np.random.default_rng(6)
+    given = data(plan.with_extents(1), rng)
+    for choice, extent in zip(
+        choices(kernel, target), cycle((200 if plan.src.rank == 2 else 5, 1, 3)), strict=False
+    ):
+        known, source = plan.with_extents(extent), choice.emit(kernel, target)
+        assert source.text == choice.emit(kernel.with_extent(40961), target).text
+        own = {key: value for key, value in data(known, rng).items() if value.shape != given[key].shape}
+        arrays = {"src": rng.integers(-8, 9, known.src.shape) / 8, **given, **own}
+        operands = {key: value for key, value in arrays.items() if key != "src"}
+        want = known.reference(arrays["src"], operands).transpose(known.output.canonical_order)
+        got = emulated(known, choice, target, arrays, source)
+        told = f"{choice.text} at {extent}"
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5, err_msg=told)
 
 
 @pytest.mark.parametrize("text", PLANS)

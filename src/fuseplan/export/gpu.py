@@ -63,8 +63,8 @@ def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
 def _open(records: Records) -> dict[str, Any]:
     """What an extent of the open axes sets: the argument `extent`, the grid's first number, tensor maps.
 
-    The grid has `across` programs for each of ceil(extent x rows / tile) tiles, for `most` of them at most if
-    that is not 0. The first extent of a map is `per_extent` times the extent, where that is not 0.
+    The grid has `across` programs for each of ceil(extent x rows / tile) tiles, at most `most` if that is
+    not 0. The extent of a map's `axis` is `per_extent` times the extent, where that is not 0.
     """
     programs = records.source.programs
     assert programs is not None

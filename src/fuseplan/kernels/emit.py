@@ -24,7 +24,8 @@ class TensorMap:
         strides: distance between neighbours along each axis.
         box: extents of what one copy moves.
         steps: distance between the elements of a box along each axis; all 1 unless a convolution strides.
-        per_extent: elements of the first axis for each element along the open axes; 0: its extent is known.
+        per_extent: elements of one axis for each element along the open axes; 0: all extents are known.
+        axis: that axis.
     """
 
     dtype: str
@@ -33,10 +34,13 @@ class TensorMap:
     box: tuple[int, ...]
     steps: tuple[int, ...]
     per_extent: int = 0
+    axis: int = 0
 
     def at(self, extent: int) -> TensorMap:
         """The map of launches on that extent of the open axes."""
-        return replace(self, shape=(extent * self.per_extent, *self.shape[1:])) if self.per_extent else self
+        shape = list(self.shape)
+        shape[self.axis] = extent * self.per_extent or shape[self.axis]
+        return replace(self, shape=tuple(shape))
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Programs:
         rows: of each element along the open axes.
         tile: rows of a tile.
         across: programs of a tile.
-        most: tiles that have programs of their own; 0: all.
+        most: programs, at most: they go on to further tiles; 0: any number.
     """
 
     rows: int
@@ -57,8 +61,8 @@ class Programs:
 
     def at(self, extent: int) -> int:
         """How many there are."""
-        tiles = -(-extent * self.rows // self.tile)
-        return self.across * min(tiles, self.most or tiles)
+        programs = self.across * -(-extent * self.rows // self.tile)
+        return min(programs, self.most or programs)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,8 @@ def _map(found: Mapping[str, Any] | None) -> TensorMap | None:
     if found is None:
         return None
     axes = {name: tuple(map(int, found[name])) for name in ("shape", "strides", "box", "steps")}
-    return TensorMap(str(found["dtype"]), **axes, per_extent=int(found["per_extent"]))
+    per_extent, axis = int(found["per_extent"]), int(found["axis"])
+    return TensorMap(str(found["dtype"]), **axes, per_extent=per_extent, axis=axis)
 
 
 def _triple(grid: Sequence[int]) -> tuple[int, int, int]:

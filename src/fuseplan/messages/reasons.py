@@ -139,7 +139,7 @@ class Reason(Enum):
     KNOWN_EXTENTS = (
         "known-extents",
         "the template is written for extents that are numbers",
-        "`product` takes open axes; plan.with_extents(...) has none",
+        "Say `opens` in a template whose text reads the extent; plan.with_extents(...) has no open axes",
     )
     RANGE = (
         "range",

@@ -26,6 +26,7 @@ UNSIGNED = 2**64 - 1
 MAPS_HELD = 64  # of each slot: tensors that take turns, as an allocator hands them out, are encoded once
 _SCRATCH = ctypes.c_int64(0)  # Triton's last two arguments: none is needed
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
+MOST_MAPPED = 2**31 - 2**12  # elements of a mapped axis: where a tile begins behind them, 32 bits tell
 
 
 class LoadedKernel:
@@ -89,6 +90,9 @@ def load(source: Source, code: bytes, queue: Queue) -> LoadedKernel:
 
 
 def _check_grid(source: Source) -> None:
+    longest = max((extent for slot in source.slots if slot.map for extent in slot.map.shape), default=0)
+    if longest > MOST_MAPPED:
+        raise BuildError(f"an axis of {longest} positions is longer than the copy engine's coordinates reach")
     if any(not 1 <= extent <= most for extent, most in zip(source.grid, LARGEST_GRID, strict=True)):
         raise BuildError(
             f"a launch of {'x'.join(map(str, source.grid))} programs is more than the driver takes"

@@ -73,11 +73,11 @@ def of_launch(kernel: Kernel, count: int) -> Index:
 
 
 def programs_of(kernel: Kernel, count: int, tile: int, across: int = 1, most: int = 0) -> int | Programs:
-    """Programs of a launch, `across` for each tile of what is counted; `most` tiles have some, 0: all."""
+    """Programs of a launch, `across` for each tile of what is counted; at most `most`, 0: any number."""
     if kernel.open_axis is not None:
         return Programs(count // kernel.images, tile, across, most)
-    tiles = ceil_div(count, tile)
-    return across * min(tiles, most or tiles)
+    programs = across * ceil_div(count, tile)
+    return min(programs, most or programs)
 
 
 def header(kernel: Kernel, title: str) -> Iterator[str]:

@@ -60,6 +60,7 @@ class Hopper(Knobs, GpuTemplate):
     """
 
     name: ClassVar[str] = "hopper"
+    opens: ClassVar[bool] = True
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:

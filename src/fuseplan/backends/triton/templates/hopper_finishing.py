@@ -45,7 +45,7 @@ class Finishing:
         if self.schedule.copied:
             self.text.line("turn = 0")
         if self._is_early and self._stays:
-            program = number("gl.program_id(0)", self.schedule.tiles)
+            program = number("gl.program_id(0)", self.schedule.launched * self.schedule.across)
             self.text.line(f"feature = {program % self.schedule.across * self.knobs.columns}")
             self._prepare()
 
@@ -120,10 +120,12 @@ class Finishing:
         parts, summed = schedule.parts, self._split()
         first, known = self._columns(parts[0])
         names = [*schedule.letters, "feature"]
+        last = max(self._first_feature(part).high for part in parts)
+        any_column = replace(first, high=last + schedule.part_columns - 1)  # the function serves all parts
 
         def write() -> tuple[str, ...]:
             own = [begin.named(name) for name, begin in zip(names, schedule.at(parts[0]), strict=True)]
-            self._finish_part("part", "place", [self._reaching(each) for each in own], first, known)
+            self._finish_part("part", "place", [self._reaching(each) for each in own], any_column, known)
             return ()
 
         for place, (part, total) in enumerate(zip(parts, summed, strict=True)):
@@ -220,12 +222,13 @@ class Finishing:
         if geometry.is_flat:
             position = text.index("position", first[0] + row)
             pixels = prod(self.kernel.dst.spatial)
-            return position % pixels * geometry.features, position < geometry.axes[0].rows
+            return position % pixels * geometry.features, position < self.schedule.extents[0]
         inside, mask = as_index(0), ALL
         places = digits(row, self.schedule.part)
-        for axis, start, place in zip(geometry.axes, first, places, strict=False):
+        rows = zip(geometry.axes, self.schedule.extents, first, places, strict=False)
+        for axis, extent, start, place in rows:
             at = text.index(f"{axis.letter}_row", start + place)
-            mask = mask & (at < axis.rows)
+            mask = mask & (at < extent)
             if axis.letter != "n":
                 inside = inside + at * axis.dst_stride
         return inside, mask

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from math import prod
+from operator import mul
 
-from fuseplan.backends.triton.index import Index, number
+from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
+from fuseplan.backends.triton.shell import of_launch, programs_of
 from fuseplan.backends.triton.templates.hopper_tiles import HALF, Geometry
 from fuseplan.backends.triton.text import Text
-from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.emit import Programs, Slot
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.system.locks import cached_property
 
@@ -45,6 +48,7 @@ class Schedule:
         lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
         span: lines of src in such a copy.
         blocks: copies of src for a tile.
+        extents, launched: positions along each axis of the rows, and tiles of all rows, in a launch.
         part, part_columns: what a group finishes at once: few positions along the products' columns, so that
             the stages' values fit into registers.
     """
@@ -53,6 +57,14 @@ class Schedule:
         self.knobs, self.geometry, self.kernel = knobs, geometry, geometry.kernel
         self.counts, self.across = self.geometry.tiles(knobs.box, knobs.columns)
         self.tiles = prod(self.counts) * self.across
+        rows = [axis.rows for axis in self.geometry.axes]
+        self.open_place = self.geometry.opened.get("axis")
+        self.extents = [
+            of_launch(self.kernel, extent) if place == self.open_place else as_index(extent)
+            for place, extent in enumerate(rows)
+        ]
+        launched = map(ceil_div, self.extents, knobs.box)
+        self.launched: Index = reduce(mul, launched)
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
         self.span = knobs.box[0] + self.reach
         self.blocks = self.geometry.products(knobs.depth) // self.lines
@@ -66,8 +78,21 @@ class Schedule:
             self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
 
     def grid(self, processors: int) -> int:
-        """Programs: as many as run at a time, or fewer where there are fewer tiles."""
-        return min(self.tiles, processors * self.knobs.programs)
+        """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
+        most = processors * self.knobs.programs
+        return most if self.is_open else min(self.tiles, most)
+
+    def programs(self, processors: int) -> int | Programs:
+        """Programs of a launch."""
+        place = self.open_place or 0
+        across = self.tiles // self.counts[place]
+        rows, most = self.geometry.axes[place].rows, self.grid(processors)
+        return programs_of(self.kernel, rows, self.knobs.box[place], across, most)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a launch says how many rows there are."""
+        return self.kernel.open_axis is not None
 
     @property
     def shares_tile(self) -> bool:
@@ -109,8 +134,10 @@ class Schedule:
     def first(self) -> tuple[Index, ...]:
         """Where the group's part of a tile begins, along each axis of the rows and the features."""
         names = [*self.letters, "feature"]
-        counts, sizes = (*self.counts, self.across), (*self.knobs.box, self.knobs.columns)
-        found = [Index(name, 0, (n - 1) * size) for name, n, size in zip(names, counts, sizes, strict=True)]
+        sizes = (*self.knobs.box, self.knobs.columns)
+        counts = (*(ceil_div(extent, size) for extent, size in zip(self.extents, sizes, strict=False)),)
+        ends = zip(names, (*counts, as_index(self.across)), sizes, strict=True)
+        found = [Index(name, 0, (count.high - 1) * size) for name, count, size in ends]
         if self.shares_tile:
             axis = next(axis for axis, (all_, own) in enumerate(self._shares) if own < all_)
             found[axis] = found[axis] + number("group", self.knobs.groups) * self._shares[axis][1]
@@ -174,6 +201,7 @@ class Schedule:
             Slot("operand", self.kernel.weight.key, geometry.weight_map(knobs.columns, knobs.depth)),
             *(replace(slot, map=moved) if slot.key in keys else slot for slot in tail),
             Slot("dst", map=moved),
+            *((Slot("extent"),) if self.is_open else ()),
         )
 
     # ---- lines that several warps have
@@ -181,17 +209,17 @@ class Schedule:
     def place_tile(self, text: Text, *, needs_feature: bool = True) -> None:
         """The first row of a tile along each axis, and its first feature."""
         knobs, across = self.knobs, self.across
-        tile = number("tile", self.tiles)
+        tile = number("tile", self.launched * across)
         rest, block = tile // across, tile % across
         if across > 1 and knobs.band > 1:
             # a band of row tiles takes every block of features before the next band: both stay in the L2
             text.line(
                 f"band = {tile // (knobs.band * across)}",
                 f"inside = {tile % (knobs.band * across)}",
-                f"height = gl.minimum({prod(self.counts)} - band * {knobs.band}, {knobs.band})",
+                f"height = gl.minimum({self.launched} - band * {knobs.band}, {knobs.band})",
                 f"rest = band * {knobs.band} + inside % height",
             )
-            rest, block = number("rest", prod(self.counts)), number("(inside // height)", across)
+            rest, block = number("rest", self.launched), number("(inside // height)", across)
         if needs_feature:
             text.line(f"feature = {block * knobs.columns}")
         # tiles of one image follow one another: what they read of src, they read twice
@@ -201,6 +229,16 @@ class Schedule:
             text.line(f"{letter} = {rest % count * size}")
             rest = rest // count
         text.line(f"{first[0]} = {rest * first[1]}")
+
+    @property
+    def given(self) -> list[str]:
+        """What every function is given of a launch."""
+        return ["extent"] if self.is_open else []
+
+    def begin(self, text: Text) -> None:
+        """Coordinates of the copy engine have 32 bits."""
+        if self.is_open:
+            text.line("extent = extent.to(gl.int32)")
 
     def advance(self, text: Text) -> None:
         """The next stage of the ring; a barrier's phase turns each time around."""

@@ -97,6 +97,14 @@ class Geometry:
             found[:2] = found[1::-1]
         return tuple(found)
 
+    @cached_property
+    def opened(self) -> dict[str, int]:
+        """Which axis of the rows is open, and its positions for each element along it; {} where none is."""
+        if self.kernel.open_axis is None:
+            return {}
+        place = next(place for place, axis in enumerate(self.axes) if axis.letter in "nm")
+        return {"per_extent": self.axes[place].rows // self.kernel.images, "axis": place}
+
     @property
     def can_reach(self) -> bool:
         """Whether several taps read lines along the first spatial axis that are one box's."""
@@ -160,14 +168,15 @@ class Geometry:
         shape = (*(axis.positions for axis in axes), self.kernel.src.channels)
         steps = (*(axis.step for axis in axes), 1)
         strides = tuple(_taken(axis.positions, axis.src_stride, shape[-1]) for axis in axes)
-        return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps)
+        return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps, **self.opened)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
         """dst, and what is stored as dst is, in boxes of rows x features."""
         axes = self.axes
         shape = (*(axis.rows for axis in axes), self.features)
         strides = tuple(_taken(axis.rows, axis.dst_stride, shape[-1]) for axis in axes)
-        return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), (1,) * len(shape))
+        ones = (1,) * len(shape)
+        return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
     def weight_map(self, columns: int, depth: int) -> TensorMap:
         """The packed weight, (feature, tap, channel), in boxes of `columns` x 1 x `depth`.

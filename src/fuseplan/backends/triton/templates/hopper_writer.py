@@ -39,7 +39,7 @@ class HopperWriter:
     def __init__(self, schedule: Schedule, processors: int, title: str) -> None:
         self.schedule, self.title = schedule, title
         self.knobs, self.kernel, self.geometry = schedule.knobs, schedule.kernel, schedule.geometry
-        self.grid = schedule.grid(processors)
+        self.grid, self.programs = schedule.grid(processors), schedule.programs(processors)
         self.text = Text()
         self.finishing = Finishing(self.text, schedule)
         self.copying = _Copying(self.text, schedule, self.grid)
@@ -55,7 +55,7 @@ class HopperWriter:
         # two programs share a processor only if the compiler is told to keep to half of its registers
         threads = 128 * (knobs.groups + 1) * knobs.programs
         limit = (("maxnreg", 65536 // threads // 8 * 8),) if knobs.programs > 1 else ()
-        return shell.source(self.grid, (("num_warps", 4), *limit))
+        return shell.source(self.programs, (("num_warps", 4), *limit))
 
     # ---- the groups that multiply
 
@@ -66,19 +66,21 @@ class HopperWriter:
         names += ["order"] if schedule.takes_turns else []
         names += [name for operand in schedule.copied for name in brought(operand)]
         names += [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
+        names += schedule.given
         with text.function(f"consume({', '.join(names)}, group: gl.constexpr)"):
             text.line(
                 f"whole: gl.constexpr = {accumulator(schedule.sum_shape[1])}",
                 f"layout: gl.constexpr = {accumulator(schedule.part_width)}",
                 "slot = 0",
             )
+            schedule.begin(text)
             if knobs.reaching:
                 text.line(f"lines: gl.constexpr = {self._swizzled(2)}")
             start, stride = self._turns()
             if knobs.resident:
                 text.line("mbarrier.wait(held, 0)")
             self.finishing.begin()
-            with text.block(f"for tile in range({start}, {schedule.tiles}, {stride})"):
+            with text.block(f"for tile in range({start}, {schedule.launched * schedule.across}, {stride})"):
                 schedule.place_tile(text)
                 self.finishing.prepare()
                 self._multiply()
@@ -169,7 +171,7 @@ class HopperWriter:
         text, knobs, schedule = self.text, self.knobs, self.schedule
         held = ["held"] if knobs.resident else []
         turns = ["order"] if schedule.takes_turns else []
-        tail = [argument(slot) for slot in (*self.finishing.slots, Slot("dst"))]
+        tail = [*(argument(slot) for slot in (*self.finishing.slots, Slot("dst"))), *schedule.given]
         mapped = ["src", *(["src_more"] if knobs.reaching else []), argument(self._weight)]
         with text.function(f"fused({', '.join([*mapped, *tail])})"):
             self._allocate()
@@ -236,16 +238,19 @@ class _Copying:
         self.weight = argument(Slot("operand", schedule.kernel.weight.key))
         more = ["src_more"] if self.knobs.reaching else []
         held = ["held"] if self.knobs.resident else []
-        self.names = ["src", *more, self.weight, "src_ring", "weight_ring", "empty", "full", *held]
+        rings = ("src_ring", "weight_ring", "empty", "full")
+        self.names = ["src", *more, self.weight, *rings, *held, *schedule.given]
 
     def write(self) -> None:
         """The function `produce`."""
         text, schedule = self.text, self.schedule
         with text.function(f"produce({', '.join(self.names)})"):
+            schedule.begin(text)
             if self.knobs.resident:
                 self._hold_weight()
             text.line("stage = 0", "phase = 1")
-            with text.block(f"for tile in range(gl.program_id(0), {schedule.tiles}, {self.grid})"):
+            tiles = schedule.launched * schedule.across
+            with text.block(f"for tile in range(gl.program_id(0), {tiles}, {self.grid})"):
                 schedule.place_tile(text, needs_feature=not self.knobs.resident)
                 with ExitStack() as loops:
                     where, tap = self._loops(loops)

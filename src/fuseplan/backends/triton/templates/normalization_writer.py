@@ -55,8 +55,9 @@ class NormalizationWriter:
         shell = Shell(self.kernel, self.title, self.text, self.slots, entry="normalization")
         with shell.body():
             self._body()
-        most = 0 if self.is_open else self.knobs.groups
-        programs = programs_of(self.kernel, self.cut.count, self.cut.width, self.knobs.programs, most)
+        members = self.knobs.programs
+        most = 0 if self.is_open else members * self.knobs.groups
+        programs = programs_of(self.kernel, self.cut.count, self.cut.width, members, most)
         kept = self.meeting.workspace_bytes
         return shell.source(programs, tuple(self._options()), workspace_bytes=kept)
 

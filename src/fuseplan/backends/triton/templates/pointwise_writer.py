@@ -111,10 +111,9 @@ class PointwiseWriter:
     @property
     def launched(self) -> int | Programs:
         """Programs of a launch; with an open extent, how they follow from it."""
-        dst, across = self.kernel.dst, self.blocks[1]
-        if self.knobs.form == "flat":
-            return programs_of(self.kernel, dst.size, self.knobs.inner, across, self.looping)
-        return programs_of(self.kernel, dst.size // self.row, self.knobs.outer, across, self.looping)
+        across, is_flat = self.blocks[1], self.knobs.form == "flat"
+        count, tile = (1, self.knobs.inner) if is_flat else (self.row, self.knobs.outer)
+        return programs_of(self.kernel, self.kernel.dst.size // count, tile, across, self.looping * across)
 
     def source(self) -> Source:
         """The whole kernel."""
