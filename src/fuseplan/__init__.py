@@ -43,6 +43,7 @@ from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from fuseplan.ops.ranges import Split, Within
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import ActivationBackward, BatchNormBackward, BatchNormTraining
@@ -115,6 +116,7 @@ __all__ = [
     "Silu",
     "Softplus",
     "Softsign",
+    "Split",
     "Step",
     "Tanh",
     "Target",
@@ -122,6 +124,7 @@ __all__ = [
     "Tuned",
     "Unsupported",
     "Verdict",
+    "Within",
     "cache_info",
     "clear_cache",
     "compile",

@@ -146,6 +146,10 @@ class Op(ABC):
         """Sets a field to its canonical form, as only construction may."""
         object.__setattr__(self, name, value)
 
+    def views(self, src: TensorSpec) -> dict[str, tuple[slice, ...]]:
+        """The parts of its output that a plan gives too: their indices, by name."""
+        return {}
+
     def removes(self, src: TensorSpec) -> tuple[int, ...]:
         """The axes of src that its output does not have."""
         return ()

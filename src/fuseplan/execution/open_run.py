@@ -131,7 +131,7 @@ class OpenBoundPlan(BoundPlan):
             given[key] if key in given else _part(memory.maker(spec)(src)[0], filled(shapes[key], extents))
             for key, spec in specs.items()
         ]
-        return runner.outcome(*made) if runner.results else made[0]
+        return runner.outcome(*made)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenBoundPlan:
         """The same with copies of the tensors that calls read or write in place."""

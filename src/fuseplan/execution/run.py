@@ -113,8 +113,8 @@ class BoundPlan:
                 tensors for results, which are new ones unless given or bound.
 
         Returns:
-            `out`, or the new tensor, of `plan.output`'s shape and layout. Where the plan has results, a named
-            tuple of it, `out`, and of them by their keys.
+            `out`, or the new tensor, of `plan.output`'s shape and layout. Where the plan has results or
+            views, a named tuple of it, `out`, and of them by their keys.
 
         Raises:
             ArgumentError: a tensor is missing, does not match the plan, or overlaps one that is written.
@@ -139,7 +139,7 @@ class BoundPlan:
             outcome = self._launch(src, begin, out, target, self._results, [])
         else:
             self._run(begin, target, words)
-            outcome = out
+            outcome = self._runner.outcome(out) if self._runner.views else out
         if wrote is not None:
             wrote((out,))
         return outcome
@@ -257,12 +257,12 @@ class BoundPlan:
                 if key in runner.operands
             }
             check_apart(written, [(SRC, read), *runner.read(self._in_place | named)])
-        outcome: Any = result
         if self._results:
             results, places = self._placed(self._bound | given)
             outcome = self._launch(src, read.address, result, target.address, results, words + places)
         else:
             self._run(read.address, target.address, words)
+            outcome = self._runner.outcome(result)
         if out is not None:
             mark_written(out)
         self._remember(src, result, free, in_place)

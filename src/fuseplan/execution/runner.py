@@ -51,7 +51,8 @@ class Runner:
         self.free: list[Block] = []
         self.plan_operands = {operand.key: operand for operand in plan.operands}
         self.results = {result.key: result for result in plan.results}
-        self.outcome = outcome_of(tuple(self.results))
+        self.views = tuple(plan.views.values())
+        self._outcome = outcome_of((*self.results, *plan.views))
         self._loaded, self._threads, self._source = loaded, threads, source
         self._places = {(slot.kind, slot.key): index for index, slot in enumerate(source.slots)}
 
@@ -68,6 +69,12 @@ class Runner:
         source = self._source.at(extent)
         loaded = self._loaded.at(source, extent)
         return Runner(plan, self.operands, source, loaded, self.memory, self._threads, extent)
+
+    def outcome(self, out: Any, *results: Any) -> Any:
+        """What a call gives: the output, or a named tuple of it, the results and its views."""
+        if not (self.results or self.views):
+            return out
+        return self._outcome(out, *results, *(out[index] for index in self.views))
 
     def place(self, kind: str, key: str = "") -> int | None:
         """Which word of the block a slot is; None where the kernel does not read it."""

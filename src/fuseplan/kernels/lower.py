@@ -22,7 +22,7 @@ from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization, reduced_axes
 from fuseplan.ops.parts import Parted
-from fuseplan.ops.ranges import Within
+from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
@@ -32,10 +32,9 @@ from fuseplan.scalar import CASTS, Scalar, leaf
 def lower(match: Match) -> Kernel:
     """The kernel of a match: its centre, and the elementwise stages before and after it."""
     *others, last = match.steps
-    range_of = last.op if isinstance(last.op, Within) else None
-    kernel = _lowered(others if range_of and others else match.steps)
-    if range_of and last.dst.layout is None:
-        kernel = replace(kernel, dst=last.src.canonical, whole=range_of.features)
+    kernel = _lowered(others if isinstance(last.op, RANGES) and others else match.steps)
+    if isinstance(last.op, Within) and last.dst.layout is None:
+        kernel = replace(kernel, dst=last.src.canonical, whole=last.op.features)
     if not match.opened:
         return kernel
     axis = 1 if kernel.statistics and not kernel.has_cells else 0  # rows are channels

@@ -11,7 +11,7 @@ from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
 from fuseplan.op import Op
-from fuseplan.ops.ranges import Within
+from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
 
@@ -101,11 +101,11 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
 
 
 def _range(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
-    """The claims of a result in a range: the last operator, and no other tensor is as large."""
+    """The claims of ranges: the last operator; of a result in a range: no other tensor is as large."""
+    early = next((step for step in plan.steps[:-1] if isinstance(step.op, RANGES)), None)
+    at = early.index if early else None
+    yield claim(early is None, Reason.RANGE, got=early and "operators behind it", operator=at)
     found = next((step for step in plan if isinstance(step.op, Within)), None)
-    at = found.index if found else None
-    is_last = found is None or found.index == len(plan) - 1
-    yield claim(is_last, Reason.RANGE, got=None if is_last else "operators behind it", operator=at)
     behind = plan.steps[centres[0].index + 1 if centres else 0 :] if found else ()
     large = [step for step in behind if step.results or {each.per for each in step.operands} - SMALL]
     told = large[0].title if large else None

@@ -1,13 +1,15 @@
-"""Results that lie as a range of a larger tensor's features."""
+"""Ranges of features: of a larger tensor in which a result lies, and of a result that a plan gives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuseplan.errors import PlanError
-from fuseplan.language.fields import positive, refused
+from fuseplan.errors import PlanError, counted
+from fuseplan.language.fields import NAME, is_name, positive, refused
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
+from fuseplan.ops.save import TAKEN
 from fuseplan.scalar import Scalar
 
 
@@ -55,4 +57,66 @@ class Within(Elementwise):
         yield "f32[2x5x3x7, nhwc]", cls(9)
 
 
-RANGES = (Within,)
+@operator
+class Split(Elementwise):
+    """x, of whose features the plan gives ranges too
+
+    `bf16[*x4096] -> linear(6144) -> split((q, k, v), features=(4096, 1024, 1024))` is three projections of
+    one input in one launch: their weights, and their biases, are joined along the features. The call gives
+    `out`, and `q`, `k` and `v`, the ranges of its features in order; without `features` they are equal.
+
+    The ranges are views of `out`: no element is written twice, and the kernel is that of the plan without the
+    split, on every backend. Attention, and a plan whose src has strides, read a view where it lies; a caller
+    who wants a dense one copies it. It is a plan's last operator.
+    """
+
+    names: tuple[str, ...]
+    features: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.names if isinstance(self.names, tuple | list) else ()
+        wrong = [name for name in names if not is_name(name, TAKEN) or list(names).count(name) > 1]
+        if not names or wrong:
+            got = shown(wrong[0] if wrong else self.names)
+            raise refused(
+                self.name, "names", "must be the names of the ranges, each once", got=got, want=NAME
+            )
+        self._set("names", tuple(names))
+        if self.features is not None:
+            listed = self.features if isinstance(self.features, tuple | list) else (self.features,)
+            self._set("features", tuple(positive(self.name, "features", each) for each in listed))
+
+    def views(self, src: TensorSpec) -> dict[str, tuple[slice, ...]]:
+        """The index of each range in the output.
+
+        Raises:
+            PlanError: the ranges are not all of src's features.
+        """
+        count = len(self.names)
+        listed = (src.channels // count,) * count if self.features is None else self.features
+        if len(listed) != count or sum(listed) != src.channels:
+            want = f"{counted(count, 'number')} whose sum is {src.channels}"
+            raise refused(self.name, "features", "are not src's", got=shown(listed), want=want)
+        ends = [sum(listed[: place + 1]) for place in range(count)]
+        before = (slice(None),) * src.channel_axis
+        starts = zip(self.names, listed, ends, strict=True)
+        return {name: (*before, slice(end - extent, end)) for name, extent, end in starts}
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """src's shape; a PlanError as `views` raises it."""
+        self.views(src)
+        return super().output(src)
+
+    def apply(self, x: Scalar) -> Scalar:
+        """The same."""
+        return x
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Equal ranges and others."""
+        yield "f32[3x6]", cls(("q", "k", "v"))
+        yield "f32[2x5x3x7, nhwc]", cls(("a", "b"), (2, 3))
+
+
+RANGES = (Within, Split)

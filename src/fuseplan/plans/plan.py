@@ -94,11 +94,11 @@ class FusionPlan(PlanTable):
             dst, operands, results = op.output(src), op.operands(src), op.results(src)
             for name, key in op.again.items():
                 self._check_again(op, name, key)
-            for each in results:
-                if isinstance(op, Save) and each.name in self._taken:
-                    raise refused(
-                        op.name, "key", f"cannot be {each.name}: the plan has a tensor of that name"
-                    )
+            views = op.views(src)
+            for name in (*(each.name for each in results if isinstance(op, Save)), *views):
+                if name in self._taken:
+                    field = "names" if views else "key"
+                    raise refused(op.name, field, f"cannot be {name}: the plan has a tensor of that name")
         except PlanError as error:
             raise error.located(plan_text(self._src, [*self.ops, op]), index) from None
         statistics = op.reduced_names(src) if isinstance(op, Normalization) else ()
@@ -180,6 +180,11 @@ class FusionPlan(PlanTable):
     def results(self) -> tuple[Result, ...]:
         """All tensors that the plan gives besides its output, in the plan's order."""
         return tuple(result for step in self._steps for result in step.results)
+
+    @property
+    def views(self) -> dict[str, tuple[slice, ...]]:
+        """The parts of its output that it gives too: their indices, by key."""
+        return {name: index for step in self._steps for name, index in step.op.views(step.src).items()}
 
     @property
     def compute_dtype(self) -> str:
@@ -295,7 +300,7 @@ class FusionPlan(PlanTable):
             slip: relative error put on each statistic: how far it moves the output is how far rounding may.
 
         Returns:
-            The output, float64, of `plan.output.shape`; and the results by key, float64.
+            The output, float64, of `plan.output.shape`; and the results and views by key, float64.
 
         Raises:
             ArgumentError: an array is missing, unknown or of another shape.
@@ -320,7 +325,7 @@ class FusionPlan(PlanTable):
             }
             out, made = step.op.evaluate(out, mine, numbers, slip, step.src.names)
             results |= {step.keys[name]: array for name, array in made.items()}
-        return out, results
+        return out, results | {name: out[index] for name, index in self.views.items()}
 
 
 def as_plan(plan: FusionPlan | str) -> FusionPlan:

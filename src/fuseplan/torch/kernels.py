@@ -101,7 +101,7 @@ class Kernel:
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
         made = self._bound(given)(_aligned(src), **values)
-        return list(made) if self.plan.results else [made]
+        return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
     def _bound(self, given: Tensors) -> BoundPlan:
         """The plan with the constant operands bound: as they were packed before, where they are the same."""

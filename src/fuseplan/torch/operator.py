@@ -143,4 +143,5 @@ def run(operators: str, src: torch.Tensor, **given: Any) -> Any:
     values = [float(given.get(each.key, each.value)) for each in plan.parameters]
     changed = any(key in given for key in numbers)
     made = launched(operators, src, [given[key] for key in keys], values if changed else [])
-    return tuple(made) if plan.results else made[0]
+    views = [made[0][index] for index in plan.views.values()]
+    return (*made, *views) if plan.results or views else made[0]

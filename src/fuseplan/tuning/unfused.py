@@ -13,7 +13,7 @@ from fuseplan.execution.runner import runner_of
 from fuseplan.execution.stages import Records, decide
 from fuseplan.kernels.match import unfuse
 from fuseplan.kernels.target import Target
-from fuseplan.ops.ranges import Within
+from fuseplan.ops.ranges import RANGES
 from fuseplan.ops.save import Save
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
@@ -43,7 +43,7 @@ class OneAtATime:
         self._bound: list[Callable[[], object]] = []
         src, held = arrays["src"], dict(arrays)
         for step, alone in zip(plan.steps, unfuse(plan), strict=True):
-            if isinstance(step.op, Save | Within):  # the value is there, and nothing has to be computed
+            if isinstance(step.op, (Save, *RANGES)):  # the value is there, and nothing has to be computed
                 if isinstance(step.op, Save):
                     held[step.op.key] = src
                 continue
