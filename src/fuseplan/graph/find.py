@@ -18,7 +18,7 @@ from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.layouts import layout_for
+from fuseplan.graph.layouts import layout_for, strides_in
 from fuseplan.graph.node import Node
 from fuseplan.graph.norms import spelled
 from fuseplan.graph.ops import VIEWS, Foreign
@@ -116,6 +116,16 @@ class _Finder:
         layout = layout_for(self.graph, node, layer, given[0])
         if layout:
             src = TensorSpec(src.shape, src.dtype, layout)
+        strides = strides_in(self.graph, node.inputs[0]) if layer.op.kind == "attention" else None
+        ranged = [TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)] if strides else []
+        for each in (*ranged, src):
+            reason = self._grown(node, layer, pieces, each)
+            if reason is None:
+                return
+        self.left[id(node)] = reason or Reason(Why.REFUSED)
+
+    def _grown(self, node: Node, layer: Layer, pieces: tuple[Node, ...], src: TensorSpec) -> Reason | None:
+        """Keeps the site of an anchor with the largest region behind it; else, why there is none."""
         reason = None
         for region in regions(self.graph, node.outputs[0], self.claimed, is_inside=True):
             found = self._with(node, layer, pieces, src, region, reason)
@@ -126,9 +136,9 @@ class _Finder:
                     self._with, node, pieces=pieces, src=found.plan.src, region=region, before=reason
                 )
                 self._keep(exact(found, layer, exactly))
-                return
+                return None
             reason = reason or found
-        self.left[id(node)] = reason or Reason(Why.REFUSED)
+        return reason or Reason(Why.REFUSED)
 
     def _with(
         self,

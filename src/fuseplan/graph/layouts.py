@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.memory import Buffer
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Permute
-from fuseplan.graph.type import Type
+from fuseplan.graph.op import GraphOp
+from fuseplan.graph.ops import VIEWS, Foreign, Permute, Slice
+from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.language.layouts import LAYOUTS, channel_names, dense, order_of
 
 
@@ -32,3 +36,23 @@ def strides_of(made: Type) -> tuple[int, ...]:
     """The strides of a value of a graph that lies dense, as `layout_of` says."""
     layout = layout_of(made)
     return dense(made.shape or (), order_of(layout, made.names) if layout else range(made.rank))
+
+
+def strides_in(graph: Graph, name: str) -> tuple[int, ...] | None:
+    """The strides of a range of a value that the graph makes, or of a view of one; else None."""
+    views: list[GraphOp] = []
+    maker = graph.made_by.get(name)
+    while maker is not None and isinstance(maker.op, VIEWS):
+        views.insert(0, maker.op)
+        name = maker.inputs[0]
+        maker = graph.made_by.get(name)
+    is_range = any(isinstance(op, Slice) for op in views)
+    if maker is None or isinstance(maker.op, Foreign) or not is_range or 0 in (graph.types[name].shape or ()):
+        return None
+    made = graph.types[name]
+    memory = Buffer(made.shape or (), strides_of(made), numpy_dtype(made.dtype), 0, 0).alone()
+    array = memory
+    for op in views:
+        (array,) = op.evaluate([array])
+    is_view = np.may_share_memory(array, memory) and 0 not in array.shape
+    return tuple(step // array.itemsize for step in array.strides) if is_view else None

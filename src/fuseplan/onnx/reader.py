@@ -188,17 +188,19 @@ class _Reader:
             result = TABLE[node.op_type](given)
         except (LeftError, PlanError) as error:
             return error.reason if isinstance(error, LeftError) else Reason(Why.REFUSED, error.what)
+        results = (result,) if isinstance(result, str) else result
         if not given.added:
-            self.same[node.output[0]] = result
+            self.same[node.output[0]] = results[0]
             self.parts.folded.append(origin)
             return _DONE
         for name, array in given.constants.items():
             self.keep(name, array)
-        *inner, last = given.added
-        named = Node(last.op, last.inputs, (node.output[0],), origin)
-        self.parts.nodes += [*(Node(each.op, each.inputs, each.outputs, origin) for each in inner), named]
-        self.types |= {name: made for name, made in given.made.items() if name != result}
-        self.types[node.output[0]] = given.made[result]
+        names = dict(zip(results, node.output, strict=False))
+        for each in given.added:
+            name = names.get(each.outputs[0], each.outputs[0])
+            if name:  # a result that nobody wants has none
+                self.parts.nodes.append(Node(each.op, each.inputs, (name,), origin))
+        self.types |= {names.get(name, name): made for name, made in given.made.items()}
         return _DONE
 
     def _folded(self, node: Any, origin: Origin, inputs: list[str]) -> bool:

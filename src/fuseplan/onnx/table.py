@@ -1,8 +1,8 @@
 """The table: for each operator of ONNX that graphs have, the operators that it becomes.
 
 A row is a function of a node. It adds operators and gives the name of the result, which may be one of the
-node's inputs. `LeftError` leaves the node to ONNX. Rows hold for opsets 13 to 24; `OLDER` has the operators
-whose earlier versions they read too.
+node's inputs, or the names of several results. `LeftError` leaves the node to ONNX. Rows hold for opsets 13
+to 24; `OLDER` has the operators whose earlier versions they read too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fuseplan.graph.why import Why
 from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.onnx.norms import batch_norm, groups, rows
+from fuseplan.onnx.ranges import slices, split
 from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
 from fuseplan.ops.activation import (
@@ -39,7 +40,7 @@ from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 
-Row = Callable[[Given], str]
+Row = Callable[[Given], str | tuple[str, ...]]
 
 # Formulas of inputs, of one dtype of plans.
 FORMULAS = {
@@ -91,7 +92,7 @@ OLDER = {
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1),
     **{"Gemm": 7, "BatchNormalization": 9, "Reshape": 5, "MatMul": 1, "Dropout": 7, "Identity": 1},
     **{"InstanceNormalization": 6},
-    **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7},
+    **{"MaxPool": 1, "AveragePool": 1, "PRelu": 7, "Slice": 1, "Split": 2},
 }
 
 
@@ -349,6 +350,8 @@ TABLE: dict[str, Row] = {
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Concat": _concat,
+    "Slice": slices,
+    "Split": split,
     "Pad": pad,
     "GlobalAveragePool": _global("ReduceMean"),
     "GlobalMaxPool": _global("ReduceMax"),
