@@ -26,6 +26,12 @@ CASES = {
     "f16[*x3072] -> bias -> gelu": (64, 1024, 8192),
     "f32[*x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu": (1, 8),
     "f16[*x128x28x28, nhwc] -> conv2d(128, kernel=3, padding=1) -> bias -> relu": (8, 64),
+    "f32[*x64x56x56] -> conv2d(64, kernel=1) -> bias -> relu": (1, 8),
+    "f32[*x96x28x28, nhwc] -> conv2d(96, kernel=3, padding=1, groups=96) -> bias -> relu": (1, 8, 64),
+    "f32[*x96x28x28] -> conv2d(96, kernel=3, padding=1, groups=96) -> bias -> relu": (1, 8, 64),
+    "f32[*x64x56x56, nhwc] -> max_pool2d(3, stride=2, padding=1)": (1, 8),
+    "f32[*x12x128x64, bhsd] -> attention": (1, 8),
+    "f32[*x2048] -> glu(silu)": (64, 1024, 8192),
 }
 
 

@@ -43,6 +43,7 @@ PLANS = (
     ("reduction", "f32[*x70] -> softmax"),
     ("reduction", "f16[*x5x3x7, nhwc] -> relu -> save(a) -> mean(hw) -> save(b) -> bias"),
     ("reduction", "f32[*x5x7] -> sum(axes=1) -> relu"),
+    ("reduction", "f32[*x40] -> argmax(1)"),
     ("depthwise", "f32[*x5x6x4, nhwc] -> conv2d(5, kernel=2, groups=5) -> bias -> relu"),
     ("depthwise", "f16[*x3x6x6] -> relu -> max_pool2d(3, stride=2, padding=1)"),
     ("attention", "f32[*x2x5x8, bhsd] -> attention(is_causal=True, return_lse=True) -> add"),

@@ -99,17 +99,17 @@ def outermost_first(strides: Sequence[int]) -> list[int]:
 
 
 def check_open(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Refuses open axes that are not the outermost ones in memory, and tensors of nothing else.
+    """Refuses open axes that are not the outermost ones in memory.
 
     Raises:
         PlanError: there are such axes.
     """
     found = opened(shape)
     outer = outermost_first(strides)[: len(found)]
-    if not found or (set(outer) == set(found) and len(found) < len(shape)):
+    if set(outer) == set(found):
         return
     raise PlanError(
-        "the open axes of a tensor are its outermost ones in memory, and not all of its axes",
+        "the open axes of a tensor are its outermost ones in memory",
         got=f"extents {'x'.join(map(str, shape))}",
         want="such as f16[*x512x768] or f16[*x*x768]",
         remedy="Write a number for the other axes",
