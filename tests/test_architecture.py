@@ -44,6 +44,7 @@ LAYERS = (
     ("tuning",),
     ("compile", "explanation", "extend", "loaded"),
     ("graph",),
+    ("backward",),
     ("reports",),
     ("onnx", "torch"),
     ("bench", "compat", "miopen", "cli"),

@@ -20,7 +20,8 @@ from fuseplan.plans.plan import FusionPlan
 from toy_templates import ToyScale
 
 ROWS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
-NO_ROW = {Reason.HORIZONTAL, Reason.KNOWN_EXTENTS}  # tested below: no plan's text shows them
+# No plan's text shows them: tested below, and in backward/test_backward.py.
+NO_ROW = {Reason.HORIZONTAL, Reason.KNOWN_EXTENTS, Reason.NO_GRADIENT}
 
 
 def name(row: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ PUBLIC = {
     "Compiling": ("compile", "CompiledPlan", "Target", "parse_target", "load", "LoadedPlan"),
     "Running": ("Arguments", "BoundPlan", "empty"),
     "Explaining": ("explain", "Explanation"),
+    "Gradients": ("Backward",),
     "Measured choices": ("tune", "Tuned", "Verdict"),
     "In PyTorch": (
         *("torch.fuse", "torch.run", "torch.plan_of", "torch.operators_of", "torch.operands_of"),

@@ -245,6 +245,7 @@ def reasons() -> Lines:
 def _givers() -> dict[Reason, list[str]]:
     found: dict[Reason, dict[str, None]] = {
         Reason.HORIZONTAL: {"`FusionPlan`, when it is made": None},
+        Reason.NO_GRADIENT: {"`FusionPlan.backward`": None},
         Reason.OPEN_AXES: {"`match`, of a plan with open axes": None},
         Reason.KNOWN_EXTENTS: {"templates from outside that do not say `opens`": None},
     }

@@ -53,6 +53,7 @@ from fuseplan.tensors.arguments import Arguments
 from fuseplan.tensors.arrays import empty
 
 if TYPE_CHECKING:
+    from fuseplan.backward.value import Backward
     from fuseplan.explanation import Explanation, explain
     from fuseplan.extend import register_operator, register_template
     from fuseplan.loaded import LoadedPlan, load
@@ -72,6 +73,7 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "Backward",
     "BatchNorm",
     "BatchNormBackward",
     "BatchNormTraining",
@@ -140,6 +142,7 @@ __all__ = [
 
 # Names that few programs use: their modules are loaded when one is asked for.
 _LATE = {
+    "Backward": "fuseplan.backward.value",
     "CacheInfo": "fuseplan.stores.cache",
     "cache_info": "fuseplan.stores.cache",
     "clear_cache": "fuseplan.stores.cache",

@@ -120,7 +120,10 @@ class Op(ABC):
             listed = [key for key, made in value.operand_fields.items() if made.when(value)]
             got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
             is_plain = isinstance(value, Elementwise) and not value.has_parts
-            if is_plain and not listed and not value.results_made:
+            takes = {each.name: each.metadata for each in dataclasses.fields(cast(Any, self))}[name][
+                "operands"
+            ]
+            if is_plain and (takes or not listed) and not value.results_made and not value.again:
                 self._check_apart(name, value)
                 return
         raise refused(

@@ -214,9 +214,27 @@ def test_one_value_has_no_running_variance(text: str, is_taken: bool) -> None:
     "wrong", [Bias(), Prelu(), Conv2d(3, kernel=1), ActivationBackward(activation.Relu()), "relu", 3]
 )
 def test_what_is_no_activation_is_refused(wrong: Any) -> None:
-    for make in (ActivationBackward, BatchNormBackward):
+    takes_operands = isinstance(wrong, Elementwise)
+    for make in (BatchNormBackward,) if takes_operands else (ActivationBackward, BatchNormBackward):
         with pytest.raises(PlanError, match="an activation: an elementwise operator without operands"):
             make(wrong)
+
+
+@pytest.mark.parametrize("name", ["slope", "x"])
+def test_a_derivative_along_an_operand_reads_what_the_formula_does(name: str) -> None:
+    """Of prelu: where the input is at most 0, the slope's is the input, and src's is the slope."""
+    x, grad, slopes = np.array([[-2.0, 3.0]]), np.array([[5.0, 7.0]]), np.array([0.5, 0.25])
+    plan = FusionPlan("f64[1x2]", ActivationBackward(Prelu(), name))
+    keys = [each.key for each in plan.operands]
+    assert keys == (["input"] if name == "slope" else ["input", "slope"])
+    given = {"input": x, "slope": slopes}
+    got = plan.reference(grad, {key: given[key] for key in keys})
+    np.testing.assert_array_equal(got, [[-10.0, 0.0]] if name == "slope" else [[2.5, 7.0]])
+
+
+def test_a_derivative_is_along_an_operand_of_its_own() -> None:
+    with pytest.raises(PlanError, match="by"):
+        ActivationBackward(Prelu(), "scale")
 
 
 @pytest.mark.parametrize("name", ["scale", "input", "epsilon", "scale_gradient"])

@@ -11,10 +11,14 @@ import numpy as np
 from fuseplan.errors import PlanError
 from fuseplan.graph.op import GraphOp, Tensor, check_count
 from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import ROWS
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text
+from fuseplan.system.locks import cached_property
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,46 @@ class Layer(GraphOp):
         out, results = self.op.evaluate(np.asarray(given[0], np.float64), operands, {}, names=src.names)
         kept = numpy_dtype("f64") if dtype == np.float64 else numpy_dtype("f32")
         return out.astype(dtype), *(each.astype(kept) for each in results.values())
+
+
+@dataclass(frozen=True)
+class Planned(GraphOp):
+    """A whole plan: its inputs are src, then the plan's operands in order.
+
+    Its results are the plan's output, then the plan's own. Parameters have the plan's values.
+    """
+
+    name: ClassVar[str] = "plan"
+    takes: ClassVar[int | None] = None
+
+    written: str
+
+    @cached_property
+    def plan(self) -> FusionPlan:
+        """The plan; a PlanError where the text is none, and where the plan updates tensors."""
+        if not isinstance(self.written, str):
+            raise PlanError("plan takes the text of a plan", got=shown(self.written))
+        made = FusionPlan.parse(self.written)
+        if any(each.updated for each in made.results):
+            raise PlanError("a plan in a graph updates no tensors", text=self.written)
+        return made
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The types of the output and of the results."""
+        plan = self.plan
+        wanted: list[tuple[str, TensorSpec | Operand]] = [("src", plan.src)]
+        wanted += [(each.key, each) for each in plan.operands]
+        if len(given) != len(wanted):
+            raise PlanError(f"{self.text}: another number of inputs", got=len(given), want=len(wanted))
+        for (key, want), each in zip(wanted, given, strict=True):
+            if (each.shape, each.dtype) != (want.shape, want.dtype):
+                raise PlanError(f"{self.text}: {key} is another tensor", got=str(each), want=str(want))
+        made: tuple[TensorSpec | Result, ...] = (plan.output, *plan.results)
+        return tuple(Type(each.shape, each.dtype) for each in made)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The plan's meaning in float64."""
+        src, *operands = given
+        keys = [each.key for each in self.plan.operands]
+        out, results = self.plan.evaluate(src, dict(zip(keys, operands, strict=True)))
+        return out, *results.values()

@@ -151,6 +151,26 @@ VIEWS = (Reshape, Permute, Slice)
 
 
 @dataclass(frozen=True)
+class Flip(GraphOp):
+    """The elements along some axes in the opposite order."""
+
+    name: ClassVar[str] = "flip"
+
+    axes: tuple[int, ...]
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The type of src."""
+        (src,) = known(self, given)
+        if any(not 0 <= axis < src.rank for axis in self.axes):
+            raise PlanError(f"{self.text}: there is no such axis", got=str(src))
+        return (src,)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """A view."""
+        return (np.flip(given[0], self.axes),)
+
+
+@dataclass(frozen=True)
 class Concat(GraphOp):
     """The inputs one behind the other along an axis."""
 
@@ -296,5 +316,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Concat, Pad, Reduce)
+OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Flip, Concat, Pad, Reduce)
 BY_WORD = {each.name: each for each in OPS}

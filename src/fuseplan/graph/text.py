@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fuseplan.errors import PlanError, did_you_mean
-from fuseplan.graph.layer import Layer
+from fuseplan.graph.layer import Layer, Planned
 from fuseplan.graph.node import Node, Origin, Parts
 from fuseplan.graph.op import GraphOp, Tensor, call_of
 from fuseplan.graph.ops import BY_WORD, Foreign
@@ -171,11 +171,12 @@ def parse_op(text: str, results: tuple[Type, ...]) -> GraphOp:
     if text.partition("(")[0].strip() in BY_NAME:
         return Layer(parse_operator(text))
     word, values, named = call_of(text, "an operator of a graph")
-    if word in BY_WORD:
-        return BY_WORD[word].read(values, named)
+    known: dict[str, type[GraphOp]] = {**BY_WORD, Planned.name: Planned}
+    if word in known:
+        return known[word].read(values, named)
     if "." in word and not values:
         return Foreign(word, tuple(named.items()), results)
-    remedy = did_you_mean(word, [*BY_NAME, *BY_WORD])
+    remedy = did_you_mean(word, [*BY_NAME, *known])
     raise PlanError(f"there is no operator {word} in a graph", text=text, span=(0, len(word)), remedy=remedy)
 
 

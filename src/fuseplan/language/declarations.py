@@ -183,9 +183,9 @@ def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = F
     return ResultField(per, when, updated)
 
 
-def inner(*, default: object = None) -> Any:
-    """Declares an attribute that must be an activation: an elementwise operator without operands."""
-    marks = {"inner": True}
+def inner(*, default: object = None, operands: bool = False) -> Any:
+    """Declares an attribute that must be an elementwise operator, without operands unless `operands`."""
+    marks = {"inner": True, "operands": operands}
     return field(metadata=marks) if default is None else field(default=default, metadata=marks)
 
 

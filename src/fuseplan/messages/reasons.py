@@ -26,15 +26,16 @@ class Reason(Enum):
     """
 
     # Plans that no rule fuses.
-    EMPTY_PLAN = (
-        "empty-plan",
-        "the plan has no operator",
-        "Add an operator: plan.add(Relu())",
-    )
+    EMPTY_PLAN = ("empty-plan", "the plan has no operator", "Add an operator: plan.add(Relu())")
     HORIZONTAL = (
         "horizontal",
         "operators are fused one after the other, not side by side",
         "Make one vertical plan for each branch",
+    )
+    NO_GRADIENT = (
+        "no-gradient",
+        "there are no plans of this gradient",
+        "Leave its tensors out of `wrt`, or let the framework differentiate this operator",
     )
     NO_CONTRACTION = (
         "no-contraction",

@@ -7,26 +7,45 @@ here has a gradient of an activation of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from fuseplan.errors import PlanError
-from fuseplan.language.declarations import inner, operand, parameter, result
+from fuseplan.language.declarations import (
+    Along,
+    Beside,
+    OperandField,
+    Shape,
+    inner,
+    operand,
+    parameter,
+    result,
+)
 from fuseplan.language.derivative import derivative, times
 from fuseplan.language.fields import one_of, true_or_false
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
-from fuseplan.ops.affine import MODES
+from fuseplan.ops.affine import MODES, BatchNorm, Prelu
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.scalar import REBUILD, Scalar, fold, leaf, sqrt
+from fuseplan.scalar import REBUILD, Scalar, fold, leaf, leaves_of, sqrt
 
 STATISTICS = ("saved", "recomputed")
 
 
-def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar]) -> Scalar:
-    """The derivative of an activation at `at`; `leaves` are its parameters, by its own names."""
-    return fold(derivative(activation.formula()), {**leaves, "x": at}, REBUILD)
+def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar], by: str = "x") -> Scalar:
+    """The derivative of an activation at `at`; `leaves` are its parameters and operands, by its own names."""
+    return fold(derivative(activation.formula(), by), {**leaves, "x": at}, REBUILD)
+
+
+def _of_inner(made: OperandField) -> OperandField:
+    """The declaration of an operand of `of`, for the operator around it."""
+
+    def per(op: ActivationBackward, src: TensorSpec) -> str | Along | Beside | Shape:
+        return made.per(op.of, src) if callable(made.per) else made.per
+
+    return replace(made, per=per, when=lambda op: True)
 
 
 @operator
@@ -36,6 +55,10 @@ class ActivationBackward(Elementwise):
     The gradient of src of an activation: x is the gradient of its output, `input` is the activation's input.
     Its parameters are the activation's.
 
+    `of` may be an elementwise operator with operands, such as prelu: the derivative's operands are then its
+    own. `by` names the operand that the derivative is along, in the place of src: the sum over the axes that
+    the operand lacks is its gradient. `input` is an operand if the derivative reads it, or `of` has no other.
+
     input: the shape of src.
 
     MIOpen: miopenCreateOpActivationBackward. MIOpen's POWER forgets to multiply by the gradient; here,
@@ -43,15 +66,28 @@ class ActivationBackward(Elementwise):
     """
 
     input: str | None = operand("element", default=None, kw_only=True)
-    of: Elementwise = inner()
+    of: Elementwise = inner(operands=True)
+    by: str = "x"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        derivative(self.of.formula())  # which may be too large
+        own = {name: made for name, made in self.of.operand_fields.items() if made.when(self.of)}
+        one_of(self.name, "by", self.by, ("x", *own))
+        read = leaves_of(derivative(self.of.formula(), self.by))  # which may be too large
+        fields = {name: _of_inner(made) for name, made in own.items() if name in read}
+        if "x" in read or not own:
+            fields = {"input": self.operand_fields["input"], **fields}
+        self._set("operand_fields", fields)
 
-    def apply(self, x: Scalar, input: Scalar, **parameters: Scalar) -> Scalar:
+    @property
+    def reads(self) -> str | None:
+        """The axis that the activation takes."""
+        return self.of.reads
+
+    def apply(self, x: Scalar, input: Scalar | None = None, **leaves: Scalar) -> Scalar:
         """The formula."""
-        return times(x, slope(self.of, input, parameters))
+        at = leaf("x") if input is None else input
+        return times(x, slope(self.of, at, leaves, self.by))
 
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
@@ -60,6 +96,8 @@ class ActivationBackward(Elementwise):
         yield "f32[2x5x3x7, nhwc]", cls(LeakyRelu(0.1))
         yield "f32[2x3x7]", cls(Elu())
         yield "f32[1x3x3x2x5]", cls(Power(alpha=0.5, beta=0.25, gamma=1.75))
+        yield "f32[2x5x3x7]", cls(Prelu())
+        yield "f32[2x5x3x7, nhwc]", cls(BatchNorm(), by="scale")
 
 
 def _per(op: Normalization, src: TensorSpec) -> str:

@@ -5,9 +5,10 @@ A plan is a value: it prints, parses, compares, and has a meaning in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -256,6 +257,19 @@ class FusionPlan(PlanTable):
             return cls(src, *ops)
         except PlanError as error:
             raise error.located(text, error.operator) from None
+
+    def backward(self, wrt: Collection[str] | None = None, results: Collection[str] = ()) -> Any:
+        """The gradients of the whole plan: a `fuseplan.Backward`, which stands above plans.
+
+        Args:
+            wrt: what to differentiate by: `src` and keys of operands; all unless given.
+            results: keys of saved values whose gradients are given too, as `grad_KEY`.
+
+        Raises:
+            PlanError: a name is none of the plan's; src is open or has gaps.
+            Unsupported: no plans compute the gradient of an operator; it names the operator.
+        """
+        return import_module("fuseplan.backward.value").backward(self, wrt, results)
 
     def to_json(self) -> str:
         """The plan as JSON: `{"src": ..., "operators": [{"name": ..., "fields": {...}}, ...]}`."""

@@ -35,7 +35,7 @@ HEADER = struct.Struct("<8sI32s32sQ")  # magic, format, key, SHA-256 of the payl
 LOCKS = 64  # lock files a folder: keys share them, so that they do not pile up
 POLL_SECONDS = 0.005
 # No kernel follows from these.
-NO_KERNELS = ("bench", "cli", "compat", "graph", "measure", "miopen", "onnx", "tuning")
+NO_KERNELS = ("backward", "bench", "cli", "compat", "graph", "measure", "miopen", "onnx", "tuning")
 LOOKS = 16  # one write in so many looks at the folder's size
 
 

@@ -1,0 +1,90 @@
+"""The plans of gradients, compiled."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fuseplan.compile import CompiledPlan, compile
+from fuseplan.errors import ArgumentError
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Planned
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Flip, Permute, Reshape
+
+
+class CompiledBackward:
+    """The kernels of a plan and of its gradients.
+
+    Attributes:
+        forward: the forward plan, compiled; its results are values that the gradients read.
+        reads: the inputs of a call besides `grad`: src, operands and results of `forward`.
+        kernels: the plans of the gradients, compiled, in the order in which they run.
+
+    A call takes the gradient of the output and the tensors of `reads` by name, NumPy arrays or torch tensors,
+    and gives a named tuple of the gradients by the names of `wrt`. Equal tensors give equal bits.
+    """
+
+    def __init__(self, graph: Graph, gradients: dict[str, str], how: dict[str, Any]) -> None:
+        first, *self._nodes = graph.nodes
+        built: dict[str, CompiledPlan] = {}
+        for node in graph.nodes:
+            if isinstance(node.op, Planned) and node.op.written not in built:
+                built[node.op.written] = compile(node.op.plan, **how)
+        plans = [node.op.written for node in graph.nodes if isinstance(node.op, Planned)]
+        self.forward, *self.kernels = (built[each] for each in plans)
+        self._built, self._gradients = built, gradients
+        self._made = namedtuple("Gradients", gradients)  # type: ignore[misc]
+        read = {name for node in self._nodes for name in node.inputs} | set(gradients.values())
+        given = (*graph.inputs, *first.outputs[1:])
+        self.reads = tuple(name for name in given if name in read and name != "grad")
+        last = {name: place for place, node in enumerate(self._nodes) for name in node.inputs}
+        kept = set(gradients.values())
+        self._dropped = [
+            [name for name, at in last.items() if at == place and name not in kept]
+            for place in range(len(self._nodes))
+        ]
+
+    def __call__(self, grad: Any, **given: Any) -> Any:
+        """The gradients.
+
+        Args:
+            grad: the gradient of the output, a tensor like it.
+            **given: the tensors of `reads`, as the forward plan takes or gives them.
+
+        Raises:
+            ArgumentError: one is missing or unknown, or a plan does not take it.
+        """
+        wrong = sorted(set(self.reads) ^ given.keys())
+        if wrong:
+            problem = "is missing" if wrong[0] in self.reads else "is read by no gradient"
+            raise ArgumentError(f"`{wrong[0]}` {problem}\n  want grad, {', '.join(self.reads)}")
+        live = {"grad": grad, **given}
+        for node, dropped in zip(self._nodes, self._dropped, strict=True):
+            live |= zip(node.outputs, self._run(node, [live[name] for name in node.inputs]), strict=True)
+            for name in dropped:
+                del live[name]
+        return self._made(*(live[name] for name in self._gradients.values()))
+
+    def _run(self, node: Node, given: Sequence[Any]) -> Sequence[Any]:
+        """The results of a node."""
+        if not isinstance(node.op, Planned):
+            return [_viewed(node.op, given[0])]
+        src, *operands = given
+        plan = node.op.plan
+        keys = [each.key for each in plan.operands]
+        made = self._built[node.op.written](src, **dict(zip(keys, operands, strict=True)))
+        return tuple(made) if plan.results else (made,)
+
+
+def _viewed(op: Any, tensor: Any) -> Any:
+    """A tensor's elements in another order or shape, in its own library."""
+    if isinstance(tensor, np.ndarray):
+        return op.evaluate([tensor])[0]
+    if isinstance(op, Reshape):
+        return tensor.reshape(op.shape)
+    assert isinstance(op, Permute | Flip)  # the views that the walk makes
+    return tensor.permute(op.order) if isinstance(op, Permute) else tensor.flip(op.axes)

@@ -1,0 +1,203 @@
+"""The gradients of whole plans: finite differences in float64, torch's autograd, compiled plans, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fuseplan.backward.value import Backward
+from fuseplan.errors import ArgumentError, PlanError, Unsupported
+from fuseplan.measure.data import random_arrays
+from fuseplan.messages.reasons import Reason
+from fuseplan.plans.plan import FusionPlan
+
+Arrays = dict[str, NDArray[Any]]
+
+# Each kind of derivative and of contraction; what each plan saves and computes again is counted below.
+PLANS = (
+    "f64[8x16] -> linear(12) -> bias -> gelu",
+    "f64[2x5x12] -> linear(7) -> bias -> gelu -> scale -> add",
+    "f64[8x16] -> matmul(12, transposed=True) -> tanh(0.5, beta=2)",
+    "f64[8x16] -> matmul(12) -> bias",
+    "f64[3x8x6] -> matmul(5, batched=True) -> bias",
+    "f64[3x8x6] -> matmul(5, batched=True, transposed=True) -> gelu",
+    "f64[8x16] -> gelu -> scale -> linear(12) -> bias -> gelu",
+    "f64[2x5x3x4, nhwc] -> bias -> gelu -> scale -> silu -> add(alpha1=0.5, alpha2=-2)",
+    "f64[2x5x3x4] -> batch_norm -> prelu",
+    "f64[2x5x3x4, nhwc] -> prelu(shared=True) -> mul -> batch_norm(per_activation)",
+    "f64[2x6x7x8] -> conv2d(4, kernel=3, padding=1) -> bias -> silu",
+    "f64[2x6x7x8, nhwc] -> conv2d(4, kernel=(3, 2), padding=((0, 1), (1, 0)), dilation=2, groups=2) -> add",
+    "f64[2x6x9] -> conv1d(12, kernel=3, padding=1, groups=6) -> bias",
+    "f64[2x4x3x4x5] -> conv3d(6, kernel=(1, 3, 2), padding=same, groups=2) -> tanh",
+    "f64[8x16] -> add -> save(y) -> gelu -> add(other=y)",
+    "f64[8x16] -> save(y) -> sigmoid -> mul(other=y)",
+)
+
+
+def drawn(made: Backward, seed: int = 0) -> Arrays:
+    """Random inputs of a graph of gradients; variances above 0."""
+    rng = np.random.default_rng(seed)
+    arrays = {name: rng.standard_normal(each.shape or ()) for name, each in made.graph.inputs.items()}
+    return {name: np.abs(each) + 0.5 if "variance" in name else each for name, each in arrays.items()}
+
+
+def assert_gradients(plan: FusionPlan, made: Backward, results: tuple[str, ...] = ()) -> None:
+    """The gradients, along a random direction each, against central differences of the plan's meaning."""
+    arrays = drawn(made)
+    rng = np.random.default_rng(1)
+
+    def loss(at: Arrays) -> float:
+        out, saved = plan.evaluate(at["src"], {each.key: at[each.key] for each in plan.operands})
+        return float(
+            (out * at["grad"]).sum() + sum((saved[key] * at[f"grad_{key}"]).sum() for key in results)
+        )
+
+    for name, got in made.evaluate(arrays).items():
+        assert got.shape == arrays[name].shape, name
+        along, step = rng.standard_normal(got.shape), 1e-5
+        up, down = (loss({**arrays, name: arrays[name] + sign * step * along}) for sign in (1, -1))
+        terms = float(np.linalg.norm(got) * np.linalg.norm(along))
+        assert abs((up - down) / (2 * step) - (got * along).sum()) <= 1e-7 * max(terms, 1.0), name
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_gradients_are_those_of_finite_differences(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    made = plan.backward()
+    assert list(made.gradients) == ["src", *(each.key for each in plan.operands)]
+    assert_gradients(plan, made)
+    assert Backward.parse(str(made)) == made
+
+
+def test_a_result_has_a_gradient_too() -> None:
+    plan = FusionPlan.parse("f64[8x16] -> add -> save(y) -> gelu -> add(other=y)")
+    assert_gradients(plan, plan.backward(results=("y",)), ("y",))
+
+
+CHAINS = st.lists(
+    st.sampled_from(
+        ("bias", "scale", "add(alpha2=0.5)", "mul", "gelu", "tanh", "softplus", "silu", "prelu", "linear(5)")
+    ),
+    min_size=1,
+    max_size=6,
+).filter(lambda ops: ops.count("linear(5)") < 2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(CHAINS)
+def test_any_chain_has_the_gradients_of_finite_differences(ops: list[str]) -> None:
+    plan = FusionPlan.parse(" -> ".join(["f64[3x5]", *ops]))
+    made = plan.backward()
+    assert_gradients(plan, made)
+    assert Backward.parse(str(made)) == made
+
+
+def run(made: Backward, arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """The gradients of a compiled pass, twice with equal bits, and the gradient of the output."""
+    compiled = made.compile("cpu")
+    outcome = compiled.forward(**arrays)
+    named = dict(zip(outcome._fields, outcome, strict=True)) if made.forward.results else {"out": outcome}
+    grad = np.empty_like(named["out"])
+    grad[...] = np.random.default_rng(2).standard_normal(grad.shape)
+    held = {name: each for name, each in (arrays | named).items() if name in compiled.reads}
+    first, second = compiled(grad, **held), compiled(grad, **held)
+    assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+    return first._asdict(), {"grad": grad}
+
+
+@pytest.mark.parametrize("text", [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, 11)])
+def test_compiled_gradients_are_those_of_float64(text: str) -> None:
+    made = FusionPlan.parse(text).backward()
+    arrays = random_arrays(made.forward, 0)
+    got, grad = run(made, arrays)
+    for name, want in made.evaluate({**arrays, **grad}).items():
+        assert np.linalg.norm(got[name] - want) <= 2e-6 * np.linalg.norm(want), name
+
+
+def test_gradients_are_torchs() -> None:
+    made = FusionPlan.parse("f32[8x16] -> linear(12) -> bias -> gelu").backward()
+    arrays = random_arrays(made.forward, 0)
+    got, grad = run(made, arrays)
+    leaves = {name: torch.from_numpy(each.copy()).requires_grad_() for name, each in arrays.items()}
+    torch.nn.functional.gelu(torch.nn.functional.linear(*leaves.values())).backward(
+        torch.from_numpy(grad["grad"])
+    )
+    for name, each in leaves.items():
+        np.testing.assert_allclose(got[name], each.grad, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "kernels", "saved", "recomputed"),
+    [
+        ("f32[8x16] -> linear(12) -> bias -> gelu", 3, {"gelu_input": 384}, {}),
+        ("f32[8x16] -> linear(12) -> bias -> gelu -> scale", 4, {"gelu_input": 384}, {"gelu": 384}),
+        ("f32[8x16] -> gelu -> linear(12) -> bias", 3, {}, {"gelu": 512}),
+        ("f32[8x16] -> bias -> scale", 2, {"scale_input": 512}, {}),
+    ],
+)
+def test_values_are_saved_or_computed_again(
+    text: str, kernels: int, saved: dict[str, int], recomputed: dict[str, int]
+) -> None:
+    made = FusionPlan.parse(text).backward()
+    assert len(made.plans) == kernels
+    assert {each.name: each.nbytes for each in made.saved} == saved
+    assert {each.name: each.nbytes for each in made.recomputed} == recomputed
+
+
+def test_gradients_that_are_not_wanted_are_not_computed() -> None:
+    plan = FusionPlan.parse("f32[8x16] -> linear(12) -> bias -> gelu")
+    (only,) = plan.backward(wrt=("src",)).plans
+    assert str(only) == "f32[8x12] -> activation_backward(gelu) -> matmul(16)"
+    assert plan.backward(wrt=("bias",)).plans[0].src.shape == (8, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "operator"),
+    [
+        ("f32[2x6x9x9] -> bias -> max_pool2d(3)", 1),
+        ("f32[2x6x9x9] -> conv2d(4, kernel=3, stride=2)", 0),
+        ("f32[2x6x9x9] -> conv2d(4, kernel=3, padding=3)", 0),
+        ("f32[8x16] -> linear(12) -> gelu -> linear(3)", 1),
+    ],
+)
+def test_refusals_name_the_operator(text: str, operator: int) -> None:
+    with pytest.raises(Unsupported) as error:
+        FusionPlan.parse(text).backward()
+    (refusal,) = error.value.refusals
+    assert (refusal.reason, refusal.operator) == (Reason.NO_GRADIENT, operator)
+    assert "^" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "told"),
+    [
+        ("f32[8x16] -> bias", {"wrt": ("biass",)}, "no src or operand 'biass'"),
+        ("f32[8x16] -> bias", {"wrt": ()}, "nothing to take the gradient of"),
+        ("f32[8x16] -> bias", {"results": ("y",)}, "no saved value 'y'"),
+        ("f32[*x16] -> bias", {}, "known extents"),
+        ("f32[8x16, strides=32:1] -> bias", {}, "without gaps"),
+    ],
+)
+def test_mistakes_are_told(text: str, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        FusionPlan.parse(text).backward(**arguments)
+
+
+def test_a_call_names_what_is_missing() -> None:
+    compiled = FusionPlan.parse("f32[8x16] -> scale").backward().compile("cpu")
+    grad = np.ones((8, 16), np.float32)
+    with pytest.raises(ArgumentError, match="`src` is missing"):
+        compiled(grad, scale=np.ones(16, np.float32))
+    with pytest.raises(ArgumentError, match="`bias` is read by no gradient"):
+        compiled(grad, src=grad, scale=np.ones(16, np.float32), bias=grad)
+
+
+def test_a_text_that_is_no_backward_is_refused() -> None:
+    with pytest.raises(PlanError, match="no graph of gradients"):
+        Backward.parse("input x: f32[1x4]\ny = relu(x)\noutput y\n")
