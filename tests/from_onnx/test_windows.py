@@ -31,3 +31,14 @@ def test_padding_before_a_convolution_is_the_plan_s() -> None:
     assert [str(site.plan) for site in sites] == [
         "f32[1x3x8x8, nhwc] -> conv2d(4, kernel=3, stride=2, padding=((0, 1), (0, 1)))"
     ]
+
+
+def test_a_window_that_holds_the_image_is_a_mean() -> None:
+    attributes = {"kernel_shape": [99, 99], "strides": [99, 99], "ceil_mode": 1}
+    nodes = [helper.make_node("AveragePool", ["x"], ["y"], "pool", **attributes)]
+    proto = model(nodes, {"x": (2, 3, 7, 5)}, ["y"], {})
+    given = {"x": RNG.standard_normal((2, 3, 7, 5), np.float32)}
+    ours = fuseplan.onnx.load(proto, threads=1)
+    np.testing.assert_allclose(ours.run(None, given)[0], given["x"].mean((2, 3), keepdims=True), atol=1e-6)
+    sites = ours.prepare().session.cut.sites
+    assert [str(site.plan) for site in sites] == ["f32[2x3x7x5] -> mean((2, 3), keepdim=True)"]

@@ -10,6 +10,7 @@ from fuseplan.onnx.given import Given, LeftError
 from fuseplan.ops.affine import Bias
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS, Pool
+from fuseplan.ops.reductions import Mean
 from fuseplan.ops.windows import Pair, Window
 
 
@@ -79,7 +80,14 @@ def max_pool(given: Given) -> str:
 
 
 def average_pool(given: Given) -> str:
-    """AveragePool."""
+    """AveragePool; the mean of all positions, where one window holds them and no padding."""
+    kernel, spatial = tuple(given.attribute("kernel_shape", ())), given.shape()[2:]
+    window = window_of(given, kernel)
+    reach = zip(window.kernel, window.dilation, spatial, strict=True)
+    holds_all = all(taps >= extent and step == 1 for taps, step, extent in reach)
+    if holds_all and not any(map(any, window.padding)) and given.type().is_spec:
+        given.floats()
+        return given.layer(Mean(tuple(range(2, len(spatial) + 2)), keepdim=True), given.inputs[0])
     return _pool(given, AVG_POOLS, count_include_pad=bool(given.attribute("count_include_pad", 0)))
 
 
