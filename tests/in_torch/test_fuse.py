@@ -143,7 +143,7 @@ def test_heads_are_read_as_the_projections_left_them() -> None:
     assert plans == [
         "f32[2x4x11x6, bshc of bhsc] -> attention(is_causal=True, key_heads=2)",
         "f32[2x2x11x6, bshc of bhsc] -> attention(scale=0.3, mask_axes=st)",
-        "f32[2x2x5x6] -> attention(keys=11, bias_axes=bst)",
+        "f32[2x2x5x6, strides=132:6:12:1 of bhsc] -> attention(keys=11, bias_axes=bst)",
         "f32[2x2x11x6, bshc of bhsc] -> attention",
     ]
 

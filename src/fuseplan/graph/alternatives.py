@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from fuseplan.execution.stages import Records
 from fuseplan.graph.cut import Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
-from fuseplan.graph.ops import Foreign
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Foreign, Slice
 from fuseplan.graph.why import Reason
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import Identity
@@ -72,6 +73,18 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
 def _is_alone(site: Site, graph: Graph) -> bool:
     """Whether the framework makes all that the site reads, and reads all that it makes."""
     read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
-    made = graph.made_by
-    around = [*graph.readers[site.dst], *(made[name] for name in read if name in made)]
+    around = [*_readers(graph, site.dst), *(maker for name in read for maker in _makers(graph, name))]
     return all(isinstance(node.op, Foreign) for node in around)
+
+
+def _readers(graph: Graph, name: str) -> Iterator[Node]:
+    """What reads a value, or a range of it."""
+    for node in graph.readers[name]:
+        yield from _readers(graph, node.outputs[0]) if isinstance(node.op, Slice) else (node,)
+
+
+def _makers(graph: Graph, name: str) -> Iterator[Node]:
+    """What makes a value, or that of which it is a range; nothing makes an input."""
+    maker = graph.made_by.get(name)
+    if maker is not None:
+        yield from _makers(graph, maker.inputs[0]) if isinstance(maker.op, Slice) else (maker,)

@@ -40,6 +40,7 @@ from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
 from fuseplan.ops.reductions import LogSoftmax, Mean, Softmax
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
+from fuseplan.torch.ranges import SPLITS, part, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
 
 aten = torch.ops.aten
@@ -255,8 +256,10 @@ def _cast(given: Given) -> str:
 
 
 def _first(given: Given) -> str:
-    """The first of an operator's results, where the table has read the operator."""
+    """The first of an operator's results, where the table has read the operator; any part of a tensor."""
     maker = given.node.args[0]
+    if maker.target in SPLITS:
+        return part(given)
     if given.node.args[1] != 0 or not given.is_read(maker):
         raise LeftError(Why.NOT_IN_TABLE, "a further result")
     name = given.value(maker)
@@ -297,6 +300,7 @@ TABLE: dict[Any, Row] = {
     aten.sub.Scalar: _joined("a - b", "alpha"),
     aten.rsub.Scalar: _subtracted_from,
     operator.getitem: _first,
+    aten.slice.Tensor: sliced,
     aten.mul.Tensor: _joined("a * b"),
     aten.mul.Scalar: _joined("a * b"),
     aten.div.Tensor: _joined("a / b"),

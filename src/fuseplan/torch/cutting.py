@@ -144,9 +144,10 @@ class _Writer:
             self._strides[made] = self._strides.pop(head)
 
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
-        """The value with its axes in memory in the order that a plan has them in."""
+        """The value with its axes in memory in the order that a plan has them in; a range as it lies."""
         order = tuple(_by_stride(spec.element_strides))
-        if order == tuple(range(len(spec.shape))) or node.meta.get(ORDER) == order:
+        is_range = isinstance(spec, TensorSpec) and not spec.is_dense
+        if is_range or order == tuple(range(len(spec.shape))) or node.meta.get(ORDER) == order:
             return node
         if (node, order) not in self._laid_out:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))

@@ -125,6 +125,10 @@ class Given:
         """Whether the graph has the node's value."""
         return node in self._values
 
+    def of(self, node: fx.Node) -> Given:
+        """Another node, whose result this node takes a part of."""
+        return Given(node, self._values, self._types)
+
     def value(self, node: fx.Node) -> str:
         """The name of a node's value."""
         return self._values[node]

@@ -1,0 +1,37 @@
+"""Rows of the table whose results are ranges of a value: views, as in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from fuseplan.graph.ops import Slice
+from fuseplan.graph.why import Why
+from fuseplan.torch.given import Given, LeftError
+
+aten = torch.ops.aten
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def sliced(given: Given) -> str:
+    """A range along an axis."""
+    src = given.tensor("self")
+    shape, ends = given.shape(src), [given.argument(name) for name in ("dim", "start", "end", "step")]
+    if not all(each is None or type(each) is int for each in ends):
+        raise LeftError(Why.SHAPE, ends)
+    dim, start, end, step = ends
+    begin, stop, step = slice(start, end, step).indices(shape[dim])
+    if (begin, stop, step) == (0, shape[dim], 1):
+        return src
+    return given.add(Slice(dim % len(shape), begin, max(begin, stop), step), src)
+
+
+def part(given: Given) -> str:
+    """One of the results of an operator that splits a tensor."""
+    maker, number = given.node.args
+    split = given.of(maker)
+    src, extents = split.tensor("self"), [each.shape for each in maker.meta["val"]]
+    dim = int(split.number("dim")) % len(given.shape(src))
+    if not all(type(each[dim]) is int for each in extents):
+        raise LeftError(Why.SHAPE, extents)
+    ends = [sum(int(each[dim]) for each in extents[: place + 1]) for place in range(len(extents))]
+    return given.add(Slice(dim, ends[number] - int(extents[number][dim]), ends[number]), src)
