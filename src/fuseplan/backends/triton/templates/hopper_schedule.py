@@ -45,12 +45,21 @@ class Schedule:
         own, own_columns: the part of a tile that one group finishes: all, or a share of the features where
             they are the products' rows, else of the first axis of the box that has several rows, so that the
             shares lie side by side.
+        shares_tile: whether a group finishes only a part of a tile.
+        takes_turns: whether each group has tiles of its own.
+        letters: the axes of the rows.
+        is_open, given: whether a launch says how many rows there are; what every function is given of it.
         lines: taps along the first axis for which one copy of src serves: one, unless it reaches.
         span: lines of src in such a copy.
+        reach, more: those besides the first tap's; how many are copied at a time: boxes are powers of two.
         blocks: copies of src for a tile.
         extents, launched: positions along each axis of the rows, and tiles of all rows, in a launch.
         part, part_columns: what a group finishes at once: few positions along the products' columns, so that
             the stages' values fit into registers.
+        sum_shape: rows and columns of a group's products.
+        part_width: columns of the products that are finished at once.
+        weight_bytes, src_bytes: of one block of the weight, and of one copy of src.
+        stage_bytes: of one stage of the ring.
     """
 
     def __init__(self, knobs: Knobs, geometry: Geometry) -> None:
@@ -65,9 +74,15 @@ class Schedule:
         ]
         launched = map(ceil_div, self.extents, knobs.box)
         self.launched: Index = reduce(mul, launched)
+        self.letters = tuple(axis.letter for axis in geometry.axes)
+        self.is_open = self.kernel.open_axis is not None
+        self.given = ["extent"] if self.is_open else []
         self.lines = self.geometry.axes[0].taps if knobs.reaching else 1
-        self.span = knobs.box[0] + self.reach
+        self.reach = geometry.axes[0].reach if knobs.reaching else 0
+        self.more, self.span = self.reach & -self.reach, knobs.box[0] + self.reach
         self.blocks = self.geometry.products(knobs.depth) // self.lines
+        self.shares_tile = knobs.groups > 1 and knobs.together
+        self.takes_turns = knobs.groups > 1 and not knobs.together
         self.own, self.own_columns = knobs.box, knobs.columns
         if self.shares_tile and knobs.swapped:
             self.own_columns //= knobs.groups
@@ -76,6 +91,12 @@ class Schedule:
         self.part, self.part_columns = self.own, min(self.own_columns, PART)
         if knobs.swapped:
             self.part, self.part_columns = _shrunk(self.own, min(prod(self.own), PART)), self.own_columns
+        self.sum_shape, self.part_width = (prod(self.own), self.own_columns), self.part_columns
+        if knobs.swapped:
+            self.sum_shape, self.part_width = self.sum_shape[::-1], prod(self.part)
+        self.weight_bytes = knobs.columns * knobs.depth * HALF
+        self.src_bytes = self.span * prod(knobs.box[1:]) * knobs.depth * HALF
+        self.stage_bytes = self.src_bytes + (0 if knobs.resident else self.lines * self.weight_bytes)
 
     def grid(self, processors: int) -> int:
         """Programs: as many as run at a time, or fewer where there are fewer tiles, if that is known."""
@@ -88,47 +109,6 @@ class Schedule:
         across = self.tiles // self.counts[place]
         rows, most = self.geometry.axes[place].rows, self.grid(processors)
         return programs_of(self.kernel, rows, self.knobs.box[place], across, most)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a launch says how many rows there are."""
-        return self.kernel.open_axis is not None
-
-    @property
-    def shares_tile(self) -> bool:
-        """Whether a group finishes only a part of a tile."""
-        return self.knobs.together and self.knobs.groups > 1
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether each group has tiles of its own."""
-        return self.knobs.groups > 1 and not self.knobs.together
-
-    @property
-    def letters(self) -> tuple[str, ...]:
-        """The axes of the rows."""
-        return tuple(axis.letter for axis in self.geometry.axes)
-
-    @property
-    def reach(self) -> int:
-        """Lines that a copy of src has besides those of the first tap."""
-        return self.geometry.axes[0].reach if self.knobs.reaching else 0
-
-    @property
-    def more(self) -> int:
-        """Lines that are copied at a time after those of the first tap: boxes are powers of two."""
-        return self.reach & -self.reach
-
-    @property
-    def sum_shape(self) -> tuple[int, int]:
-        """Rows and columns of a group's products."""
-        shape = prod(self.own), self.own_columns
-        return shape[::-1] if self.knobs.swapped else shape
-
-    @property
-    def part_width(self) -> int:
-        """Columns of the products that are finished at once."""
-        return prod(self.part) if self.knobs.swapped else self.part_columns
 
     @property
     def first(self) -> tuple[Index, ...]:
@@ -164,21 +144,6 @@ class Schedule:
     def copied(self) -> tuple[KernelOperand, ...]:
         """Operands that the copy engine brings, in tiles of dst."""
         return tuple(op for op in self.kernel.operands if op.role == "epilogue" and not op.packed)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of one block of the weight."""
-        return self.knobs.columns * self.knobs.depth * HALF
-
-    @property
-    def src_bytes(self) -> int:
-        """Of one copy of src."""
-        return self.span * prod(self.knobs.box[1:]) * self.knobs.depth * HALF
-
-    @property
-    def stage_bytes(self) -> int:
-        """Of one stage of the ring."""
-        return self.src_bytes + (0 if self.knobs.resident else self.lines * self.weight_bytes)
 
     @property
     def shared_bytes(self) -> int:
@@ -229,11 +194,6 @@ class Schedule:
             text.line(f"{letter} = {rest % count * size}")
             rest = rest // count
         text.line(f"{first[0]} = {rest * first[1]}")
-
-    @property
-    def given(self) -> list[str]:
-        """What every function is given of a launch."""
-        return ["extent"] if self.is_open else []
 
     def begin(self, text: Text) -> None:
         """Coordinates of the copy engine have 32 bits."""

@@ -77,22 +77,12 @@ class Geometry:
         src_strides, dst_strides = _strides(src), _strides(dst)
         if self.is_flat:
             return (Axis("m", contraction.rows, min(dst_strides), contraction.rows, min(src_strides)),)
-        spatial = len(src.spatial)
         found = [Axis("n", dst.batch, dst_strides[0], src.batch, src_strides[0])]
-        for axis, letter in enumerate("zyx"[3 - spatial :]):
-            found.append(
-                Axis(
-                    letter,
-                    dst.spatial[axis],
-                    dst_strides[axis + 1],
-                    src.spatial[axis],
-                    src_strides[axis + 1],
-                    contraction.kernel[axis],
-                    contraction.stride[axis],
-                    contraction.dilation[axis],
-                    contraction.padding[axis][0],
-                )
-            )
+        sizes = dst.spatial, dst_strides[1:], src.spatial, src_strides[1:]
+        lows = [low for low, _ in contraction.padding]
+        windows = contraction.kernel, contraction.stride, contraction.dilation, lows
+        letters = "zyx"[3 - len(src.spatial) :]
+        found += [Axis(*each) for each in zip(letters, *sizes, *windows, strict=True)]
         if self.reaching:
             found[:2] = found[1::-1]
         return tuple(found)

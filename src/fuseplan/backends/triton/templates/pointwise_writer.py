@@ -51,6 +51,13 @@ class PointwiseWriter:
     The elements of dst, in the order in which they are stored, are seen as a matrix: `outer` rows of `inner`
     elements. In the form `rows` a row is the channels of one position, in `planes` the positions of one
     channel of one image, and `flat` is a single row.
+
+    Attributes:
+        row: elements of a row of the matrix; of the single row, those that one image adds.
+        blocks: tiles along the rows and along each row; along the single row, and 1.
+        filled: the share of the elements along a tile's row that there are.
+        looping: programs that share the rows, each of which goes on to further tiles; 0: each has one tile.
+        programs: programs of a launch, at most.
     """
 
     def __init__(self, knobs: PointwiseKnobs, kernel: Kernel, title: str) -> None:
@@ -61,7 +68,16 @@ class PointwiseWriter:
         self.is_open = kernel.open_axis is not None
         self.image = kernel.dst.size // kernel.dst.batch
         self.size = of_launch(kernel, dst.size)
-        self.last = dst.is_channels_last
+        self.last, is_flat = dst.is_channels_last, knobs.form == "flat"
+        self.row = {"flat": self.image, "rows": self.channels, "planes": self.area}[knobs.form]
+        down, across = ceil_div(self.size, knobs.inner), 1
+        if not is_flat:
+            down, across = ceil_div(self.size // self.row, knobs.outer), ceil_div(self.row, knobs.inner)
+        self.blocks = down, across
+        elements, room = (self.size.high, down.high) if is_flat else (self.row, across)
+        self.filled = elements / (room * knobs.inner)
+        self.looping = knobs.programs if knobs.programs < down.high else 0
+        self.programs = (as_index(self.looping) if self.looping else down) * across
         order = sorted(range(dst.rank), key=lambda axis: (-dst.element_strides[axis], dst.shape[axis]))
         order = [axis for axis in order if dst.shape[axis] > 1]
         self.axes = [(dst.shape[axis], src.element_strides[axis], axis) for axis in order]
@@ -76,37 +92,6 @@ class PointwiseWriter:
         self.epilogue = self.behind[0]
         extent = (Slot("extent"),) if self.is_open else ()
         self.slots = (Slot("src"), *self.before[0].slots, *self.epilogue.slots, Slot("dst"), *extent)
-
-    @property
-    def row(self) -> int:
-        """Elements of a row of the matrix; of the single row, those that one image adds."""
-        return {"flat": self.image, "rows": self.channels, "planes": self.area}[self.knobs.form]
-
-    @property
-    def blocks(self) -> tuple[Index, int]:
-        """Tiles along the rows and along each row; along the single row, and 1."""
-        if self.knobs.form == "flat":
-            return ceil_div(self.size, self.knobs.inner), 1
-        return ceil_div(self.size // self.row, self.knobs.outer), ceil_div(self.row, self.knobs.inner)
-
-    @property
-    def filled(self) -> float:
-        """The share of the elements along a tile's row that there are."""
-        down, across = self.blocks
-        is_flat, inner = self.knobs.form == "flat", self.knobs.inner
-        return self.size.high / (down.high * inner) if is_flat else self.row / (across * inner)
-
-    @property
-    def looping(self) -> int:
-        """Programs that share the rows, each of which goes on to further tiles; 0: each tile has its own."""
-        most = self.knobs.programs
-        return most if most < self.blocks[0].high else 0
-
-    @property
-    def programs(self) -> Index:
-        """Programs of a launch, at most."""
-        down, across = self.blocks
-        return (as_index(self.looping) if self.looping else down) * across
 
     @property
     def launched(self) -> int | Programs:
