@@ -1,6 +1,6 @@
 """Whole models on this CPU: fuseplan beside ONNX Runtime and, where it is installed, OpenVINO.
 
-    python -m benchmarks.models --results benchmarks/results
+    fuseplan bench models --threads 1,2
 
 Each model has random weights, and all libraries take turns. `sum` is the time of the model's plans, each
 alone, added up: the rest of fuseplan's time is lost between plans. A row has medians and the least times,
@@ -9,25 +9,18 @@ and the CPU time of a call, since other programs may share the machine.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fuseplan.onnx
 from benchmarks.networks import NETWORKS, Network
-from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import HostClock, Protocol
 from fuseplan.measure.data import random_arrays
-from fuseplan.measure.machine import machine
-from fuseplan.measure.versions import commit, versions
 
 PROTOCOL = Protocol(rounds=9, block_seconds=0.1)
 PLAN = Protocol(rounds=5, block_seconds=0.004)
@@ -128,32 +121,3 @@ def told(row: dict[str, Any]) -> str:
     steps = ", ".join(f"{count} {kind}" for kind, count in row["steps"].items())
     plans = f"sum {1e3 * row['sum']:.2f}, {lost:.2f} of it"
     return f"{row['model']} {row['threads']}t: {times}; CPU {cpu}; {plans}; {steps}"
-
-
-def main() -> None:
-    """Measures the models, and writes a record with a row of each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2))
-    parser.add_argument("--only", default="", help="models whose name contains this text")
-    parser.add_argument("--results", type=Path, help="the folder of models.jsonl")
-    given = parser.parse_args()
-    stamp = {
-        "benchmark": "models",
-        "run": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine().to_json(),
-        "versions": versions("onnxruntime", "openvino"),
-        "commit": commit(),
-    }
-    rows = []
-    for threads, name in product(given.threads, NETWORKS):
-        if given.only in name:
-            rows.append(measured(name, threads))
-            print(told(rows[-1]), flush=True)
-    if given.results:
-        append_json([stamp | {"rows": rows}], "models", given.results)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,20 @@ def bench_gpu_peaks(_: str, options: Options, display: Display) -> dict[str, Any
     return _finding("gpu_peaks", {**found.to_json(), "disturbance": disturbance}, options, display)
 
 
+def bench_models(_: str, options: Options, display: Display) -> dict[str, Any]:
+    """Networks beside the libraries that run models, for each thread count."""
+    from benchmarks import models  # onnx is optional
+
+    rows = []
+    for threads, name in product(options.threads, models.NETWORKS):
+        if options.only in name:
+            rows.append(models.measured(name, threads))
+            display.tell(models.told(rows[-1]))
+    if not rows:
+        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(models.NETWORKS)}")
+    return _finding("models", {"rows": rows}, options, display)
+
+
 def bench_accuracy(_: str, options: Options, display: Display) -> dict[str, Any]:
     """How far results are from float64, ours beside each peer's."""
     suite = load("accuracy")
@@ -145,6 +160,7 @@ SPECIAL: Mapping[bool, Mapping[str, Benchmark]] = {
     False: {
         "accuracy": bench_accuracy,
         "footprint": bench_footprint,
+        "models": bench_models,
         "overhead": bench_overhead,
         "peaks": bench_peaks,
         "published": bench_published,

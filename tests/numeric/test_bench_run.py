@@ -1,6 +1,7 @@
 """The benchmarks end to end on small plans: workers, checks against float64, rows, the demo."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from benchmarks import accuracy, demo, recorded, special, suite
 from benchmarks.command import bench
 from benchmarks.footprint import footprint
 from fuseplan.bench import runner, worker
+from fuseplan.bench.display import Display
 from fuseplan.bench.options import Options
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
 from fuseplan.bench.processes import Process
 from fuseplan.cli.screen import display
+from fuseplan.errors import ArgumentError
 from fuseplan.measure import ground, peaks
 from fuseplan.measure.cases import Case
 from fuseplan.measure.data import INPUTS, deviation, evaluated, random_arrays, reference
@@ -300,6 +303,28 @@ def test_the_published_shapes_are_appended_and_drawn(tmp_path: Path, monkeypatch
     assert list(recorded.read(tmp_path / "published_cpu.jsonl")) == rows
     (drawn,) = (tmp_path / "charts").iterdir()
     assert drawn.name.endswith("-1-thread-cba.svg")
+
+
+def test_models_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("benchmarks.models")
+    seconds = {"fuseplan": 0.002, "onnxruntime": 0.003}
+    times = {"seconds": seconds, "least": seconds, "cpu": seconds, "sum": 0.001, "steps": {"run": 2}}
+    monkeypatch.setattr(
+        models, "measured", lambda name, threads: {"model": name, "threads": threads, **times}
+    )
+    shown: list[str] = []
+    listing = Display(shown.append, shown.append, lambda _: nullcontext(lambda _: None))
+    options = Options(results=tmp_path, threads=(1, 2), only="mobile")
+    found = special.SPECIAL[False]["models"]("models", options, listing)
+    assert [(row["model"], row["threads"]) for row in found["rows"]] == [
+        ("mobilenet_v2", 1),
+        ("mobilenet_v2", 2),
+    ]
+    assert json.loads((tmp_path / "models.jsonl").read_text())["machine"]["cpu"]
+    assert shown[0].startswith("mobilenet_v2 1t: fuseplan 2.00 (2.00), onnxruntime 3.00")
+    assert "| mobilenet_v2 | 2 | 2.0 (2.0) | 3.0 (3.0) | 1.0 |" in shown[-1]
+    with pytest.raises(ArgumentError, match="no model has 'nothing'"):
+        special.bench_models("models", Options(only="nothing"), listing)
 
 
 def test_compile_times_and_footprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def bench_command(
     """Measure a plan, or a suite of plans, beside the other libraries that are installed.
 
     SUITE_OR_PLAN is a plan; in a checkout also a suite's name, a FILE.toml, or one of overhead, footprint,
-    accuracy, peaks and published. There the results of a suite are appended to benchmarks/results.
+    accuracy, models, peaks and published. There results are appended to benchmarks/results.
     """
     options = Options(**given | {"results": None if no_results else given["results"]})
     shown = display(options.as_json, bool(ctx.meta.get("quiet")))
