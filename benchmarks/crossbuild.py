@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gate import faults
+from benchmarks.recorded import stamp
 from benchmarks.suite import read_toml
 from fuseplan.backends import backend_of
 from fuseplan.backends.triton import versions
@@ -35,9 +35,6 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import Target
-from fuseplan.measure.machine import machine
-from fuseplan.measure.versions import commit
-from fuseplan.measure.versions import versions as software
 from fuseplan.messages.reasons import first_refusal
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.system import limits
@@ -204,18 +201,12 @@ def summaries(found: Iterable[Built], suites: Sequence[str]) -> Iterator[dict[st
         own = list(group)
         package = versions.package() if triton is None else triton / "triton"
         assert package is not None  # it compiled
+        made = stamp("crossbuild")
+        made["versions"] |= {"triton": dotted(own[0].build.version), "ptxas": assembler(package).version}
         yield {
-            "benchmark": "crossbuild",
-            "run": datetime.now(UTC).isoformat(timespec="seconds"),
+            **made,
             "suites": list(suites),
             "targets": sorted({built.build.target.name for built in own}),
             "kernels": len(own),
             "unsound": [built.to_json() for built in own if built.faults],
-            "machine": machine().to_json(),
-            "versions": {
-                **software(),
-                "triton": dotted(own[0].build.version),
-                "ptxas": assembler(package).version,
-            },
-            "commit": commit(),
         }

@@ -17,7 +17,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
@@ -26,10 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.recorded import stamp
 from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import GpuClock, HostClock
-from fuseplan.measure.machine import gpu_machine, machine
-from fuseplan.measure.versions import commit, gpu_versions, versions
 from fuseplan.torch.dynamo import compile_graph
 
 PROGRAMS = Path(__file__).with_name("kernelbench_l2.json")
@@ -174,8 +172,9 @@ def main() -> int:
     average = geometric_mean([gain(row) for row in varying])
     print(f"{len(rows)} programs, {right} right; {len(varying)} not constant, geomean {average:.2f}")
     if given.results:
-        record = {**stamp_of(device, given.commit), "geomean": average, "rows": rows}
-        append_json([record], "kernelbench", given.results)
+        index = None if device.type == "cpu" else 0
+        made = stamp("kernelbench", "torch", device=index, named=given.commit or "")
+        append_json([made | {"geomean": average, "rows": rows}], "kernelbench", given.results)
     return 0 if right == len(rows) else 1
 
 
@@ -187,18 +186,6 @@ def compile_share(only: str, share: str, device: torch.device) -> None:
             with torch.no_grad():
                 variants(program.to(device), torch.rand(program.shape, device=device))
             torch.cuda.empty_cache()
-
-
-def stamp_of(device: torch.device, of: str | None) -> dict[str, Any]:
-    """When, where and with which versions the rows are measured."""
-    on_gpu = device.type == "cuda"
-    return {
-        "benchmark": "kernelbench",
-        "run": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": (gpu_machine() if on_gpu else machine()).to_json(),
-        "versions": gpu_versions() if on_gpu else versions("torch"),
-        "commit": of or commit(),
-    }
 
 
 if __name__ == "__main__":

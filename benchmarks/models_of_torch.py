@@ -16,7 +16,6 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,12 +27,11 @@ from torch import nn
 import fuseplan.onnx
 import fuseplan.torch
 from benchmarks.models import PEERS
+from benchmarks.recorded import stamp
 from benchmarks.zoo import EIGHT, MODELS, built
 from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import GpuClock, HostClock, Protocol
-from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.stats import Timing
-from fuseplan.measure.versions import commit, gpu_versions, versions
 
 PROTOCOL = Protocol(rounds=7, block_seconds=0.1)
 TOLERANCE = 1e-5  # of the largest element of the output, where torch is nearer to float64 than its dtype
@@ -158,16 +156,10 @@ def main() -> int:
     for name, batch in product(given.only, given.batch):
         rows.append(measured(name, batch, given.threads, device, dtype))
         print(json.dumps(rows[-1]), flush=True)
-    on_gpu = device.type == "cuda"
-    stamp = {
-        "benchmark": "models_of_torch",
-        "run": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": (gpu_machine() if on_gpu else machine()).to_json(),
-        "versions": gpu_versions() if on_gpu else versions("torch", "transformers", *PEERS),
-        "commit": given.commit or commit(),
-    }
+    packages, index = ("torch", "transformers", *PEERS), 0 if device.type == "cuda" else None
+    made = stamp("models_of_torch", *packages, device=index, named=given.commit or "")
     if given.results:
-        append_json([stamp | {"rows": rows}], "models_of_torch", given.results)
+        append_json([made | {"rows": rows}], "models_of_torch", given.results)
     return 0 if all(all(row["right"].values()) for row in rows) else 1
 
 

@@ -16,16 +16,32 @@ from fuseplan.measure.machine import gpu_machine, machine
 from fuseplan.measure.versions import commit, gpu_versions, versions
 
 
+def stamp(
+    benchmark: str, *packages: str, device: int | None = None, run: str = "", named: str = ""
+) -> dict[str, Any]:
+    """The fields of every record: what was measured, when, on which machine, and with what.
+
+    Args:
+        benchmark: its name.
+        *packages: whose versions count, on a CPU.
+        device: the index of the GPU that was measured; None for the CPU.
+        run: a name of the run; the time unless given.
+        named: the commit; the checkout's unless given.
+    """
+    return {
+        "benchmark": benchmark,
+        "run": run or now(),
+        "machine": (machine() if device is None else gpu_machine(device)).to_json(),
+        "versions": versions(*packages) if device is None else gpu_versions(),
+        "commit": named or commit(),
+    }
+
+
 def recorded(name: str, found: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """A finding that is no row, with its stamp: appended to the results, and printed where JSON is."""
-    stamped = {
-        "benchmark": name,
-        **found,
-        "run": options.run or now(),
-        "machine": (gpu_machine(options.device) if options.is_on_gpu else machine()).to_json(),
-        "versions": gpu_versions() if options.is_on_gpu else versions(*known(False).packages),
-        "commit": options.commit or commit(),
-    }
+    device = options.device if options.is_on_gpu else None
+    made = stamp(name, *known(False).packages, device=device, run=options.run, named=options.commit)
+    stamped = {**found, **made}
     if options.results is not None:
         append_json([stamped], name, options.results)
     printed(stamped, options)

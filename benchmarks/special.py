@@ -121,15 +121,15 @@ def bench_gpu_peaks(_: str, options: Options, display: Display) -> dict[str, Any
 
 def bench_models(_: str, options: Options, display: Display) -> dict[str, Any]:
     """Networks beside the libraries that run models, for each thread count."""
-    from benchmarks import models  # onnx is optional
+    from benchmarks import models, networks  # onnx is optional
 
     rows = []
-    for threads, name in product(options.threads, models.NETWORKS):
+    for threads, name in product(options.threads, networks.NETWORKS):
         if options.only in name:
             rows.append(models.measured(name, threads))
             display.tell(models.told(rows[-1]))
     if not rows:
-        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(models.NETWORKS)}")
+        raise ArgumentError(f"no model has {options.only!r} in its name: want {', '.join(networks.NETWORKS)}")
     return _finding("models", {"rows": rows}, options, display)
 
 

@@ -212,7 +212,8 @@ def _program(row: Record) -> list[str]:
 
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
-    "Milliseconds: the least time of a call, and the least CPU time of all threads; the plans of a model alone, added up."
+    "Milliseconds: the least time of a call, and the least CPU time of all threads; the plans of a model "
+    "alone, added up."
 )
 # By the benchmark's name.
 SECTIONS: Mapping[str, Section] = {

@@ -309,17 +309,13 @@ def test_models_are_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.Monke
     models = pytest.importorskip("benchmarks.models")
     seconds = {"fuseplan": 0.002, "onnxruntime": 0.003}
     times = {"seconds": seconds, "least": seconds, "cpu": seconds, "sum": 0.001, "steps": {"run": 2}}
-    monkeypatch.setattr(
-        models, "measured", lambda name, threads: {"model": name, "threads": threads, **times}
-    )
+    monkeypatch.setattr(models, "measured", lambda name, count: {"model": name, "threads": count, **times})
     shown: list[str] = []
     listing = Display(shown.append, shown.append, lambda _: nullcontext(lambda _: None))
     options = Options(results=tmp_path, threads=(1, 2), only="mobile")
     found = special.SPECIAL[False]["models"]("models", options, listing)
-    assert [(row["model"], row["threads"]) for row in found["rows"]] == [
-        ("mobilenet_v2", 1),
-        ("mobilenet_v2", 2),
-    ]
+    rows = [(row["model"], row["threads"]) for row in found["rows"]]
+    assert rows == [("mobilenet_v2", 1), ("mobilenet_v2", 2)]
     assert json.loads((tmp_path / "models.jsonl").read_text())["machine"]["cpu"]
     assert shown[0].startswith("mobilenet_v2 1t: fuseplan 2.00 (2.00), onnxruntime 3.00")
     assert "| mobilenet_v2 | 2 | 2.0 (2.0) | 3.0 (3.0) | 1.0 |" in shown[-1]
