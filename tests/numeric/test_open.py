@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from closeness import assert_close
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
+from fuseplan.errors import BuildError
+from fuseplan.export.packings import exported_packings
+from fuseplan.loaded import load
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact as wide
 from fuseplan.plans.plan import FusionPlan
@@ -56,6 +60,13 @@ STATISTICS = (
     "f32[*x40] -> sum(1) -> tanh",
     "f32[*x5x7] -> argmax((1, 2))",
 )
+# Packed for each extent: an element for each row, or for each place of an image.
+PACKED = (
+    "i8[*x40] -> linear(10) -> dequantize(per=row)",
+    "i32[*x*x10] -> dequantize(f32, per=block, block=4) -> silu",
+    "f32[*x3x40] -> rms_norm -> quantize(i8, per=block, block=8)",
+    "f32[*x5x3x8, bshd] -> rotary(batched=True)",
+)
 # By the template that is asked for: images or rows of tasks that follow from the extent.
 TEMPLATES = (
     ("depthwise", "f32[*x33x9x9, nhwc] -> conv2d(33, kernel=3, padding=1, groups=33) -> bias -> relu"),
@@ -74,7 +85,7 @@ TEMPLATES = (
     ("winograd", "f16[*x16x5x6] -> relu -> conv2d(24, kernel=5, padding=2) -> add"),
 )
 # Of the largest result: a few roundings of the storage, or of sums of up to 70 products.
-BOUNDS = {"f64": 1e-14, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
+BOUNDS = {"f64": 1e-14, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2, "i8": 1e-5, "i32": 1e-5}
 
 
 def at(compiled: CompiledPlan, rows: int) -> tuple[FusionPlan, dict[str, Any]]:
@@ -87,7 +98,7 @@ def outputs(made: Any) -> list[Any]:
     return [wide(each) for each in (made if isinstance(made, tuple) else (made,))]
 
 
-@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS + STATISTICS)
+@pytest.mark.parametrize("text", POINTWISE + CONTRACTIONS + STATISTICS + PACKED)
 def test_one_kernel_serves_every_extent(text: str) -> None:
     compiled = compile_plan(text, threads=2)
     for rows in (1, 2, 3, 5, 8, 15, 16, 17, 64, 131, 1):
@@ -129,6 +140,17 @@ def test_any_extent(rows: int, text: str) -> None:
     compiled = compile_plan(text, threads=2)
     _plan, arrays = at(compiled, rows)
     assert_close(compiled, arrays, slack=64)
+
+
+def test_a_saved_plan_packs_operands_of_any_extent(tmp_path: Path) -> None:
+    compiled = compile_plan(PACKED[0], threads=2)
+    compiled.save(tmp_path / "rows.fpk")
+    loaded = load(tmp_path / "rows.fpk")
+    for rows in (1, 37, 2):
+        _, arrays = at(compiled, rows)
+        np.testing.assert_array_equal(loaded(**arrays), compiled(**arrays))
+    with pytest.raises(BuildError, match="`scale` is packed, and has the open axis"):
+        exported_packings(compiled.records)
 
 
 def test_operands_are_packed_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.layouts import dense
@@ -16,13 +16,14 @@ def places(operand: KernelOperand, spec: TensorSpec) -> list[tuple[int, int, int
     """
     first = len(operand.shape) - len(operand.axes) + 1
     steps = dense((prod(operand.shape[:first]), *operand.shape[first:]), range(len(operand.axes)))
-    every = zip(spec.element_strides, spec.shape, strict=True)
+    shape = [extent if isinstance(extent, int) else inf for extent in spec.shape]  # inf: each launch says it
+    every = zip(spec.element_strides, shape, strict=True)
     strides = [stride for stride, extent in every if extent > 1]
     found: list[tuple[int, int, int]] = []
     listed = zip(operand.axes, operand.blocks or (1,) * len(operand.axes), steps, strict=True)
     for axis, block, step in sorted(listed, key=lambda each: -spec.element_strides[each[0]]):
         stride = spec.element_strides[axis]
-        if spec.shape[axis] <= block:
+        if shape[axis] <= block:
             continue
         place = min((each for each in strides if each > stride), default=0), stride * block, step
         if found and found[-1][1] == place[0] and found[-1][2] * place[1] == step * place[0]:

@@ -17,6 +17,7 @@ from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.extents import OPEN
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arguments import Tensor
 from fuseplan.tensors.arrays import Buffer
@@ -67,8 +68,12 @@ class Runner:
         """
         plan, extent = self.plan.with_extents(*extents), prod(extents)
         source = self._source.at(extent)
+        operands = {
+            key: packing and (packing.at(extent) if OPEN in self.plan_operands[key].shape else packing)
+            for key, packing in self.operands.items()
+        }
         loaded = self._loaded.at(source, extent)
-        return Runner(plan, self.operands, source, loaded, self.memory, self._threads, extent)
+        return Runner(plan, operands, source, loaded, self.memory, self._threads, extent)
 
     def outcome(self, out: Any, *results: Any) -> Any:
         """What a call gives: the output, or a named tuple of it, the results and its views."""

@@ -13,9 +13,9 @@ import numpy as np
 from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.host import HostMemory
 from fuseplan.errors import ArgumentError, BuildError
-from fuseplan.execution.runner import packings_of
 from fuseplan.execution.stages import Records
 from fuseplan.export.c_packing import pack_function
+from fuseplan.export.packings import exported_packings
 from fuseplan.kernels.emit import FIRST_SLOT, Slot
 from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import KINDS
@@ -68,7 +68,7 @@ class CObject:
 
     Raises:
         ArgumentError: the name is none in C, or an operand is unknown or wrong.
-        BuildError: the target is no kind of CPU that other machines are of.
+        BuildError: the target is no kind of CPU that other machines are of, or an operand cannot be packed.
     """
 
     def __init__(self, records: Records, name: str, weights: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class CObject:
             raise BuildError(f"there is no object file for {records.target}: take {known}")
         self._records, self._kind, self.name = records, kind, name
         self._plan, self._source = records.plan, records.source
-        self.packings = packings_of(records.kernel, records.choice.template, records.target)
+        self.packings = exported_packings(records)
         self._held = self._embedded(weights)
         taken = (slot for slot in self._source.slots if slot not in self._held)
         self._arguments = {slot: self._argument(slot) for slot in taken}

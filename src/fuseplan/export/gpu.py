@@ -11,8 +11,9 @@ from typing import Any
 
 from fuseplan.backends.triton import toolchain
 from fuseplan.backends.triton.artifact import Artifact
-from fuseplan.execution.runner import Packings, packings_of
+from fuseplan.execution.runner import Packings
 from fuseplan.execution.stages import Records
+from fuseplan.export.packings import exported_packings
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot
 
 SUFFIXES = {"sm": (".cubin", ".ptx"), "gfx": (".hsaco", ".s")}
@@ -38,7 +39,6 @@ def gpu_files(records: Records, output: Path) -> dict[Path, bytes]:
 def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
     """All that a launch has to be told, as JSON values."""
     source = records.source
-    packings = packings_of(records.kernel, records.choice.template, records.target)
     return {
         "plan": str(records.plan),
         "target": str(records.target),
@@ -55,7 +55,7 @@ def launch_of(records: Records, artifact: Artifact) -> dict[str, Any]:
         else 0,  # at its front, before its first launch
         "src": str(records.plan.src),
         "dst": str(records.plan.output),
-        "operands": dict(_operands(records, packings)),
+        "operands": dict(_operands(records, exported_packings(records))),
         "arguments": list(_arguments(records, artifact)),
     }
 

@@ -48,7 +48,11 @@ class Opened:
         """
 
         def sized(tensor: Any) -> Any:
-            return replace(tensor, shape=(extent, *tensor.shape[1:])) if self.has_open(tensor) else tensor
+            # What is packed lies in order: no place in it depends on the value of an argument.
+            is_sized = self.has_open(tensor) and (
+                isinstance(extent, int) or not getattr(tensor, "packed", False)
+            )
+            return replace(tensor, shape=(extent, *tensor.shape[1:])) if is_sized else tensor
 
         kernel: Any = self
         imaged = self.centre if isinstance(self.centre, Convolution | Attend) else None

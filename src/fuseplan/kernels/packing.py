@@ -19,6 +19,7 @@ from fuseplan.language.tensor import TensorSpec
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 COLUMNS = 1 << 15  # of a product in float64: some MB of operands besides
+LINE = 16  # elements of 64 bytes of f32: no vector has more
 HALF_UNIT = 1 << 12  # half of the last of 11 bits, in the bits of f32
 
 
@@ -203,6 +204,12 @@ class Packing:
         """The packing of an array with its axes in another order: `order` are those of this packing."""
         shape = tuple(self.shape[place] for place in np.argsort(order))
         return Packing(shape, self.dtype, (Transpose(order), *self.steps))
+
+    def at(self, extent: int) -> Packing:
+        """The same with another extent of its first axis, in order; zeros follow to the end of a vector."""
+        shape = (extent, *self.shape[1:])
+        line = -(-prod(shape) // LINE) * LINE
+        return Packing(shape, self.dtype, (Reshape((prod(shape),)), Pad((line,))))
 
     def to_json(self) -> list[Any]:
         """The packing as JSON values."""

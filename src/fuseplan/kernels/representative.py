@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.language.declarations import Operand, Result
-from fuseplan.language.extents import OPEN
+from fuseplan.language.extents import OPEN, opened
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, claim, first_refusal
 from fuseplan.ops.normalization import Normalization
@@ -63,9 +63,9 @@ def _claims(plan: FusionPlan) -> Iterator[Claim]:
         yield claim(not names, Reason.OPEN_AXES, got=got, operator=step.index)
         given: tuple[Operand | Result, ...] = (*step.operands, *step.results)
         for each in given:
-            got = f"`{each.key}` has open axes, and is packed for a number of elements"
-            is_read_there = isinstance(each, Result) or each.spec is not None or OPEN not in each.shape
-            yield claim(is_read_there, Reason.OPEN_AXES, got=got, operator=step.index)
+            got = f"`{each.key}` has open axes, and is a second factor or has other axes first"
+            is_first = each.per != "weight" and opened(each.shape) == tuple(range(len(axes)))
+            yield claim(is_first or OPEN not in each.shape, Reason.OPEN_AXES, got=got, operator=step.index)
     try:
         merged = numbered(plan, _PROBE)
     except PlanError as error:
