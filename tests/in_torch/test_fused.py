@@ -329,3 +329,13 @@ def test_plans_of_layers_print_as_plans() -> None:
         "f32[2x6x7x5, nhwc] -> conv2d(11, kernel=3, padding=1) -> bias -> batch_norm -> relu"
     )
     assert [each.shape for each in plan.operands] == [tuple(each.shape) for each in fused.operands_of(block)]
+
+
+def test_copies_of_constants_are_kept() -> None:
+    """A kernel reads a bias where it lies; of a lazy negation there is a copy, which nobody else holds."""
+    src, weight = torch.ones(4, 16), torch.eye(16)
+    for bias, lent in ((torch.ones(16), {"bias"}), (torch._neg_view(torch.ones(16)), set())):
+        kernel = kernels.kernel_on("linear(16) -> bias", src)
+        bound = kernel._bound([weight, bias])
+        assert bound.lent & {"bias"} == lent
+        torch.testing.assert_close(bound(src), 1 + bias.expand(4, 16))

@@ -122,8 +122,11 @@ class Kernel:
         return held[1]
 
     def _bind(self, given: Tensors) -> BoundPlan:
-        values = {self._keys[place]: _aligned(given[place]) for place in self._constant}
-        return self._compiled.borrow(values)
+        pairs = [(given[place], _aligned(given[place])) for place in self._constant]
+        values = {self._keys[place]: made for place, (_, made) in zip(self._constant, pairs, strict=True)}
+        if all(made.data_ptr() == each.data_ptr() for each, made in pairs):
+            return self._compiled.borrow(values)
+        return self._compiled.bind(**values)  # nobody else keeps a copy alive
 
     def _drop(self) -> None:
         """Forgets what was packed of memory that is gone; the oldest, where there is too much of it."""
