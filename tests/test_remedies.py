@@ -1,5 +1,6 @@
 """Remedies: what a refusal says would do is done, to the letter, and the plan is taken."""
 
+import inspect
 import shlex
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from fuseplan.errors import ArgumentError, Unsupported
 from fuseplan.execution.stages import Records, decide
 from fuseplan.kernels.match import RULES
 from fuseplan.kernels.target import KINDS, parse_target
+from fuseplan.kernels.template import Template
 from fuseplan.language.layouts import LAYOUTS
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Reason, Refusal, named
@@ -159,8 +161,9 @@ def takes(plan: str, target: str, template: str) -> bool:
     return True
 
 
-def test_remedies_name_rules_and_templates() -> None:
+def test_remedies_name_rules_templates_and_arguments() -> None:
     known = set(RULES).union(*(templates_on(target) for target in KINDS))
+    known |= vars(Template).keys() | inspect.signature(FusionPlan.backward).parameters.keys()
     assert {each for reason in Reason for each in named(reason.remedy)} <= known
 
 
