@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fuseplan.compile import CompiledPlan
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.float64 import applied
@@ -75,7 +75,7 @@ def wanted(compiled: CompiledPlan, tensors: Mapping[str, Tensor]) -> tuple[Tenso
     is rounded once.
     """
     plan, kernel = compiled.plan, compiled.kernel
-    step = kernel.centre_step if isinstance(kernel.centre, Convolution) else None
+    step = kernel.centre_step if isinstance(kernel.centre, Contraction) else None
     want = tensors["src"].double() if step is not None else evaluated(plan, tensors)[0]
     for each in plan.steps[: step + 1] if step is not None else ():
         before, want = want, applied(each, want, tensors)
@@ -118,6 +118,6 @@ def typical(compiled: CompiledPlan, got: Tensor, want: Tensor) -> float:
     allowed = (
         DTYPES[compiled.plan.output.dtype].epsilon + 16 * DTYPES[compiled.plan.src.compute_dtype].epsilon
     )
-    if isinstance(product, Convolution) and product.precision == "tf32":
+    if isinstance(product, Contraction) and product.precision == "tf32":
         allowed += 2.0**-10
     return float(off / (allowed * size)) if size else float(off > 0)

@@ -120,7 +120,7 @@ def test_every_order_of_the_weight_has_one_canonical_form(plan: FusionPlan) -> N
     assert isinstance(op, Product)
     conv = kernel.contraction
     assert conv.is_matrix_product
-    assert (conv.weight_per_batch, conv.weight_transposed) == (op.batched, not op.transposed)
+    assert conv.weight_per_batch == op.batched
     (held,) = plan.operands
     weight = np.random.default_rng(0).standard_normal(held.shape)
     canonical = kernel.canonical_weight(weight)
@@ -143,10 +143,8 @@ def test_a_convolutions_weight_is_canonical() -> None:
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
-        ("transposed=True", ""),
-        ("", "weight_transposed"),
-        ("batched=True", "weight_per_batch weight_transposed"),
-        ("transposed=True, batched=True", "weight_per_batch"),
+        ("", ""),
+        ("batched=True", "weight_per_batch"),
         ("transposed=True, precision=tf32", "precision=tf32"),
     ],
 )

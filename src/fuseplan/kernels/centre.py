@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend
 from fuseplan.language.reduction import INDEX, Statistic
 
@@ -40,7 +40,7 @@ class Reduction:
         return "\n".join([*lines, *([f"{INDEX} steps {listed(self.index)}"] if self.index else [])])
 
 
-Centre = Convolution | Reduction | Attend
+Centre = Contraction | Reduction | Attend
 
 
 def listed(numbers: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.declarations import Operand
 from fuseplan.language.tensor import TensorSpec
@@ -38,7 +38,7 @@ class Gradient:
     """
 
     src: TensorSpec
-    convolution: Convolution
+    convolution: Contraction
 
     def dst(self, dtype: str) -> TensorSpec:
         """(groups, features of a group, channels of a group, *kernel), dense as the plan's output."""
@@ -82,7 +82,7 @@ def gradient(src: TensorSpec, features: int, groups: int, window: Window, precis
     own = src.channels // groups
     spatial = (own, *(max(1, extent + min(0, end)) for extent, end in zip(src.spatial, ends, strict=True)))
     padding = ((low, max(0, end)) for (low, _), end in zip(window.padding, ends, strict=True))
-    convolution = Convolution(
+    convolution = Contraction(
         batch=groups,
         channels=src.batch,
         features=features // groups,

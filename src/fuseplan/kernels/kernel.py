@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from fuseplan.kernels.centre import Centre, Reduction, listed
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
@@ -64,7 +64,7 @@ class KernelOperand:
         key: its name in the plan.
         axes: of the tensor that its stage is applied to, those that it has, in the order of `shape`; where
             `shape` is longer, its first extents are one axis. Of a weight, the axes of `shape` in the order
-            of `Convolution.weight_shape`, without the kernel's where it has none: all templates order weights
+            of `Contraction.weight_shape`, without the kernel's where it has none: all templates order weights
             by this, and none knows what the operator calls transposed.
         shape: extents.
         dtype: of its elements.
@@ -225,7 +225,7 @@ class Kernel(Opened):
     @cached_property
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
-        centre = self.centre.flops if isinstance(self.centre, Convolution | Attend) else 0
+        centre = self.centre.flops if isinstance(self.centre, Contraction | Attend) else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
         after = sum(functions(stage.expression) for stage in behind) * self.dst.size
@@ -300,9 +300,9 @@ class Kernel(Opened):
         return self.centre
 
     @property
-    def contraction(self) -> Convolution:
+    def contraction(self) -> Contraction:
         """The centre, a contraction; ValueError in any other kernel."""
-        return self._centre_of(Convolution)
+        return self._centre_of(Contraction)
 
     @property
     def reduction(self) -> Reduction:

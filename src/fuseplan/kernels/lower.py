@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fuseplan.kernels.centre import Reduction
-from fuseplan.kernels.convolution import Convolution, Pool
+from fuseplan.kernels.contraction import Contraction, Pool
 from fuseplan.kernels.gradients import NO_WINDOW, KernelTensor, gradient
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
@@ -110,13 +110,12 @@ def _contraction(
     parted = next((step for step in after if step.op.has_parts), None)
     meeting = centre.index + 1 if parted is None else parted.index
     between, behind = steps[centre.index + 1 : meeting], steps[meeting:]
-    made = _convolution(centre)
     return replace(
         _kernel(steps, before, behind),
-        centre=made,
+        centre=_convolution(centre),
         operands=(
             *_operands(before, "prologue"),
-            *_weights(centre, made),
+            *_weights(centre),
             *_operands(between, "between"),
             *_operands(behind, "epilogue"),
         ),
@@ -339,12 +338,12 @@ def _roaming(made: Operand, src: TensorSpec, role: str) -> KernelOperand:
     )
 
 
-def _weights(step: Step, of: Convolution) -> Iterator[KernelOperand]:
+def _weights(step: Step) -> Iterator[KernelOperand]:
     """The second factor, where there is one."""
     for each in _operands((step,), "weight"):
-        axes, images = list(range(len(each.shape))), int(of.weight_per_batch)
-        if of.weight_transposed:
-            axes[images], axes[images + 1] = axes[images + 1], axes[images]
+        axes = list(range(len(each.shape)))
+        if isinstance(step.op, Product) and not step.op.transposed:
+            axes[-2:] = reversed(axes[-2:])
         yield replace(each, axes=tuple(axes))
 
 
@@ -354,13 +353,13 @@ def _stage(step: Step) -> Stage:
     return Stage(step.index, operator_text(step.op, parameters=False), formula, saves, tuple(others))
 
 
-def _convolution(step: Step) -> Convolution:
+def _convolution(step: Step) -> Contraction:
     op = step.op
     if isinstance(op, Product):
         return _product(op, step.src)
     assert isinstance(op, Conv | pool.Pool)  # by the rules
     window, own = op.window(step.src), step.src.channels
-    moved = Convolution(
+    moved = Contraction(
         batch=step.src.batch,
         channels=own,
         features=own,
@@ -377,10 +376,10 @@ def _convolution(step: Step) -> Convolution:
     return replace(moved, features=op.features, groups=op.groups, precision=op.precision)
 
 
-def _product(op: Product, src: TensorSpec) -> Convolution:
+def _product(op: Product, src: TensorSpec) -> Contraction:
     """A matrix product as a convolution of one tap."""
     once = (1,) * len(src.spatial)
-    return Convolution(
+    return Contraction(
         batch=src.batch,
         channels=src.channels,
         features=op.features,
@@ -392,6 +391,5 @@ def _product(op: Product, src: TensorSpec) -> Convolution:
         dilation=once,
         padding=((0, 0),) * len(once),
         weight_per_batch=op.batched,
-        weight_transposed=not op.transposed,
         precision=op.precision,
     )

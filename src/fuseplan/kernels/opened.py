@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuseplan.kernels.centre import Centre
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.language.attend import Attend
 from fuseplan.language.tensor import TensorSpec
 
@@ -55,7 +55,7 @@ class Opened:
             return replace(tensor, shape=(extent, *tensor.shape[1:])) if is_sized else tensor
 
         kernel: Any = self
-        imaged = self.centre if isinstance(self.centre, Convolution | Attend) else None
+        imaged = self.centre if isinstance(self.centre, Contraction | Attend) else None
         rows = extent * self.open_each if self.open_each > 1 else extent
         return replace(
             kernel,

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fuseplan.kernels.centre import Reduction
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
 from fuseplan.kernels.target import Target
@@ -26,7 +26,7 @@ Accuracy = str | float  # "default", "strict", or the largest `error_bound` allo
 _SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
 _CENTRES = (
     (Attend, Reason.ATTENTION_IN_POINTWISE),
-    (Convolution, Reason.CONTRACTION_IN_POINTWISE),
+    (Contraction, Reason.CONTRACTION_IN_POINTWISE),
     (Reduction, Reason.NORMALIZATION_IN_POINTWISE),
 )
 _TWO_DIGITS_UP = Context(prec=2, rounding=ROUND_CEILING)
@@ -85,7 +85,7 @@ def pointwise_claims(kernel: Kernel) -> Iterator[Claim]:
 
 def contraction_claims(kernel: Kernel, *, pools: bool = False) -> Iterator[Claim]:
     """The kernel has a contraction: products with a weight, or `pools`."""
-    yield claim(isinstance(kernel.centre, Convolution), Reason.NO_CONTRACTION)
+    yield claim(isinstance(kernel.centre, Contraction), Reason.NO_CONTRACTION)
     is_taken = pools or kernel.contraction.pool is None
     got = None if is_taken else kernel.contraction.text
     yield claim(is_taken, Reason.POOL, got=got, operator=kernel.centre_step)
@@ -110,7 +110,7 @@ def layout_claims(kernel: Kernel, *, gated: bool = False) -> Iterator[Claim]:
 
     So it is in front of parts. `gated`: the template computes gated products behind a contraction.
     """
-    if isinstance(kernel.centre, Convolution):
+    if isinstance(kernel.centre, Contraction):
         yield from _parts_claims(kernel, gated=gated)
     early = next((stage for stage in kernel.prologue if stage.saves), None)
     at, told = (None, None) if early is None else (early.step, early.op_text)

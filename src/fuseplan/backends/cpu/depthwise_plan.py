@@ -10,7 +10,7 @@ from math import prod
 from fuseplan.backends.cpu import model, staging
 from fuseplan.backends.cpu.grouping import grouping
 from fuseplan.backends.cpu.taps import NO_AXIS, Axis, axes
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
@@ -40,7 +40,7 @@ def depthwise_claims(kernel: Kernel) -> Iterator[Claim]:
     yield model.about(kernel, not (counts and _needs_padding(conv)), Reason.MANY_TAPS, got, want)
 
 
-def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], Axis, Axis]:
+def _split(conv: Contraction, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], Axis, Axis]:
     """Far axes, whose taps are loops; then rows and columns, whose taps are written out.
 
     A row of taps too long to be written out becomes a far axis with one output, and leaves columns with
@@ -55,11 +55,11 @@ def _split(conv: Convolution, every: Sequence[Axis]) -> tuple[tuple[Axis, ...], 
     return tuple(every[: len(every) - near]), row, column
 
 
-def _loops_over_taps(conv: Convolution) -> bool:
+def _loops_over_taps(conv: Contraction) -> bool:
     return conv.kernel[-1] > _UNROLLED_COLUMNS
 
 
-def _needs_padding(conv: Convolution) -> bool:
+def _needs_padding(conv: Contraction) -> bool:
     """Whether the last axis is read from a copy with padding: taps are a loop, or many outputs read padding.
 
     Each tile with padding has code of its own, whose length must not grow with the padding.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.packing import Pad, Reshape, Step, Transpose
 
 
@@ -20,7 +20,7 @@ class Grouping:
         parts: vectors that a block's features take.
     """
 
-    conv: Convolution
+    conv: Contraction
     lanes: int
     channels: int
     features: int
@@ -66,7 +66,7 @@ class Grouping:
         )
 
 
-def grouping(conv: Convolution, lanes: int) -> Grouping:
+def grouping(conv: Contraction, lanes: int) -> Grouping:
     """A vector of channels, each convolved alone; or as many groups as have their features in one vector."""
     if conv.channels_per_group == 1:
         return Grouping(conv, lanes, lanes, lanes * conv.features_per_group, conv.features_per_group)

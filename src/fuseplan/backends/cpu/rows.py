@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.backends.cpu.staging import LINE
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.tensor import TensorSpec
 
@@ -18,7 +18,7 @@ def as_rows(kernel: Kernel) -> Kernel:
     position. Storage is the same.
     """
     conv = kernel.centre
-    if not isinstance(conv, Convolution) or conv.kernel:
+    if not isinstance(conv, Contraction) or conv.kernel:
         return kernel
     rows = 1 if conv.weight_per_batch or kernel.open_axis is not None else conv.batch
     spatial, once = _lines(rows, dense=kernel.src.element_strides[1] == 1), (1, 1)

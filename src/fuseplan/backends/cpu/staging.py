@@ -20,7 +20,7 @@ from fuseplan.backends.cpu.gather import transposed
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places, within
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.system.locks import cached_property
 
@@ -39,7 +39,7 @@ class Staged:
         extents: spatial sizes with padding.
     """
 
-    convolution: Convolution
+    convolution: Contraction
     copies: bool
     low: tuple[int, ...]
     extents: tuple[int, ...]
@@ -102,7 +102,7 @@ def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | Non
     return Staged(conv, True, low, wanted)
 
 
-def reach(conv: Convolution) -> tuple[int, ...]:
+def reach(conv: Contraction) -> tuple[int, ...]:
     """The padded extent that the taps of all output positions cover, per spatial axis."""
     return tuple(
         max((out - 1) * stride + (taps - 1) * dilation + 1, low + 1)

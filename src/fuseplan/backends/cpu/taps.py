@@ -16,7 +16,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, literal
 from fuseplan.backends.cpu.loops import nested, offset_of, places
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Axis:
 NO_AXIS = Axis(out=1, size=1, kernel=1, stride=1, dilation=1, low=0)
 
 
-def axes(conv: Convolution) -> tuple[Axis, ...]:
+def axes(conv: Contraction) -> tuple[Axis, ...]:
     """The spatial axes of a convolution that reads src itself."""
     lows = (low for low, _ in conv.padding)
     numbers = zip(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseplan.kernels.centre import Reduction
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
@@ -49,9 +49,9 @@ class Interpreter:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
         x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
         match kernel.centre:
-            case Convolution() as contraction if contraction.pool:
+            case Contraction() as contraction if contraction.pool:
                 x = pooled(contraction, x)
-            case Convolution() as contraction:
+            case Contraction() as contraction:
                 x = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
             case Attend() as attention:
                 x = self._attend(attention, x, leaves)
@@ -150,20 +150,20 @@ def apply(stage: Stage, x: Array, leaves: Mapping[str, Any], shape: Sequence[int
         return np.broadcast_to(fold(stage.expression, {**leaves, "x": x}, NUMPY), shape)
 
 
-def convolve(convolution: Convolution, x: Array, weight: Array) -> Array:
+def convolve(convolution: Contraction, x: Array, weight: Array) -> Array:
     """The operators' own reference; `weight` is in canonical order."""
     if convolution.is_matrix_product and convolution.groups == 1:
         return product(x, weight.reshape(-1, convolution.features, convolution.channels))
     return correlation(x, weight, _window(convolution), convolution.groups)
 
 
-def pooled(convolution: Convolution, x: Array) -> Array:
+def pooled(convolution: Contraction, x: Array) -> Array:
     """The operators' own reference."""
     assert convolution.pool is not None  # by the caller
     return pool(x, _window(convolution), convolution.pool.join, convolution.pool.counted)
 
 
-def _window(of: Convolution) -> Window:
+def _window(of: Contraction) -> Window:
     return Window(of.kernel, of.stride, of.dilation, of.padding, of.dst_spatial)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.kernels.packing import Packing
@@ -51,7 +51,7 @@ class Interpreted(Template):
     @staticmethod
     def bound(kernel: Kernel) -> float:
         """The bound of a float64 sum in any order: one rounding per product."""
-        depth = kernel.contraction.depth if isinstance(kernel.centre, Convolution) else kernel.reduced_count
+        depth = kernel.contraction.depth if isinstance(kernel.centre, Contraction) else kernel.reduced_count
         return float(depth * 2.0**-53)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:

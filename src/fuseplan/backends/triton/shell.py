@@ -11,7 +11,7 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import EXTENT, Index, as_index, ceil_div
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.centre import Reduction
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.attend import Attend
@@ -84,7 +84,7 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     """The plan, the choice, and the formulas and tensors by the names that they have in the plan."""
     centre, told, src = kernel.centre, kernel.text.splitlines(), kernel.src
     middle, reads_rows = [], isinstance(centre, Reduction) and centre.per == "row"
-    if isinstance(centre, Convolution):
+    if isinstance(centre, Contraction):
         middle, reads_rows = [contraction(kernel)], _is_matmul(kernel)
         told = [line for line in told if centre.pool or line != centre.text]
     elif isinstance(centre, Attend):
@@ -122,8 +122,8 @@ def contraction(kernel: Kernel) -> str:
     if conv.written:
         return conv.written
     if _is_matmul(kernel):
-        words = {"batched=True": conv.weight_per_batch, "transposed=True": not conv.weight_transposed}
-        name = "matmul"
+        is_transposed = kernel.weight.axes[-2] < kernel.weight.axes[-1]
+        name, words = "matmul", {"batched=True": conv.weight_per_batch, "transposed=True": is_transposed}
     else:
         name, words = f"{_word(conv)}{len(conv.kernel)}d", {f"kernel={_sizes(conv.kernel)}": True}
         words[f"stride={_sizes(conv.stride)}"] = any(step != 1 for step in conv.stride)
@@ -135,7 +135,7 @@ def contraction(kernel: Kernel) -> str:
     return f"{name}({', '.join([*features, *(word for word, said in words.items() if said)])})"
 
 
-def _word(conv: Convolution) -> str:
+def _word(conv: Contraction) -> str:
     """The operator's name in front of its number of axes."""
     if conv.pool is None:
         return "conv"

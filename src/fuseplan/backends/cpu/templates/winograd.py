@@ -10,7 +10,7 @@ from typing import ClassVar
 from fuseplan.backends.cpu import model, transforms
 from fuseplan.backends.cpu.templates.winograd_grid import Grid, WinogradKnobs, tiles_of
 from fuseplan.backends.cpu.templates.winograd_writer import Writer
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.packing import Join, Pad, Product, Reshape, Step, Transpose
@@ -133,11 +133,11 @@ class Winograd(WinogradKnobs):
         return (*taps, Join((transformed, plain)))
 
 
-def _is_strict(conv: Convolution, tile: int) -> bool:
+def _is_strict(conv: Contraction, tile: int) -> bool:
     return tile + conv.kernel[0] - 1 <= STRICT_SIZE
 
 
-def _bound(conv: Convolution, tile: int) -> float:
+def _bound(conv: Contraction, tile: int) -> float:
     """b such that |error| <= b * (sum of |weight| times its channel's largest |src| in the tile).
 
     To first order. An element of src is rounded in both passes of the src transform, a weight once, a product

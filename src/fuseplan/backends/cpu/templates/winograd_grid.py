@@ -10,7 +10,7 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.loops import ceil_div, larger
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.transforms import cost, transforms
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import lanes
@@ -77,7 +77,7 @@ def padded(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def tiles_of(conv: Convolution, tile: int) -> int:
+def tiles_of(conv: Contraction, tile: int) -> int:
     """Tiles of tile x tile outputs over the batch."""
     height, width = conv.dst_spatial
     return conv.batch * -(-height // tile) * -(-width // tile)

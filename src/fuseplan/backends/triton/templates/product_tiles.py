@@ -8,7 +8,7 @@ from math import prod
 
 from fuseplan.backends.triton.index import WIDE, Axis, ceil_div, merged
 from fuseplan.backends.triton.shell import of_launch, programs_of
-from fuseplan.kernels.convolution import Convolution
+from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import COUNTER_BYTES, Programs
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.dtypes import FP8, dtype_of
@@ -183,7 +183,7 @@ def sum_dtype(knobs: Knobs, kernel: Kernel) -> str:
     return "i32" if is_exact else kernel.compute_dtype
 
 
-def is_matrix(conv: Convolution) -> bool:
+def is_matrix(conv: Contraction) -> bool:
     """Whether rows of src are multiplied as they are: no windows, no groups."""
     return conv.is_matrix_product and conv.groups == 1
 

@@ -28,7 +28,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Contraction:
     """dst[n, f, o] = sum over c, k of src[n, c, o*stride + k*dilation - low] * weight[f, c, k].
 
     Sizes are elements; `padding` is one (low, high) pair a spatial axis. A matrix product is a convolution
@@ -37,7 +37,6 @@ class Convolution:
 
     Attributes:
         weight_per_batch: each image has a weight of its own: (batch, features, channels / groups, *kernel).
-        weight_transposed: the operand's logical shape has channels in front of features.
         precision: of the products: `full`, or `tf32`, which allows factors of f32 rounded to 10 bits.
         pool: no product and no weight: dst[n, c, o] is made of the elements under the window alone. Each
             channel is a group.
@@ -55,7 +54,6 @@ class Convolution:
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     weight_per_batch: bool = False
-    weight_transposed: bool = False
     precision: str = "full"
     pool: Pool | None = None
     written: str = ""
@@ -122,7 +120,6 @@ class Convolution:
             line += f"{listed} padding={padding}"
         unusual = (
             ("weight_per_batch", self.weight_per_batch),
-            ("weight_transposed", self.weight_transposed),
             (f"precision={self.precision}", self.precision != "full"),
             (str(self.pool), self.pool is not None),
             (f"of {self.written}", bool(self.written)),
