@@ -72,7 +72,11 @@ class Piece:
 
 
 class AttentionWriter:
-    """Writes one kernel."""
+    """Writes one kernel.
+
+    Attributes:
+        workspace_bytes: the counters, and each part's sums; nothing where the keys are in one part.
+    """
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
         self.knobs, self.kernel, self.title, self.made = knobs, kernel, title, kernel.attention
@@ -86,23 +90,12 @@ class AttentionWriter:
         self.is_wide = kernel.open_axis is not None or reach >= WIDE
         self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
         # Without anything between product and exponential, the scale is a factor of both.
+        self._is_plain = not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
         self.factor = self.made.scale * LOG2_E if self._is_plain else 1.0
-
-    @property
-    def _is_plain(self) -> bool:
-        return not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The counters, and each part's sums; nothing where the keys are in one part."""
-        if self.knobs.parts == 1:
-            return 0
-        return COUNTER_BYTES + 4 * self.tiles * self.heads.groups * self.knobs.parts * self._share
-
-    @property
-    def _share(self) -> int:
-        """Numbers of one part: each row's largest score, sum, and sums of features."""
-        return self.knobs.rows * (2 + sum(pieces(self.made.features)))
+        # Numbers of one part: each row's largest score, sum, and sums of features.
+        self._share = knobs.rows * (2 + sum(pieces(self.made.features)))
+        sums = 4 * self.tiles * self.heads.groups * knobs.parts * self._share
+        self.workspace_bytes = COUNTER_BYTES + sums if knobs.parts > 1 else 0
 
     def source(self) -> Source:
         """The whole kernel."""

@@ -31,6 +31,11 @@ class Meeting:
         most: numbers of a channel that are passed on at a time, at most.
         compute: Triton's name of their dtype.
         repeats: whether there is a loop around the meetings.
+
+    Attributes:
+        is_needed: whether there is anybody to meet.
+        size: what all programs pass on of one number.
+        workspace_bytes: counters, and what is passed on in two meetings.
     """
 
     def __init__(
@@ -38,27 +43,12 @@ class Meeting:
     ) -> None:
         self.text, self.programs, self.groups = text, programs, groups
         self.channels, self.most, self.compute = channels, most, compute
-        self.repeats = repeats
+        self.repeats, self.is_needed = repeats, programs > 1
+        self.size, word = programs * max(1, channels), 8 if compute == "tl.float64" else WORD
+        passed = COUNTER_BYTES + 2 * groups * most * self.size * word
+        self.workspace_bytes = passed if self.is_needed else 0
         self.met = 0  # so far in the text
         self.group, self.counter = number("group", groups), Index("workspace")
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there is anybody to meet."""
-        return self.programs > 1
-
-    @property
-    def size(self) -> int:
-        """What all programs pass on of one number."""
-        return self.programs * max(1, self.channels)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Counters, and what is passed on in two meetings."""
-        if not self.is_needed:
-            return 0
-        size = 8 if self.compute == "tl.float64" else WORD
-        return COUNTER_BYTES + 2 * self.groups * self.most * self.size * size
 
     def begin(self) -> None:
         """Writes where the group's counter is, and where it passes things on."""
