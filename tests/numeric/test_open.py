@@ -66,6 +66,7 @@ PACKED = (
     "i32[*x*x10] -> dequantize(f32, per=block, block=4) -> silu",
     "f32[*x3x40] -> rms_norm -> quantize(i8, per=block, block=8)",
     "f32[*x5x3x8, bshd] -> rotary(batched=True)",
+    "f32[*x6x4x5, bshc of bhsc] -> add -> softmax -> add",
 )
 # By the template that is asked for: images or rows of tasks that follow from the extent.
 TEMPLATES = (

@@ -176,10 +176,10 @@ class Template(ABC):
         """`limits`, and what holds for every template."""
         yield from cls.limits(kernel, target, accuracy)
         yield claim(kernel.open_axis is None or cls.opens, Reason.KNOWN_EXTENTS)
-        moved = next((each.key for each in kernel.operands if kernel.has_open(each) and each.order), None)
-        yield claim(
-            moved is None, Reason.OPEN_AXES, got=f"`{moved}` is packed with its axes in another order"
-        )
+        packed = (each for each in kernel.operands if each.packed and kernel.has_open(each))
+        moved = next((each.key for each in packed if each.order), None)
+        told = f"`{moved}` is packed in another order of its axes"
+        yield claim(moved is None, Reason.OPEN_AXES, got=told)
         is_taken = not kernel.whole or (cls.ranges and kernel.dst.is_channels_last)
         got = None if is_taken else f"{kernel.dst} among {kernel.whole} features"
         yield claim(is_taken, Reason.RANGE, got=got)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 
@@ -64,14 +65,16 @@ def larger(b: Builder, a: Index, other: Index) -> Value:
     return b.select(b.compare("sgt", left, right), left, right)
 
 
-def even(b: Builder, count: int, threads: Value, parts: Index, usual: int, size: int = 1) -> Index:
+def even(frame: Frame, count: int, parts: Index, usual: int, size: int = 1) -> Index:
     """Elements of a task, where each of `parts` has `count` pieces of `size`: `usual`, of a number of parts.
 
-    Of a value, as many as leave four tasks a thread: all of them where there are so many parts.
+    Of a value, as many as leave four tasks a thread: all of them where there are so many parts. One thread
+    shares nothing, and loops of known length are quicker: of a pool by 1.1.
     """
-    if isinstance(parts, int):
+    if isinstance(parts, int) or frame.target.threads == 1:
         return usual
-    found: Index = ceil_div(count, b.smaller(ceil_div(threads * 4, parts), count)) * size
+    tasks = frame.body.smaller(ceil_div(frame.threads * 4, parts), count)
+    found: Index = ceil_div(count, tasks) * size
     return found
 
 

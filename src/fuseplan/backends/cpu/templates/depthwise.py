@@ -169,7 +169,7 @@ class Writer:
         block_groups = -(-self.grouping.blocks // knobs.blocks)
         sheets = self.conv.batch * prod(axis.out for axis in plan.far)
         tiles, parts = plan.row.tiles(knobs.rows), sheets * block_groups
-        block_rows = even(b, tiles, self.frame.threads, parts, knobs.block_rows, knobs.rows)
+        block_rows = even(self.frame, tiles, parts, knobs.block_rows, knobs.rows)
         row_blocks = ceil_div(plan.row.out, block_rows)
         with self.frame.tasks(sheets * row_blocks * block_groups) as task:
             begin = task % block_groups * knobs.blocks

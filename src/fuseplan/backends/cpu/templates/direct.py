@@ -236,7 +236,7 @@ class _Writer:
         images = conv.batch if self.per_image else 1
         blocks = ceil_div(self.tiling.count, knobs.block)
         parts = images * blocks * conv.groups
-        share = even(b, self.panels, self.frame.threads, parts, knobs.block_panels)
+        share = even(self.frame, self.panels, parts, knobs.block_panels)
         panel_blocks = ceil_div(self.panels, share)
         with self.frame.tasks(parts * panel_blocks) as task:
             image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))

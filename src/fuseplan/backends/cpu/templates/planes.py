@@ -199,7 +199,7 @@ class Writer:
         b, knobs = self.b, self.knobs
         count, tiles = position_tiles(self.kernel, self.size), feature_tiles(self.kernel, knobs.rows)
         blocks, images = -(-count // knobs.block), self.kernel.src.batch
-        share = even(b, tiles, self.frame.threads, images * blocks, knobs.block_tiles)
+        share = even(self.frame, tiles, images * blocks, knobs.block_tiles)
         groups = ceil_div(tiles, share)
         room = knobs.block * self.channels * self.size
         copy = b.at(self.frame.pointer("workspace"), self.frame.thread * room)
