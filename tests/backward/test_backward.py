@@ -37,6 +37,13 @@ PLANS = (
     "f64[2x4x3x4x5] -> conv3d(6, kernel=(1, 3, 2), padding=same, groups=2) -> tanh",
     "f64[8x16] -> add -> save(y) -> gelu -> add(other=y)",
     "f64[8x16] -> save(y) -> sigmoid -> mul(other=y)",
+    "f64[2x3x9] -> add -> save(y) -> layer_norm -> gelu",
+    "f64[4x9] -> layer_norm(affine=False) -> bias",
+    "f64[2x3x9] -> rms_norm -> add",
+    "f64[4x9] -> bias -> softmax -> scale",
+    "f64[2x5x3x4, nhwc] -> log_softmax(hw)",
+    "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",
+    "f64[4x9] -> gelu -> batch_norm_training(saved=False)",
 )
 
 
@@ -82,11 +89,24 @@ def test_a_result_has_a_gradient_too() -> None:
 
 CHAINS = st.lists(
     st.sampled_from(
-        ("bias", "scale", "add(alpha2=0.5)", "mul", "gelu", "tanh", "softplus", "silu", "prelu", "linear(5)")
+        (
+            "bias",
+            "scale",
+            "add(alpha2=0.5)",
+            "mul",
+            "gelu",
+            "tanh",
+            "softplus",
+            "silu",
+            "prelu",
+            "linear(5)",
+            "layer_norm",
+            "softmax",
+        )
     ),
     min_size=1,
     max_size=6,
-).filter(lambda ops: ops.count("linear(5)") < 2)
+).filter(lambda ops: sum(op in ("linear(5)", "layer_norm", "softmax") for op in ops) < 2)
 
 
 @settings(max_examples=12, deadline=None)
@@ -111,7 +131,9 @@ def run(made: Backward, arrays: Arrays) -> tuple[Arrays, Arrays]:
     return first._asdict(), {"grad": grad}
 
 
-@pytest.mark.parametrize("text", [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, 11)])
+@pytest.mark.parametrize(
+    "text", [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, 11, 16, 18, 19, 20)]
+)
 def test_compiled_gradients_are_those_of_float64(text: str) -> None:
     made = FusionPlan.parse(text).backward()
     arrays = random_arrays(made.forward, 0)
@@ -139,6 +161,9 @@ def test_gradients_are_torchs() -> None:
         ("f32[8x16] -> linear(12) -> bias -> gelu -> scale", 4, {"gelu_input": 384}, {"gelu": 384}),
         ("f32[8x16] -> gelu -> linear(12) -> bias", 3, {}, {"gelu": 512}),
         ("f32[8x16] -> bias -> scale", 2, {"scale_input": 512}, {}),
+        ("f32[8x16] -> layer_norm", 4, {}, {"layer_norm": 512}),
+        ("f32[8x16] -> batch_norm_training", 1, {"saved_mean": 64, "saved_inverse_variance": 64}, {}),
+        ("bf16[8x16] -> add -> softmax -> gelu", 1, {"gelu_input": 256}, {}),
     ],
 )
 def test_values_are_saved_or_computed_again(
@@ -148,6 +173,14 @@ def test_values_are_saved_or_computed_again(
     assert len(made.plans) == kernels
     assert {each.name: each.nbytes for each in made.saved} == saved
     assert {each.name: each.nbytes for each in made.recomputed} == recomputed
+
+
+def test_rotary_turns_back() -> None:
+    plan = FusionPlan.parse("f64[2x3x5x8, bhsd] -> rotary")
+    made = plan.backward(wrt=("src",))
+    assert_gradients(plan, made)
+    with pytest.raises(Unsupported, match="cos and sin"):
+        plan.backward()
 
 
 def test_gradients_that_are_not_wanted_are_not_computed() -> None:

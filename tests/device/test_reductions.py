@@ -47,6 +47,8 @@ PLANS = (
     "[2x320x33x31, nhwc] -> add -> save(a) -> group_norm(32) -> silu",
     "[4x6x5x17x13] -> group_norm(2)",
     "[3x17x57x55] -> instance_norm -> relu",
+    "[1000x768] -> scale -> softmax_backward",
+    "[3x17x57x55, nhwc] -> log_softmax_backward(hw) -> bias",
     "[3x17x57x55, nhwc] -> instance_norm -> add",
 )
 SPECIAL = (float("inf"), float("-inf"), float("nan"))

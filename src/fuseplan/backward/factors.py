@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
+
 from fuseplan.language.derivative import ONE, ZERO, derivative, times
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
@@ -13,7 +15,7 @@ from fuseplan.ops.affine import Mul, Scale
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward
 from fuseplan.plans.step import Step
-from fuseplan.scalar import Scalar, leaf, leaves_of, text
+from fuseplan.scalar import NUMPY, Scalar, fold, leaf, leaves_of, text
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Chain:
     spec: TensorSpec
     pieces: tuple[Piece, ...] = ()
     again: str = ""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its kernel holds no operator with statistics, products or parts any more."""
+        return any(piece.op.kind != "elementwise" or piece.op.has_parts for piece in self.pieces)
 
     def then(self, pieces: Sequence[Piece]) -> Chain:
         """The value behind further operators."""
@@ -76,10 +83,10 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
         values: the graph's names of the operator's operands, by the operator's own.
     """
     slope, op = slope_of(step, by), cast(Elementwise, step.op)
-    if slope == ONE:
-        return ()
     numbers = {each.name: each.value for each in op.parameters()}
     read = leaves_of(slope)
+    if slope == ONE or (read <= numbers.keys() and _number(slope, numbers) == 1):
+        return ()
     if slope == ZERO or read <= numbers.keys():
         product = text(times(leaf("x"), slope))
         return (Piece(Expression(product, **{name: numbers[name] for name in sorted(read)})),)
@@ -93,3 +100,8 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
     alone = replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op
     backward = ActivationBackward(alone, by)
     return (Piece(backward, tuple((key, values.get(key, at)) for key in backward.operand_fields)),)
+
+
+def _number(slope: Scalar, numbers: dict[str, float]) -> float:
+    """A slope that parameters alone make, at the plan's values of them."""
+    return float(fold(slope, {name: np.float64(value) for name, value in numbers.items()}, NUMPY))

@@ -39,7 +39,7 @@ class CompiledBackward:
         self._built, self._gradients = built, gradients
         self._made = namedtuple("Gradients", gradients)  # type: ignore[misc]
         read = {name for node in self._nodes for name in node.inputs} | set(gradients.values())
-        given = (*graph.inputs, *first.outputs[1:])
+        given = (*graph.inputs, *first.outputs)
         self.reads = tuple(name for name in given if name in read and name != "grad")
         last = {name: place for place, node in enumerate(self._nodes) for name in node.inputs}
         kept = set(gradients.values())

@@ -17,7 +17,6 @@ from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Reshape
 from fuseplan.language.declarations import Operand
-from fuseplan.language.derivative import ONE
 from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import Add, Mul
@@ -57,7 +56,7 @@ class Walk:
         self._taken |= {each.key for each in plan.operands} | {each.key for each in plan.results}
         contractions = [step.index for step in plan if step.op.kind == "contraction"]
         self._last_contraction = max(contractions, default=-1)
-        self._first = min((step.index for step in plan if self._wanted(step)), default=len(plan))
+        self._first = min((step.index for step in plan if self.wanted(step)), default=len(plan))
         self._needed = {step.index for step in plan if self._is_needed(step)}
 
     def run(self) -> None:
@@ -68,12 +67,15 @@ class Walk:
         """
         chain = Chain("grad", self.plan.output)
         for step in reversed(self.plan.steps):
-            if self._wanted(step) or self.is_ahead(step):
-                chain = gradient(step.op, self, step, chain)
+            if self.wanted(step) or self.is_ahead(step):
+                is_elementwise = isinstance(step.op, Elementwise) and not step.op.has_parts
+                free = chain if is_elementwise or not chain.is_full else self.stored(chain, step)
+                chain = gradient(step.op, self, step, free)
         if "src" in self.wrt:
             self.gradients["src"] = self.value(chain, "src_gradient")
 
-    def _wanted(self, step: Step) -> list[Operand]:
+    def wanted(self, step: Step) -> list[Operand]:
+        """The operands of an operator whose gradients are wanted."""
         return [each for each in step.operands if each.key in self.wrt]
 
     def is_ahead(self, step: Step) -> bool:
@@ -100,11 +102,16 @@ class Walk:
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), origin))
 
     def emit(self, chain: Chain, wanted: str) -> str:
-        """Adds the plan of a chain, and gives the name of its output; its results have the plan's keys."""
+        """Adds the plan of a chain, and gives the name of its output; saved values have the plan's names."""
         plan = FusionPlan(chain.spec, *(piece.op for piece in chain.pieces))
         given = [dict(chain.pieces[each.step].given)[each.name] for each in plan.operands]
         name = self.named(wanted)
-        made = (name, *(each.key for each in plan.results))
+        saved = [isinstance(plan[each.step].op, Save) for each in plan.results]
+        made = [name]
+        made += [
+            each.key if is_saved else self.named(each.key)
+            for each, is_saved in zip(plan.results, saved, strict=True)
+        ]
         origin = Origin(chain.again, RECOMPUTES) if chain.again else Origin(wanted, GRADIENT)
         self.add(Planned(str(plan)), (chain.start, *given), made, origin)
         return name
@@ -132,6 +139,10 @@ class Walk:
         if place not in self._made:
             self._made[place] = self._again(step)
         return self._made[place]
+
+    def after(self, step: Step) -> str:
+        """The value that is an operator's output: the plan's own, or saved by the forward plan."""
+        return "out" if step.index + 1 == len(self.plan) else self.before(self.plan[step.index + 1])
 
     def _again(self, step: Step) -> str:
         """An operator's input, computed again from src by a plan of its own."""
@@ -163,7 +174,7 @@ class Walk:
 
     def elementwise(self, step: Step, chain: Chain) -> Chain:
         """The gradient of the input of an elementwise operator; the walk keeps those of its operands."""
-        wanted = self._wanted(step)
+        wanted = self.wanted(step)
         for place, each in enumerate(wanted):
             more = self.is_ahead(step) or place + 1 < len(wanted)
             chain = self._operand(step, each, chain, is_read_again=more)
@@ -191,22 +202,34 @@ class Walk:
 
     def _operand(self, step: Step, operand: Operand, chain: Chain, *, is_read_again: bool) -> Chain:
         """Adds the gradient of an operand; gives that of the operator's output, saved if it is read again."""
-        key, slope = f"{operand.key}_gradient", slope_of(step, operand.name)
-        tail = self._summed(step, operand)
-        if slope == ONE and not tail:
+        source = self.source(step) if slope_of(step, operand.name) == leaf("x") else None
+        if source is None or not source.pieces:
+            by = self._factor(step, operand.name)
+            return self.operand(step, operand, by, chain, is_read_again=is_read_again)
+        chain = self.stored(chain, step)
+        made = source.then([Piece(Mul(), (("other", chain.start),))])
+        self.operand(step, operand, (), made, is_read_again=False)
+        return chain
+
+    def operand(
+        self, step: Step, operand: Operand, by: Sequence[Piece], chain: Chain, *, is_read_again: bool
+    ) -> Chain:
+        """Adds the gradient of an operand: the sum of a chain times `by` over the axes that it lacks.
+
+        Returns:
+            The chain, which the plan of the sum saves if it is read again.
+        """
+        key, front = f"{operand.key}_gradient", chain
+        tail = self._summed(step, operand, is_wide=chain.spec.dtype == operand.dtype)
+        if not by and not tail:
             self.gradients[operand.key] = self.value(chain, key)
             return Chain(self.gradients[operand.key], step.dst)
-        source = self.source(step) if slope == leaf("x") else None
-        if source is not None and source.pieces:
-            chain = self.stored(chain, step)
-            made = source.then([Piece(Mul(), (("other", chain.start),))])
-            self._keep(operand, self.emit(made.then(tail), key))
-            return chain
-        front = chain
+        if tail and chain.is_full:
+            front = chain = self.stored(chain, step)
         if is_read_again and chain.pieces:
             name = self.named(f"grad_{step.op.name}")
             front, chain = chain.then([Piece(Save(name))]), Chain(name, step.dst)
-        self._keep(operand, self.emit(front.then(self._factor(step, operand.name)).then(tail), key))
+        self._keep(operand, self.emit(front.then(by).then(tail), key))
         return chain
 
     def _keep(self, operand: Operand, name: str) -> None:
@@ -218,12 +241,12 @@ class Walk:
         self.add(Reshape(operand.shape), (name,), (made,), Origin(made, GRADIENT))
         self.gradients[operand.key] = made
 
-    def _summed(self, step: Step, operand: Operand) -> list[Piece]:
+    def _summed(self, step: Step, operand: Operand, *, is_wide: bool) -> list[Piece]:
         """The sum over the axes that an operand lacks, in the operand's dtype."""
         if operand.block > 1 or operand.per in ("weight", "beside"):
             raise refused(step, f"the gradient of {operand.key}")
         axes = tuple(axis for axis in range(step.src.rank) if axis not in operand.axes)
-        cast = [Piece(Cast(operand.dtype))] if operand.dtype != step.dst.dtype else []
+        cast = [Piece(Cast(operand.dtype))] if not is_wide else []
         return [*cast, Piece(Sum(axes))] if axes else cast
 
 

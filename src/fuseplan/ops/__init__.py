@@ -22,6 +22,7 @@ from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
 from fuseplan.ops.ranges import RANGES
 from fuseplan.ops.reductions import REDUCTIONS
+from fuseplan.ops.row_gradients import ROW_GRADIENTS
 from fuseplan.ops.rows import ROW_NORMALIZATIONS
 from fuseplan.ops.save import Save
 from fuseplan.ops.training import TRAINING
@@ -43,6 +44,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
     *TRAINING,
+    *ROW_GRADIENTS,
     Expression,
 )
 BY_NAME: dict[str, type[Op]] = {operator.name: operator for operator in OPERATORS}

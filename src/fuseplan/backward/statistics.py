@@ -1,0 +1,86 @@
+"""Gradients of operators with statistics, and of rotary embedding, whose gradient turns the other way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuseplan.backward.factors import Chain, Piece
+from fuseplan.backward.walk import Walk, gradient, refused
+from fuseplan.op import Op
+from fuseplan.ops.affine import Mul
+from fuseplan.ops.conversion import Cast
+from fuseplan.ops.parts import Rotary
+from fuseplan.ops.reductions import LogSoftmax, Softmax
+from fuseplan.ops.row_gradients import (
+    LayerNormBackward,
+    LogSoftmaxBackward,
+    RmsNormBackward,
+    SoftmaxBackward,
+)
+from fuseplan.ops.rows import LayerNorm, RmsNorm
+from fuseplan.ops.training import BatchNormBackward, BatchNormTraining
+from fuseplan.plans.step import Step
+
+
+@gradient.register
+def _(op: LayerNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return _of_rows(walk, step, chain, replace(op, affine=False), LayerNormBackward(op.affine, op.epsilon))
+
+
+@gradient.register
+def _(op: RmsNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return _of_rows(walk, step, chain, replace(op, affine=False), RmsNormBackward(op.affine, op.epsilon))
+
+
+def _of_rows(walk: Walk, step: Step, chain: Chain, plain: Op, backward: Op) -> Chain:
+    """The gradients of shift and scale, sums over the rows, and of src, by the statistics of a row.
+
+    The scale's reads the normalized rows, which a kernel of their own computes again times the gradient:
+    sums along a row and sums over the rows are two kernels.
+    """
+    at = walk.before(step)
+    for operand in walk.wanted(step):
+        if operand.name == "shift":
+            chain = walk.operand(step, operand, (), chain, is_read_again=True)
+            continue
+        chain = walk.stored(chain, step)
+        wide = [Piece(Cast(operand.dtype))] if operand.dtype != step.dst.dtype else []
+        again = Chain(
+            at, step.src, (Piece(plain), Piece(Mul(), (("other", chain.start),)), *wide), plain.name
+        )
+        rows = Chain(walk.emit(again, f"{operand.key}_products"), step.dst.with_dtype(operand.dtype))
+        walk.operand(step, operand, (), rows, is_read_again=False)
+    return chain.then([Piece(backward, (("input", at), *walk.operands(step).items()))])
+
+
+@gradient.register
+def _(op: BatchNormTraining, walk: Walk, step: Step, chain: Chain) -> Chain:
+    backward = BatchNormBackward(mode=op.mode)
+    if not op.saved:
+        backward = replace(backward, statistics="recomputed", epsilon=op.epsilon)
+    saved = {"mean": "saved_mean", "inverse_variance": "saved_inverse_variance"} if op.saved else {}
+    given = walk.operands(step) | {name: step.keys[result] for name, result in saved.items()}
+    pieces = [Piece(backward, (("input", walk.before(step)), *given.items()))]
+    made = walk.emit(chain.then(pieces), f"grad_{step.op.name}_input")
+    by_scale, by_shift = walk.nodes[-1].outputs[-2:]
+    found = {"scale": by_scale, "shift": by_shift}
+    walk.gradients |= {each.key: found[each.name] for each in walk.wanted(step)}
+    return Chain(made, step.src)
+
+
+@gradient.register
+def _(op: Softmax, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return chain.then([Piece(SoftmaxBackward(axes=op.axes), (("result", walk.after(step)),))])
+
+
+@gradient.register
+def _(op: LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return chain.then([Piece(LogSoftmaxBackward(axes=op.axes), (("result", walk.after(step)),))])
+
+
+@gradient.register
+def _(op: Rotary, walk: Walk, step: Step, chain: Chain) -> Chain:
+    if walk.wanted(step):
+        raise refused(step, "the gradients of cos and sin")
+    back = Piece(replace(op, inverse=not op.inverse), tuple(walk.operands(step).items()))
+    return chain.then([back])
