@@ -197,6 +197,8 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, stride=2)", 0),
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, padding=3)", 0),
         ("f32[8x16] -> linear(12) -> gelu -> linear(3)", 1),
+        ("f32[8x16] -> bias -> cast(i8)", 1),
+        ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )
 def test_refusals_name_the_operator(text: str, operator: int) -> None:

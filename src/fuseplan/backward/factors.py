@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fuseplan.language.derivative import ONE, ZERO, derivative, times
+from fuseplan.language.derivative import ONE, derivative, times
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import Mul, Scale
@@ -87,7 +87,7 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
     read = leaves_of(slope)
     if slope == ONE or (read <= numbers.keys() and _number(slope, numbers) == 1):
         return ()
-    if slope == ZERO or read <= numbers.keys():
+    if read <= numbers.keys():
         product = text(times(leaf("x"), slope))
         return (Piece(Expression(product, **{name: numbers[name] for name in sorted(read)})),)
     if slope == leaf("x"):

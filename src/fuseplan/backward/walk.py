@@ -17,6 +17,8 @@ from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import Reshape
 from fuseplan.language.declarations import Operand
+from fuseplan.language.derivative import ZERO
+from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Reason, Refusal
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.affine import Add, Mul
@@ -174,6 +176,8 @@ class Walk:
 
     def elementwise(self, step: Step, chain: Chain) -> Chain:
         """The gradient of the input of an elementwise operator; the walk keeps those of its operands."""
+        if not dtype_of(step.dst.dtype).is_float:
+            raise refused(step, f"{step.dst.dtype}: integers have no gradient")
         wanted = self.wanted(step)
         for place, each in enumerate(wanted):
             more = self.is_ahead(step) or place + 1 < len(wanted)
@@ -188,6 +192,8 @@ class Walk:
         return chain if step.src.dtype == step.dst.dtype else chain.then([Piece(Cast(step.src.dtype))])
 
     def _factor(self, step: Step, by: str) -> tuple[Piece, ...]:
+        if slope_of(step, by) == ZERO:
+            raise refused(step, "a slope that is 0 everywhere")
         at = self.before(step) if reads_input(step, by) else ""
         return factor(step, by, at, self.operands(step))
 
