@@ -230,3 +230,9 @@ def test_rows_beside_open_ones_are_of_each_element(rows: int) -> None:
 def test_empty_needs_numbers() -> None:
     with pytest.raises(PlanError, match="with_extents"):
         empty("f32[*x3]")
+
+
+def test_kernels_whose_code_differs_have_texts_of_their_own() -> None:
+    """The cache keeps kernels by their text: rows of `*x*x16` are those of `*x5x16` without a factor of 5."""
+    plans = ("f32[*x*x16] -> layer_norm", "f32[*x5x16] -> layer_norm", "f32[*x7x16] -> layer_norm")
+    assert len({str(decide(plan, "cpu").kernel) for plan in plans}) == len(plans)

@@ -102,6 +102,11 @@ class Why(Enum):
         "the plan would end inside an operator of the framework, whose last value is wanted",
         "Nothing is to be done",
     )
+    OPEN_EXTENT = (
+        "open-extent",
+        "a number of the plan depends on an extent that is open",
+        "Leave this extent out of dynamic_shapes: fuse the module for each of its numbers",
+    )
     INDUCTOR = (
         "inductor",
         "operators without a product, a convolution or attention are Inductor's here",

@@ -36,7 +36,8 @@ class Opened:
         if self.open_axis is None:
             return str(spec)
         axis, steps = self.open_axis, spec.element_strides
-        shape = (*spec.shape[:axis], "*", *spec.shape[axis + 1 :])
+        star = "*" if self.open_each == 1 else f"{self.open_each}*"  # the code multiplies by it
+        shape = (*spec.shape[:axis], star, *spec.shape[axis + 1 :])
         order = spec.layout or "strides=" + ":".join(map(str, steps[axis:]))
         return f"{spec.dtype}[{'x'.join(map(str, shape))}, {order}]"
 

@@ -22,8 +22,9 @@ from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
+from fuseplan.torch.opening import points
 from fuseplan.torch.operator import launched
-from fuseplan.torch.reader import read
+from fuseplan.torch.reader import ReadGraph, read
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -52,6 +53,7 @@ def fused(
     is_taken: Callable[[Site], bool] = lambda _: True,
     choose: Mode = "predicted",
     is_built: bool = True,
+    opens: bool = True,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -61,26 +63,69 @@ def fused(
         is_taken: whether a site becomes a call; the operators of all others stay torch's.
         choose: as for `fuse`.
         is_built: build the kernels, and leave sites to torch whose kernel fails.
+        opens: whether plans compute tensors with open extents.
     """
-    target, threads = target_of(device)
-    module = fx.GraphModule(given, _copied(given.graph))
-    found = read(module)
-    last = {name for name, node in found.makers.items() if _is_channels_last(node)}
-    cut = find(found.graph, target, threads=threads, weights=_weights(found.graph), last=last, joins=False)
+    example, other = points(given) if opens else (given, None)
+    module, found, cut = _found(example, device)
+    opened = (
+        _opened(found, cut, *_found(other, device)[1:]) if other else {site.dst: () for site in cut.sites}
+    )
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
+    cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_attention)
     cut = chosen(cut, Eager(module, found, device), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
-        writer.write(site)
+        writer.write(site, opened[site.dst])
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     writer.restore()
     module.graph.eliminate_dead_code()
     module.recompile()
     return Fusion(module, given.graph, cut)
+
+
+def _found(given: fx.GraphModule, device: torch.device) -> tuple[fx.GraphModule, ReadGraph, Cut]:
+    """A copy of a graph, what is read of it, and its plans."""
+    target, threads = target_of(device)
+    module = fx.GraphModule(given, _copied(given.graph))
+    found = read(module)
+    last = {name for name, node in found.makers.items() if _is_channels_last(node)}
+    weights = _weights(found.graph)
+    return module, found, find(found.graph, target, threads=threads, weights=weights, last=last, joins=False)
+
+
+def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str, tuple[int, ...]]:
+    """The open axes of each site that is the same with other extents, by the value that it makes."""
+    twins = {site.dst: site for site in twin.sites}
+    pairs = [(site, twins[site.dst]) for site in cut.sites if site.dst in twins]
+    return {
+        site.dst: tuple(
+            a for a in range(site.plan.src.rank) if site.plan.src.shape[a] != twin.plan.src.shape[a]
+        )
+        for site, twin in pairs
+        if _look(site, found.makers) == _look(twin, other.makers)
+    }
+
+
+def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
+    """All of a site but the extents that are values' own: numbers that are written, and folded weights."""
+    shapes = {each.key: each.shape for each in given_of(site.plan)}
+    operands = [
+        (key, value, tuple(makers[value].meta["val"].shape) == shapes[key] or shapes[key])
+        if isinstance(value, str)
+        else (key, np.asarray(value).tobytes())
+        for key, value in site.operands.items()
+    ]
+    return (
+        operators_text(site.plan),
+        site.plan.src.layout,
+        site.src,
+        [node.origin for node in site.nodes],
+        operands,
+    )
 
 
 def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
@@ -128,14 +173,19 @@ class _Writer:
             if isinstance(node.meta.get("val"), torch.Tensor)
         }
 
-    def write(self, site: Site) -> None:
-        """A site's call in the place of the operator that makes its last value."""
+    def write(self, site: Site, opened: tuple[int, ...]) -> None:
+        """A site's call in the place of the operator that makes its last value.
+
+        Args:
+            site: the site.
+            opened: the axes of its src whose extents each call gives.
+        """
         head = self._makers[site.dst]
         following = head.next
         with self._graph.inserting_before(following):
             src = self._lain(self._makers[site.src], site.plan.src)
             operands = [self._operand(site, each) for each in given_of(site.plan)]
-            call = self._graph.call_function(launched, (operators_text(site.plan), src, operands))
+            call = self._graph.call_function(launched, (operators_text(site.plan, opened), src, operands))
             made = self._graph.call_function(first, (call,))
         made.meta = {**head.meta, ORDER: tuple(_by_stride(site.plan.output.element_strides))}
         head.replace_all_uses_with(made)

@@ -76,8 +76,8 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """The backend that torch.compile calls with each of its graphs.
 
-    Values, shapes and strides of outputs are torch's. Shapes that torch leaves open are not in plans:
-    dynamic=False fuses each shape.
+    Values, shapes and strides of outputs are torch's. Extents that torch leaves open are open in plans;
+    beside Inductor, operators on such tensors are Inductor's.
 
     Args:
         given: the graph.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +39,7 @@ class Exported:
         device: what its tensors lie on.
         state: the paths of parameters and buffers, and the constants that the module's code holds.
         in_spec, out_spec: how the call's arguments, and its results, are lists of tensors.
+        ranges: the least and the largest numbers of open extents, by torch's expressions.
     """
 
     graph: fx.GraphModule
@@ -46,6 +47,13 @@ class Exported:
     state: tuple[str | torch.Tensor, ...]
     in_spec: Any
     out_spec: Any
+    ranges: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs as torch describes them."""
+        places = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+        return [node.meta.get("val") for node in places[len(self.state) :]]
 
     def held(self, module: nn.Module) -> list[Held]:
         """Where the tensors are that the graph takes before the inputs."""
@@ -82,8 +90,12 @@ def tensors_of(held: Sequence[Held]) -> list[torch.Tensor]:
     return [each if isinstance(each, torch.Tensor) else getattr(*each) for each in held]
 
 
-def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Exported:
+def exported(
+    module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any = None
+) -> Exported:
     """Exports a module as it computes in its present mode; a call that was exported before is read.
+
+    A graph with open extents is not kept: a record of one call does not tell what others compute.
 
     Raises:
         ArgumentError: torch.export does not take the module, its tensors lie on several devices, or its call
@@ -95,6 +107,8 @@ def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
         told = ", ".join(sorted(map(str, devices))) or "none"
         raise ArgumentError(f"a module and its inputs are fused on one device; got {told}")
     device, found = devices.pop(), list[Exported]()
+    if dynamic_shapes is not None:
+        return _exported(module, inputs, kwargs, device, dynamic_shapes)
 
     def is_current(data: bytes) -> bool:
         record, told = unpacked(data)
@@ -118,12 +132,18 @@ def exported(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _exported(
-    module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+    module: nn.Module,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+    dynamic_shapes: Any = None,
 ) -> Exported:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of its parts
-            program = torch.export.export(module, tuple(inputs), dict(kwargs), strict=False)
+            program = torch.export.export(
+                module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+            )
             program = program.run_decompositions({})
     except Exception as error:  # torch.export raises errors of many kinds
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -138,7 +158,8 @@ def _exported(
     targets = [each.target for each in signature.input_specs if each.target is not None]
     state = tuple(program.constants[each] if each in constants else each for each in targets)
     call = program.call_spec
-    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec)
+    ranges = program.range_constraints
+    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, ranges)
 
 
 def _unchecked(graph: fx.Graph) -> None:

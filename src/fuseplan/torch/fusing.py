@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fuseplan.errors import PlanError, Unsupported
 from fuseplan.graph.choose import Mode, checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.reports.report import Report
@@ -17,13 +18,18 @@ from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported, tensors_of
+from fuseplan.torch.opening import Extents
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 
 
 def fuse(
-    module: nn.Module, *example_inputs: Any, choose: str = "predicted", **example_kwargs: Any
+    module: nn.Module,
+    *example_inputs: Any,
+    choose: str = "predicted",
+    dynamic_shapes: Any = None,
+    **example_kwargs: Any,
 ) -> nn.Module:
     """A module that computes what `module` does, with plans in the place of the operators that they fuse.
 
@@ -40,6 +46,8 @@ def fuse(
             measurement is against it. `measured`: plans without a stored measurement are checked against
             float64 and timed beside torch's own operators, some 0.1 s each, and the result is stored. A plan
             that is slower, wrong or not to be built is left to torch: `fusion.cut.left` tells why.
+        dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
+            are the outermost ones has one kernel for all extents; other plans have one for each extent.
         **example_kwargs: likewise, by name.
 
     Raises:
@@ -47,7 +55,7 @@ def fuse(
     """
     mode, example = checked_mode(choose), (example_inputs, example_kwargs)
     made = copy.copy(module)
-    made.fusion = Fused(made, exported(module, example_inputs, example_kwargs), example, mode)
+    made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode)
     made.report = made.fusion.report
     made.forward = made.fusion
     return made
@@ -69,14 +77,22 @@ class Fused:
         self._module, self._graph = module, made.module
         self._held = given.held(module)
         self._in, self._out = given.in_spec, given.out_spec
-        self._form, self._mode, self._is_told = _form(example), module.training, False
+        self._extents = Extents(given.inputs, given.ranges)
+        self._form, self._mode, self._is_told = self._form_of(example), module.training, False
 
     @untraced
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((inputs, kwargs))
-        if spec != self._in or _form((inputs, kwargs)) != self._form or self._module.training != self._mode:
+        is_known = spec == self._in and self._module.training == self._mode
+        if not is_known or self._form_of((inputs, kwargs)) != self._form or not self._extents.hold(leaves):
             return self._unfused(inputs, kwargs)
-        return pytree.tree_unflatten(self._graph(*tensors_of(self._held), *leaves), self._out)
+        try:
+            made = self._graph(*tensors_of(self._held), *leaves)
+        except (PlanError, Unsupported):
+            if not self._extents.axes:
+                raise
+            return self._unfused(inputs, kwargs)  # no plan has these extents, such as 0
+        return pytree.tree_unflatten(made, self._out)
 
     def tried(self, name: str) -> Tried:
         """All plans that were tried for one of torch's operators, by its name in the report.
@@ -102,12 +118,17 @@ class Fused:
             )
         return type(self._module).forward(self._module, *inputs, **kwargs)
 
+    def _form_of(self, given: Any) -> Form:
+        """What tensors look like besides their open extents, and other values themselves."""
+        leaves = pytree.tree_leaves(given)
+        forms = [
+            (self._shape(place, each), each.dtype, each.device) if isinstance(each, torch.Tensor) else each
+            for place, each in enumerate(leaves)
+        ]
+        return (*forms, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
 
-def _form(given: Any) -> Form:
-    """What tensors look like, and other values themselves."""
-    leaves = pytree.tree_leaves(given)
-    forms = [
-        (tuple(each.shape), each.dtype, each.device) if isinstance(each, torch.Tensor) else each
-        for each in leaves
-    ]
-    return (*forms, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
+    def _shape(self, place: int, tensor: torch.Tensor) -> tuple[int | None, ...]:
+        opened = self._extents.axes.get(place)
+        if opened is None:
+            return tuple(tensor.shape)
+        return tuple(None if axis in opened else extent for axis, extent in enumerate(tensor.shape))

@@ -50,7 +50,7 @@ def compiled(
 
 def _traced(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> fx.GraphModule:
     """The graph with plans, in the operators that Inductor takes."""
-    fusion = fused(given, device, has_weights)
+    fusion = fused(given, device, has_weights, opens=False)
     trace(lambda: report_of(fusion, device))
     mode = detect_fake_mode(inputs)
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements

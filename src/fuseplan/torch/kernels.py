@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.compile import compile as compile_plan
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import ArgumentError, PlanError, Unsupported, counted
 from fuseplan.execution.run import BoundPlan
 from fuseplan.language.declarations import Operand, Result
+from fuseplan.language.extents import OPEN
 from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import ARROW
@@ -22,13 +25,14 @@ from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text, parse_plan
 
 Tensors = Sequence[torch.Tensor]
-NAMED = re.compile(r"\s*\[(\w+)\]\s*->\s*")  # names of axes in front of operators
+NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 
 # Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
 # storage is kept, no other has its number.
 Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
+Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]]
 
 
 def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
@@ -58,13 +62,35 @@ def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtyp
     if found is None:  # the operators name the axes
         return FusionPlan.parse(f"{TensorSpec(shape, dtype, strides=strides)} {ARROW} {operators}")
     ops = parse_plan(f"f32[{'x'.join('1' * len(shape))}] {ARROW} {operators[found.end() :]}")[1]
-    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=found[1]), *ops)
+    return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=found[1].replace("*", "")), *ops)
 
 
-def operators_text(plan: FusionPlan) -> str:
-    """The operators of a plan as `plan_on` reads them."""
+def operators_text(plan: FusionPlan, opened: Sequence[int] = ()) -> str:
+    """The operators of a plan as `plan_on` reads them; a kernel is for all extents of the open axes."""
     text = f" {ARROW} ".join(operator_text(op) for op in plan.ops)
-    return text if plan.src.has_channel_names else f"[{plan.src.names}] {ARROW} {text}"
+    if plan.src.has_channel_names and not opened:
+        return text
+    names = "".join(f"*{name}" if axis in opened else name for axis, name in enumerate(plan.src.names))
+    return f"[{names}] {ARROW} {text}"
+
+
+def _opened(plan: FusionPlan, operators: str) -> FusionPlan | None:
+    """The plan with open axes, where the text in front of its operators has some and a plan can have them."""
+    found = NAMED.match(operators)
+    if found is None or "*" not in found[1]:
+        return None
+    src = plan.src
+    axes = [axis for axis, star in enumerate(re.findall(r"(\*?)\w", found[1])) if star]
+    named = (src.layout, src.names), (f"{src.layout} of {src.names}", None)
+    for opened, (layout, names) in itertools.product(
+        (axes, axes[:1]), named
+    ):  # all of them, or rows of one size
+        shape = [OPEN if axis in opened else extent for axis, extent in enumerate(src.shape)]
+        with contextlib.suppress(PlanError):
+            made = TensorSpec(shape, src.dtype, layout, names=names)
+            if made.with_extents(*(src.shape[axis] for axis in opened)) == src:
+                return FusionPlan(made, *plan.ops)
+    return None
 
 
 class Kernel:
@@ -75,10 +101,9 @@ class Kernel:
     shows that it was written. What writes without counting, as `tensor.data` does, is not seen.
     """
 
-    def __init__(self, plan: FusionPlan, target: str, threads: int | None) -> None:
+    def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed]) -> None:
         self.plan = plan
-        self._compiled: CompiledPlan = compile_plan(plan, target, threads=threads)
-        self._packed: dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]] = {}
+        self._compiled, self._packed = compiled
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
         self._keys = tuple(each.key for each in given_of(plan))
@@ -158,7 +183,12 @@ def _kernel_of(
     threads: int | None,
 ) -> Kernel:
     """By the tensor's look, which is compared faster than a plan."""
-    return _kernel(_plan(operators, tuple(shape), strides, dtype), target, threads)
+    plan = _plan(operators, tuple(shape), strides, dtype)
+    opened = _opened(plan, operators)
+    if opened is not None:
+        with contextlib.suppress(Unsupported):
+            return Kernel(plan, _compiled(opened, target, threads))
+    return _kernel(plan, target, threads)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -176,7 +206,12 @@ def target_of(device: torch.device) -> tuple[str, int | None]:
 
 @functools.lru_cache(maxsize=4096)
 def _kernel(plan: FusionPlan, target: str, threads: int | None) -> Kernel:
-    return Kernel(plan, target, threads)
+    return Kernel(plan, _compiled(plan, target, threads))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(plan: FusionPlan, target: str, threads: int | None) -> tuple[CompiledPlan, Packed]:
+    return compile_plan(plan, target, threads=threads), {}
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,132 @@
+"""Graphs of torch's with open extents: with numbers, for which plans are found, and the calls they are for.
+
+An open extent is an expression of torch's over symbols. Plans are found twice, for the numbers of the example
+and for others that no extent of the graph has. A plan stays where both are the same operators on the same
+values: none of its numbers depends on an open extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuseplan.torch.described import Described
+
+Numbers = dict[Any, int]  # by torch's symbols
+
+
+def points(given: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+    """The graph with the example's extents, and with others; no second graph where no extent is open."""
+    extents = [extent for node in given.graph.nodes for extent in _extents(node.meta.get("val"))]
+    opened = [extent for extent in extents if isinstance(extent, torch.SymInt)]
+    if not opened:
+        return given, None
+    solver = opened[0].node.shape_env
+    known = getattr(solver, "backed_var_to_val", None) or solver.var_to_val
+    symbols = {symbol for extent in opened for symbol in extent.node.expr.free_symbols if symbol in known}
+    example = {symbol: int(known[symbol]) for symbol in symbols}
+    taken, other = {extent for extent in extents if type(extent) is int} | {*example.values()}, Numbers()
+    for symbol in sorted(symbols, key=str):
+        other[symbol] = _another(example[symbol], solver.var_to_range.get(symbol), taken)
+        taken.add(other[symbol])
+    return _at(given, example), _at(given, other)
+
+
+def _extents(value: Any) -> Iterator[Any]:
+    """All extents and strides of a value, or of several."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        yield from (*value.shape, *value.stride())
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _extents(each)
+
+
+def _another(number: int, allowed: Any, taken: set[int]) -> int:
+    """The next larger number that is no extent yet; a smaller one where torch allows no larger one."""
+    low = 2 if allowed is None else max(2, int(allowed.lower))
+    high = None if allowed is None or not allowed.upper.is_Integer else int(allowed.upper)
+    larger = range(
+        number + 1, min(number + len(taken) + 2, number + len(taken) + 2 if high is None else high + 1)
+    )
+    found = [each for each in (*larger, *range(number - 1, low - 1, -1)) if each not in taken]
+    return found[0] if found else number
+
+
+def _at(given: fx.GraphModule, numbers: Numbers) -> fx.GraphModule:
+    """The graph with numbers for symbols in what is known of its tensors."""
+    made: fx.Graph = fx.Graph()
+    made.output(made.graph_copy(given.graph, {}))
+    for node in made.nodes:
+        if "val" in node.meta:
+            node.meta = {**node.meta, "val": _described(node.meta["val"], numbers)}
+    return fx.GraphModule(given, made)
+
+
+def _described(value: Any, numbers: Numbers) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_described(each, numbers) for each in value)
+    extents = list(_extents(value))
+    if all(type(each) is int for each in extents):
+        return value
+    found = [_number(each, numbers) for each in extents]
+    if None in found:  # known at run time alone
+        return value
+    rank = value.ndim
+    return Described.of(found[:rank], found[rank:], value.dtype, value.device)  # type: ignore[arg-type]
+
+
+def _number(extent: Any, numbers: Mapping[Any, int]) -> int | None:
+    """An extent with numbers for its symbols; None where it has others."""
+    if not isinstance(extent, torch.SymInt):
+        return int(extent)
+    made = extent.node.expr.xreplace(numbers)
+    return None if getattr(made, "free_symbols", None) else int(made)
+
+
+class Extents:
+    """The open extents of the inputs of an exported module.
+
+    Attributes:
+        axes: the open axes of each input, by its place.
+
+    Args:
+        inputs: the graph's inputs as torch describes them, in order.
+        ranges: the least and the largest number of each expression, as torch.export tells them.
+    """
+
+    def __init__(self, inputs: Sequence[Any], ranges: Mapping[Any, Any]) -> None:
+        self._open = {
+            (place, axis): extent.node.expr
+            for place, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+            for axis, extent in enumerate(value.shape)
+            if isinstance(extent, torch.SymInt)
+        }
+        opened = (value.shape[axis] for (place, axis) in self._open for value in (inputs[place],))
+        self._solver = next((extent.node.shape_env for extent in opened), None)
+        self._ranges = ranges
+        self.axes = {place: {axis for at, axis in self._open if at == place} for place, _ in self._open}
+        self._met: dict[tuple[int, ...], bool] = {}
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call's tensors have extents that the graph is for."""
+        numbers = tuple(leaves[place].shape[axis] for place, axis in self._open)
+        if numbers not in self._met:
+            self._met[numbers] = self._holds(numbers)
+        return self._met[numbers]
+
+    def _holds(self, numbers: tuple[int, ...]) -> bool:
+        pairs = list(zip(self._open.values(), numbers, strict=True))
+        known = {expression: number for expression, number in pairs if expression.is_Symbol}
+        if any(int(expression.xreplace(known)) != number for expression, number in pairs):
+            return False
+        if any(number not in self._ranges.get(expression, (number,)) for expression, number in pairs):
+            return False
+        solver = self._solver
+        guards = (
+            [] if solver is None else [guard.expr.xreplace(solver.replacements) for guard in solver.guards]
+        )
+        return all(each.xreplace(known) == True for each in guards)  # noqa: E712 - sympy's
