@@ -125,10 +125,10 @@ def _seen(spec: TensorSpec | Dense, flat: Array) -> Array:
 
 def _lying(kernel: Kernel, made: Output) -> TensorSpec | Dense:
     """How an output besides dst lies."""
-    if made.after is None:
-        return Dense(made.shape, made.dtype)
     if made.strides:
         return KernelTensor(made.shape, made.dtype, strides=made.strides)
+    if made.after is None:
+        return Dense(made.shape, made.dtype)
     return TensorSpec(kernel.dst.shape, made.dtype, strides=kernel.dst.element_strides)
 
 
@@ -334,6 +334,8 @@ def assert_interpreted(
         else:
             saved[key] = in_kernel_order(plan, kernel, {"src": value})["src"].reshape(kernel.dst.shape)
     results["dst"] = got
+    if kernel.has_cells:  # whose results have extent 1 along reduced axes
+        results |= {each.key: results[each.key].reshape(saved[each.key].shape) for each in kernel.results}
     for key, want in saved.items():
         row = DTYPES[dtypes[key]]
         rounding = row.epsilon if row.is_float and row.name != kernel.compute_dtype else 0.0

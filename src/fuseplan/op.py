@@ -180,7 +180,7 @@ class Op(ABC):
         elif isinstance(per, Along):
             axes, word, shape = per.axes, "axes", per.shape
         elif isinstance(per, Beside):
-            axes, word, shape, spec = (), "beside", per.spec.shape, per.spec
+            axes, word, shape, spec = per.axes, "beside", per.spec.shape, per.spec
         else:
             axes, word, shape = (), "weight", per
         dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype

@@ -31,8 +31,8 @@ class Lattice:
     """The loops of a kernel.
 
     Attributes:
-        tensors: src, dst, the keys of operands and saved values, and `INDEX` where a statistic reads it, in
-            the order of an axis' steps; an offset of the last is the index itself.
+        tensors: src, dst, the keys of operands and outputs, and `INDEX` where a formula reads it, in the
+            order of an axis' steps; an offset of the last is the index itself.
         cells: the axes that are kept, outermost in src first.
         elements: the reduced axes, likewise.
         is_along: src's innermost axis is a reduced one.
@@ -40,12 +40,12 @@ class Lattice:
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        saved, made = kernel.saved.values(), kernel.reduction
+        made = kernel.reduction
         index = [made.index] if made.index else []
-        keys = [*(each.key for each in kernel.operands), *(each.key for each in saved)]
+        keys = [*(each.key for each in kernel.operands), *(each.key for each in kernel.outputs)]
         self.tensors = ("src", "dst", *keys, *(INDEX for _ in index))
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
-        others = (_written(each.strides, each.shape) for each in saved)
+        others = (_written(each.strides, each.shape) for each in kernel.outputs)
         read = (_steps(each, kernel.src.rank) for each in kernel.operands)
         steps = [kernel.src.element_strides, dst, *read, *others, *index]
         listed = [

@@ -20,6 +20,7 @@ from fuseplan.tensors.arguments import (
     bare_values,
     check_apart,
     check_keys,
+    may_share,
     operand_buffer,
     parameter_value,
     result_buffer,
@@ -256,7 +257,9 @@ class BoundPlan:
                 for key in free
                 if key in runner.operands
             }
-            check_apart(written, [(SRC, read), *runner.read(self._in_place | named)])
+            shares = read.address == target.address and may_share(plan)
+            given_src = [] if shares else [(SRC, read)]
+            check_apart(written, [*given_src, *runner.read(self._in_place | named)])
         if self._results:
             results, places = self._placed(self._bound | given)
             outcome = self._launch(src, read.address, result, target.address, results, words + places)

@@ -325,6 +325,11 @@ class Kernel(Opened):
         return isinstance(self.centre, Reduction) and self.centre.has_cells
 
     @property
+    def overwrites(self) -> bool:
+        """Whether dst may be the memory of src: each element is read once, before its own is written."""
+        return self.has_cells and not self.statistics and self.src == self.dst
+
+    @property
     def weight(self) -> KernelOperand:
         """The contraction's operand; KeyError in a pointwise kernel, and in a pool's."""
         return {operand.role: operand for operand in self.operands}["weight"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fuseplan.kernels.cells import placed_output, placed_result, spread
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.contraction import Contraction, Pool
-from fuseplan.kernels.gradients import NO_WINDOW, KernelTensor, gradient
+from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
 from fuseplan.kernels.runs import split_step
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
+from fuseplan.language.reduction import INDEX
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
 from fuseplan.ops.attention import Attention
@@ -26,7 +28,7 @@ from fuseplan.ops.ranges import RANGES, Within
 from fuseplan.ops.save import Save
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
-from fuseplan.scalar import CASTS, Scalar, leaf
+from fuseplan.scalar import CASTS, Scalar, leaf, leaves_of
 
 
 def lower(match: Match) -> Kernel:
@@ -211,6 +213,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
+    formulas = op.result_formulas(centre.leaves, centre.src)
     axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
     if split:
         axes, steps = behind_runs(axes, split[0]), [split_step(step, split) for step in steps]
@@ -218,11 +221,11 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
-    dst = _spread(steps[-1].dst, behind, whole.rank)
+    dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
     first, *others = kernel.epilogue
     steps_of_index = dict(zip(places, dense(src.shape, axes), strict=True))
-    reads_index = any(each.reads_index for each in kernel.statistics)
+    reads_index = INDEX in leaves_of(first.expression) or any(each.reads_index for each in kernel.statistics)
     index = tuple(steps_of_index.get(place, 0) for place in range(whole.rank)) if reads_index else ()
     return replace(
         kernel,
@@ -240,24 +243,11 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             for step in steps
             for each in step.operands
         ),
-        outputs=tuple(
-            _lying(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs
+        outputs=(
+            *(placed_result(each, formulas[each.name], places) for each in centre.results),
+            *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
     )
-
-
-def _spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:
-    """The same elements with so many axes: the tensor's own are at the places, others have extent 1."""
-    shape, strides = [1] * rank, [1] * rank
-    for place, extent, stride in zip(places, spec.shape, spec.element_strides, strict=True):
-        shape[place], strides[place] = extent, stride
-    return KernelTensor(shape, spec.dtype, strides=strides)
-
-
-def _lying(made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]) -> Output:
-    """A saved value with its places in a kernel whose statistics are over any axes."""
-    spec = _spread(step.dst, places if step.index < centre.index else behind, len(places))
-    return replace(made, shape=spec.shape, strides=spec.element_strides)
 
 
 def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> KernelOperand:
@@ -265,7 +255,8 @@ def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> Kern
     lowered = _operand(made, step.src, role, places)
     strides = dense(lowered.shape, range(len(lowered.shape)))
     if not lowered.packed:
-        strides = tuple(step.dst.element_strides[axis] for axis in lowered.order or range(len(strides)))
+        lies = step.dst if made.per == "element" or made.spec is None else made.spec
+        strides = tuple(lies.element_strides[axis] for axis in lowered.order or range(len(strides)))
     return replace(lowered, strides=strides if lowered.axes else ())
 
 

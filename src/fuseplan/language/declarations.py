@@ -25,9 +25,15 @@ class Along:
 
 @dataclass(frozen=True)
 class Beside:
-    """An operand with axes of its own that a kernel reads where the caller has it; `spec`: how it lies."""
+    """An operand that a kernel reads where the caller has it.
+
+    Attributes:
+        spec: how it lies.
+        axes: the axes of src that it has; () of one with axes of its own.
+    """
 
     spec: TensorSpec | Dense
+    axes: tuple[int, ...] = ()
 
 
 # A word of PER, or a function of (op, src): such a word, some axes with other extents, a tensor beside src,

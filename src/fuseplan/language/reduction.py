@@ -197,7 +197,7 @@ class Moments(Statistic):
 
 
 class SumExp(Statistic):
-    """The maximum m of one expression, and the sum of exp(expression - m).
+    """The maximum m of the first expression, the sum of exp(expression - m), and the sums of the others.
 
     No exponential overflows. Where m is infinite or NaN, the sum is NaN; where m is -inf, it is 0.
     """
@@ -206,16 +206,17 @@ class SumExp(Statistic):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The maximum so far, and the sum by it."""
-        (x,) = self.expressions
+        """The maximum so far, the sum by it, and the other sums."""
+        x, *others = self.expressions
         most, total = self.part("max"), self.part("sum")
         shift = where(leaf(most) > -inf, leaf(most), 0)  # -inf - -inf would be NaN
         moved = leaf(total) * exp(leaf(before(most)) - shift)
-        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved)
+        sums = (Part(self.part(name), "add", each) for name, each in zip(self.names[2:], others, strict=True))
+        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved), *sums
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:
-        """The maximum and the sum."""
+        """The maximum and the sums."""
         return tuple(leaf(part.name) for part in self.parts)
 
 

@@ -20,6 +20,7 @@ from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conversion import Scaled
+from fuseplan.ops.losses import OfLogits
 from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
@@ -107,6 +108,8 @@ def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     if isinstance(step.op, Attention) and not dtype_of(operand.dtype).is_float:
         keys = step.op.attend(step.src).keys
         return values.clip(0) if operand.dtype == "bool" else (abs(values) * keys).clip(0, keys)
+    if isinstance(step.op, OfLogits) and operand.name == "target":
+        return (abs(values) * (step.src.channels / 2)).clip(0, step.src.channels - 1)
     if operand.per == "weight":
         scaled = values * (gain / math.sqrt(terms(step, operand)))
         return scaled if dtype_of(operand.dtype).is_float else ranged(values, operand.dtype)

@@ -102,6 +102,7 @@ def formed(
     if not isinstance(op, Normalization):
         out = fold(step.formulas[0], leaves, meanings).expand(x.shape)
         return out, {each.key: out for each in step.results}
+    leaves |= {name: meanings["const"](places) for name, places in op.places(step.src).items()}
     for each in op.reductions(step.leaves, step.src):
         made = reduced(each, leaves, step, meanings)
         leaves |= {name: (1 + slip) * number for name, number in made.items()}

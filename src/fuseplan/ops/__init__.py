@@ -17,6 +17,7 @@ from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
 from fuseplan.ops.groups import GROUP_NORMALIZATIONS
+from fuseplan.ops.losses import LOSSES
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.parts import PARTED
 from fuseplan.ops.pool import POOLS
@@ -43,6 +44,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *ROW_NORMALIZATIONS,
     *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
+    *LOSSES,
     *TRAINING,
     *ROW_GRADIENTS,
     Expression,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fuseplan.language.declarations import Array
-from fuseplan.language.layouts import behind_runs, in_runs
-from fuseplan.language.reduction import Statistic, reduce
+from fuseplan.language.layouts import behind_runs, dense, in_runs
+from fuseplan.language.reduction import INDEX, Statistic, indices, reduce
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Given, Op
-from fuseplan.scalar import NUMPY, Scalar, fold
+from fuseplan.scalar import NUMPY, Scalar, fold, leaves_of
 
 Keys = Mapping[str, str]  # what the plan calls each operand, parameter, result and statistic, by its own name
 
@@ -39,6 +39,7 @@ class Normalization(Op):
     """
 
     kind = "normalization"
+    overwrites: ClassVar[bool] = False  # whether a plan of it alone may write its output in src's memory
 
     @property
     def reads(self) -> str | None:
@@ -99,6 +100,12 @@ class Normalization(Op):
         _, runs = self.split(src) or (0, 1)
         return prod(src.shape[axis] for axis in self.over(src)) // runs
 
+    def places(self, src: TensorSpec) -> dict[str, Array]:
+        """Each element's place among the reduced ones, as a leaf, where the formula reads it."""
+        if INDEX not in leaves_of(self.formula(Names(), src)):
+            return {}
+        return {INDEX: indices(src.shape, dense(src.shape, self.over(src)))}
+
     def reduced(
         self, statistic: Statistic, leaves: Mapping[str, Any], src: TensorSpec, *space: Any
     ) -> dict[str, Any]:
@@ -131,6 +138,7 @@ class Normalization(Op):
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
         spec, leaves = given.spec, self.leaf_values(given)
+        leaves |= self.places(spec)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             for each in self.reductions(Names(), spec):
                 made_of = self.reduced(each, leaves, spec)

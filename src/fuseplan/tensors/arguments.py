@@ -14,6 +14,7 @@ from fuseplan.language.tensor import Dense
 from fuseplan.messages.excerpt import bounded, operator_span, shown, underlined
 from fuseplan.op import Op
 from fuseplan.ops.matmul import Matmul
+from fuseplan.ops.normalization import Normalization
 from fuseplan.plans.given import number
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.plans.step import Step
@@ -239,6 +240,12 @@ def parameter_value(plan: FusionPlan, key: str, value: Any) -> float:
     """
     step = next(each.step for each in plan.parameters if each.key == key)
     return number(key, plan[step].title, value)
+
+
+def may_share(plan: FusionPlan) -> bool:
+    """Whether `out` may be the tensor given as src: the plan's only operator says so."""
+    (op, *others) = plan.ops or (None,)
+    return isinstance(op, Normalization) and op.overwrites and not others and plan.src == plan.output
 
 
 def check_apart(written: Sequence[tuple[Tensor, Buffer]], read: Sequence[tuple[Tensor, Buffer]]) -> None:

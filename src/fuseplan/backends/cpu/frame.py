@@ -58,7 +58,7 @@ class Frame:
             (I64, "threads"),
             *((_type(slot), name) for slot, name in zip(self.slots, self._names, strict=True)),
         ]
-        self.body = self.builder("body", parameters)
+        self.body = self.builder("body", parameters, noalias=not kernel.overwrites)
         self.args, self.thread, self.threads = self.body.parameters[:3]
         self._pointers = dict(zip(self.slots, self.body.parameters[3:], strict=True))
         is_open = kernel.open_axis is not None

@@ -126,7 +126,7 @@ class Interpreter:
 
     def _write(self, result: Output, address: int, leaves: Mapping[str, Any]) -> None:
         """A result from the statistics and, where it is updated, its old value."""
-        steps = dense(result.shape, range(len(result.shape)))
+        steps = result.strides or dense(result.shape, range(len(result.shape)))
         lying = Buffer(address, result.shape, result.dtype, steps, False, None).numpy()
         spread = broadcast(lying, self.kernel.src.shape, result.axes)
         old = {result.key: spread} if result.updated else {}

@@ -84,7 +84,7 @@ class ReductionWriter:
         self.dtypes = {
             key: kernel.compute_dtype if each.packed else each.dtype for key, each in operands.items()
         }
-        self.dtypes |= {each.key: each.dtype for each in kernel.saved.values()}
+        self.dtypes |= {each.key: each.dtype for each in kernel.outputs}
         self.dtypes |= {"src": kernel.src.dtype, "dst": kernel.dst.dtype}
         self.pointers = {"src": self.frame.pointer("src"), "dst": self.frame.pointer("dst")}
         self.pointers |= self.frame.operand_pointers
@@ -290,15 +290,28 @@ class ReductionWriter:
     def _write(self, unit: Unit, part: Index) -> None:
         """The elements of dst: one of each cell, or all of a part."""
         if self.lattice.is_reduced:
-            none = (0,) * len(self.lattice.tensors)
-            self.loops.vectors(unit, lambda at, count: self._cell(unit, none, count, at))
+            self.loops.vectors(unit, lambda at, count: self._cell(unit, count, at))
             return
+        if self.kernel.results:
+            with self.b.when(self.b.compare("eq", self.b.const(part, I64), 0)):
+                self.loops.vectors(unit, lambda at, count: self._results(self._at_cell(unit, count, at)))
         with self.loops.chunks(part) as chunk:
             self.loops.elements(unit, chunk, lambda spots, count, at: self._finish(unit, spots, count, at))
 
-    def _cell(self, unit: Unit, place: Offsets, count: int, at: Index) -> None:
-        spot = self._spot(unit, place, 1 if self.lattice.is_along else count, at)
+    def _cell(self, unit: Unit, count: int, at: Index) -> None:
+        spot = self._at_cell(unit, count, at)
         self._store("dst", self._applied(self.behind, spot, keeps=True), spot)
+        self._results(spot)
+
+    def _at_cell(self, unit: Unit, count: int, at: Index) -> Spot:
+        none = (0,) * len(self.lattice.tensors)
+        return self._spot(unit, none, 1 if self.lattice.is_along else count, at)
+
+    def _results(self, spot: Spot) -> None:
+        """The outputs that are made of statistics."""
+        for result in self.kernel.results:
+            (value,) = self._formulas((), result.expression).values(self.b.number(0.0), spot, {})
+            self._store(result.key, value, spot)
 
     def _finish(self, unit: Unit, places: Sequence[Offsets], count: int, at: Index) -> None:
         spots = [self._spot(unit, each, count, at) for each in places]

@@ -8,7 +8,7 @@ several, it joins each block's numbers to its state, which is corrected when the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,12 +107,13 @@ class ReductionWriter:
         self.groups = ceil_div(self.cells, knobs.cells)
         reach = max(kernel.src.span, kernel.dst.span) + knobs.cells * knobs.elements
         self.is_wide = kernel.open_axis is not None or reach >= WIDE
-        most = max(len(each.parts) for each in kernel.statistics)
+        most = max((len(each.parts) for each in kernel.statistics), default=0)
         self.meeting = Meeting(
             self.text, knobs.programs, int(self.groups.high), knobs.cells, most, self.compute, repeats=False
         )
         formulas = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         formulas += [part.term for each in kernel.statistics for part in each.parts]
+        formulas += [each.expression for each in kernel.results]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
         self.masks: dict[str, Mask] = {}
@@ -122,7 +123,7 @@ class ReductionWriter:
             *(Slot("operand", each.key) for each in kernel.operands),
             *(Slot("parameter", key) for key in parameters),
             Slot("dst"),
-            *(Slot("result", key) for key in (each.key for each in kernel.saved.values())),
+            *(Slot("result", each.key) for each in kernel.outputs),
             *((Slot("workspace"),) if self.meeting.is_needed else ()),
             *((Slot("extent"),) if kernel.open_axis is not None else ()),
         )
@@ -335,14 +336,31 @@ class ReductionWriter:
     def _write_cells(self) -> None:
         """One element of each cell; the first program of a group writes it."""
         tile = self._made({}, ALL)
-        head = self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
-        with head:
-            like = next(iter(self.known[name] for name in self.kernel.statistics[0].names))
-            x = self._applied(self.kernel.epilogue, like, tile, keeps=True)
+        with self._once_a_group():
+            x = self._applied(self.kernel.epilogue, self._of_cells, tile, keeps=True)
             self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
+        self._write_results()
+
+    @property
+    def _of_cells(self) -> str:
+        """A number of the cells: formulas that come to a number have its shape."""
+        return self.known[self.kernel.statistics[0].names[0]]
+
+    def _once_a_group(self) -> AbstractContextManager[None]:
+        """What the first program of a group does for all."""
+        return self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
+
+    def _write_results(self) -> None:
+        """The outputs that are made of statistics."""
+        tile = self._made({}, ALL)
+        with self._once_a_group() if self.kernel.results else nullcontext():
+            for result in self.kernel.results:
+                value = self._value(result.expression, tile.leaves, self._of_cells)
+                self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
     def _write(self, held: Tile | None) -> None:
         """All elements: those at hand, or read once more."""
+        self._write_results()
         self.text.line("# dst")
         if held:
             self._finish(held)

@@ -1,0 +1,38 @@
+"""Tensors of a kernel whose statistics are over any axes: each has all axes, some of extent 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuseplan.kernels.gradients import KernelTensor
+from fuseplan.kernels.kernel import Output
+from fuseplan.language.declarations import Result
+from fuseplan.language.tensor import TensorSpec
+from fuseplan.plans.step import Step
+from fuseplan.scalar import Scalar
+
+
+def spread(spec: TensorSpec, places: Sequence[int], rank: int) -> TensorSpec:
+    """The same elements with so many axes: the tensor's own are at the places, others have extent 1."""
+    shape, strides = [1] * rank, [1] * rank
+    for place, extent, stride in zip(places, spec.shape, spec.element_strides, strict=True):
+        shape[place], strides[place] = extent, stride
+    return KernelTensor(shape, spec.dtype, strides=strides)
+
+
+def placed_output(
+    made: Output, step: Step, centre: Step, places: Sequence[int], behind: Sequence[int]
+) -> Output:
+    """A saved value with its places in a kernel whose statistics are over any axes."""
+    spec = spread(step.dst, places if step.index < centre.index else behind, len(places))
+    return replace(made, shape=spec.shape, strides=spec.element_strides)
+
+
+def placed_result(made: Result, formula: Scalar, places: Sequence[int]) -> Output:
+    """A result of statistics over any axes: the extents and strides of its own axes, 1 along the others."""
+    shape, strides = [1] * len(places), [1] * len(places)
+    for axis, extent, stride in zip(made.axes, made.shape, made.spec.element_strides, strict=bool(made.axes)):
+        shape[places[axis]], strides[places[axis]] = extent, stride
+    all_axes, lies = tuple(range(len(places))), tuple(strides)
+    return Output(made.key, all_axes, tuple(shape), made.dtype, formula, made.updated, strides=lies)
