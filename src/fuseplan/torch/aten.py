@@ -37,7 +37,7 @@ from fuseplan.ops.attention import Attention
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
-from fuseplan.ops.reductions import LogSoftmax, Mean, Softmax
+from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.ranges import SPLITS, part, sliced
@@ -106,16 +106,20 @@ def _power(given: Given) -> str:
     return given.formula(text or f"a ** {power!r}", src)
 
 
-def _mean(given: Given) -> str:
-    src = given.tensor("self")
-    if given.result.dtype != given.type_of(src).dtype:
-        raise LeftError(Why.DTYPE, given.result)
-    rank = len(given.shape(src))
-    axes = tuple(sorted({axis % rank for axis in given.argument("dim") or range(rank)}))
-    keepdim = bool(given.argument("keepdim"))
-    if not given.type_of(src).is_spec:
-        return given.add(Reduce("mean", axes, keepdim), src)
-    return given.layer(Mean(axes, keepdim=keepdim), src)
+def _reduction(make: type[Sum | Mean | Amax | Amin]) -> Row:
+    def row(given: Given) -> str:
+        """A statistic over axes; over all of them, where torch is given none."""
+        src = given.tensor("self")
+        if given.result.dtype != given.type_of(src).dtype:
+            raise LeftError(Why.DTYPE, given.result)
+        rank = len(given.shape(src))
+        axes = tuple(sorted({axis % rank for axis in given.argument("dim") or range(rank)}))
+        keepdim = bool(given.argument("keepdim"))
+        if not given.type_of(src).is_spec:
+            return given.add(Reduce(make.name, axes, keepdim), src)
+        return given.layer(make(axes, keepdim=keepdim), src)
+
+    return row
 
 
 def _linear(given: Given) -> str:
@@ -327,7 +331,10 @@ TABLE: dict[Any, Row] = {
     aten._adaptive_avg_pool3d.default: adaptive_mean,
     aten.pad.default: pad,
     aten.constant_pad_nd.default: pad,
-    aten.mean.dim: _mean,
+    aten.mean.dim: _reduction(Mean),
+    aten.sum.dim_IntList: _reduction(Sum),
+    aten.amax.default: _reduction(Amax),
+    aten.amin.default: _reduction(Amin),
     aten.linear.default: _linear,
     aten.mm.default: lambda given: _product(given, "self", "mat2"),
     aten.addmm.default: _addmm,
