@@ -14,7 +14,7 @@ from fuseplan.backends.triton.templates.reduction_writer import ReductionKnobs, 
 from fuseplan.kernels.emit import COUNTER_BYTES, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, unit_roundoff
+from fuseplan.kernels.template import Accuracy, Template, Traffic, accuracy_claim, block_claim, unit_roundoff
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import calls
 
@@ -50,6 +50,7 @@ class GpuReduction(ReductionKnobs):
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
         yield claim(kernel.has_cells, Reason.NO_REDUCTION)
+        yield block_claim(kernel)
         if not isinstance(accuracy, str):
             least = min(each.error_bound(kernel) for each in cls._made(kernel, target))
             yield accuracy_claim(least, accuracy)
