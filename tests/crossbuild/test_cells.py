@@ -34,7 +34,7 @@ def covering(target: str) -> Iterator[Any]:
 CASES = {target: list(covering(target)) for target in TARGETS}
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(6)
 @pytest.mark.parametrize(("target", "kind", "plan"), [case for cases in CASES.values() for case in cases])
 def test_a_cell_compiles(target: str, kind: type[Template], plan: FusionPlan) -> None:
     assert forced(plan, kind, parse_target(target)).program.code

@@ -70,7 +70,7 @@ def plan_of(
     return FusionPlan.parse(f"{dtype}[{shape}, {layout}] -> {text}")
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @BOTH
 @WIDTHS
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
@@ -91,7 +91,7 @@ def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], shap
     assert (np.abs(got - want) <= bound * size).all()
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize("width", [16, 64])

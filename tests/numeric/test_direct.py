@@ -73,7 +73,7 @@ def test_error_stays_within_the_bound_that_is_claimed(shape: str, conv: str, las
     assert (np.abs(got - want) <= compiled.choice.template.error_bound(compiled.kernel) * size).all()
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize("width", [16, 64])
@@ -96,7 +96,7 @@ def test_operators_before_and_after(before: str, after: str, dtype: str, last: b
     assert_close(forced(plan, Direct, narrowed(64, threads=2)), random_arrays(plan, 4), slack=16)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @BOTH
 @pytest.mark.parametrize(
     ("rows", "vectors", "block", "panels"), list(product((1, 5, 7, 12), (1, 2), (1, 9), (1, 4)))

@@ -60,7 +60,7 @@ def test_any_shape(shape: str, conv: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> relu"), Product)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES[:3] + SHAPES[7:9] + SHAPES[15:])
@@ -68,7 +68,7 @@ def test_any_dtype(shape: str, conv: str, dtype: str, last: bool) -> None:
     assert_interpreted(plan_of(shape, conv, last, " -> bias -> add -> relu", dtype), Product)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @BOTH
 @pytest.mark.parametrize(
     "before", ["relu", "batch_norm -> relu", "add", "batch_norm(per_activation) -> prelu"]
@@ -140,7 +140,7 @@ def test_few_tiles_are_split_and_few_rows_stand_second(dtype: str) -> None:
     assert {each.knobs["split"] for each in grouped} == {1}
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @BOTH
 @pytest.mark.parametrize(
     ("positions", "features", "depth"), [(16, 16, 16), (32, 64, 32), (64, 16, 16), (16, 32, 64)]

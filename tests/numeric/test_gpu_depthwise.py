@@ -36,7 +36,7 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
     return f"{dtype}[{shape}, {LAYOUTS[shape.count('x') + 1][last]}] -> {conv}{tail}"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @BOTH
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)

@@ -53,7 +53,7 @@ IMAGES = (
 TAIL = " -> bias -> add -> relu"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @WIDTHS
 @WEIGHTS
 @pytest.mark.parametrize(("src", "features"), MATRICES + IMAGES)

@@ -82,7 +82,7 @@ def every_knob(text: str, width: int, threads: int = 2) -> list[Normalization]:
     return list(found)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @WIDTHS
 @pytest.mark.parametrize("chain", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("tensor", [*TENSORS, *LONG])
@@ -91,7 +91,7 @@ def test_any_shape_and_layout(tensor: str, chain: str, width: int) -> None:
     assert_trained(forced(plan, Normalization, narrowed(width, threads=2)), training_arrays(plan))
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("tensor", ["9x13x9x11", "9x13x9x11, nhwc", "4x5x17x19", "33x20"])
@@ -120,7 +120,7 @@ def test_strided_src(strides: str, chain: str, width: int) -> None:
     assert_trained(forced(plan, Normalization, narrowed(width)), training_arrays(plan))
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 @pytest.mark.parametrize(
     "chain", [FORWARD, BACKWARD, "batch_norm_backward(relu, mode=per_activation) -> bias"]
 )

@@ -83,7 +83,7 @@ def test_strided_src(strides: str, chain: str, dtype: str) -> None:
     assert_close(forced(plan, Pointwise, narrowed(32)), random_arrays(plan, 3), slack=40)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("tensor", ["3x20x9x11", "3x20x9x11, nhwc", "2x4x200", "64x5", "1x3x40x40, nhwc"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

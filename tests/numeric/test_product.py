@@ -72,7 +72,7 @@ FORMS = (
 )
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.text)
 @pytest.mark.parametrize("arithmetic", ["native", "ieee", "tf32x3"])
 @pytest.mark.parametrize(

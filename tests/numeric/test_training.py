@@ -14,7 +14,7 @@ from training import CHAINS, STRIDES, TENSORS, assert_trained, training_arrays
 TARGETS = ("cpu", "reference")
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("tensor", TENSORS)

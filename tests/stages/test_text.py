@@ -263,7 +263,7 @@ def test_only_what_is_fixed_in_it_is_written_without_parameters() -> None:
         ("activation_backward", "activation_backward", "needs of"),
         ("activation_backward", "activation_backward", "want such as activation_backward(relu)"),
         ("activation_backward(rely)", "rely", "Did you mean `relu`"),
-        ("activation_backward(bias)", "bias", "an elementwise operator without operands"),
+        ("activation_backward(softmax)", "softmax", "an elementwise operator without operands"),
         ("activation_backward(conv2d(4, kernel=1))", "conv2d(4, kernel=1)", "got conv2d, which takes weight"),
         ("activation_backward(leaky_relu(slope=1))", "slope=1", "has no field 'slope'"),
         ("activation_backward(leaky_relu(inf * 2))", "inf * 2", "this is not a value"),
@@ -289,7 +289,7 @@ def test_carets_stand_under_what_is_wrong_within(text: str, blamed: str, says: s
         ('"relu"', "operators[0].fields.of is an object in a plan's JSON"),
         ('{"name": "rely", "fields": {}}', "operators[0].fields.of: there is no operator 'rely'"),
         ('{"name": "relu", "fields": {"x": 1}}', "operators[0].fields.of: relu has no field 'x'"),
-        ('{"name": "bias", "fields": {}}', "operators[0]: activation_backward: of must be an activation"),
+        ('{"name": "softmax", "fields": {}}', "operators[0]: activation_backward: of must be an activation"),
     ],
 )
 def test_json_within_json_says_where(of: str, says: str) -> None:

@@ -46,7 +46,7 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
         else:
             x, made = formed(step, x, {**tensors, **results}, slip=slip)
             results |= made
-    return x, results
+    return x, results | {key: x[index] for key, index in plan.views.items()}
 
 
 def attended(step: Step, op: Attention, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:

@@ -128,8 +128,8 @@ class Interpreter:
         """A result from the statistics and, where it is updated, its old value."""
         steps = result.strides or dense(result.shape, range(len(result.shape)))
         lying = Buffer(address, result.shape, result.dtype, steps, False, None).numpy()
-        spread = broadcast(lying, self.kernel.src.shape, result.axes)
-        old = {result.key: spread} if result.updated else {}
+        shape = self.kernel.src.shape
+        old = {result.key: broadcast(lying, shape, result.axes)} if result.updated else {}
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
