@@ -74,7 +74,8 @@ def became(plan: FusionPlan, target: str, accuracy: Any) -> Iterator[Records]:
 def follow(plan: FusionPlan, refusal: Refusal, target: str, accuracy: Any) -> Iterator[Records]:
     """What became of the plan, by what the refusal says would do."""
     if refusal.reason in (*SPLITS, Reason.SAVED_PROLOGUE):
-        cut = (refusal.operator or 0) + (refusal.reason is Reason.SAVED_PROLOGUE)
+        at = refusal.operator or 0
+        cut = at + (at == 0 or refusal.reason is Reason.SAVED_PROLOGUE)
         first = FusionPlan(plan.src, *(step.op for step in plan.steps[:cut]))
         yield from became(first, target, accuracy)
         rest = FusionPlan(first.output, *(step.op for step in plan.steps[cut:]))

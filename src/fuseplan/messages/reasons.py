@@ -247,7 +247,7 @@ class Reason(Enum):
     BLOCKS = (
         "blocks",
         "the template reads operands along whole axes, not one element for a block of neighbours",
-        "Split the plan in front of that operator",
+        "Run that operator in a plan of its own",
     )
     RESULT_DTYPE = (
         "result-dtype",
