@@ -18,7 +18,7 @@ NEWEST_TRITON := $(VENV)/triton-$(NEWEST)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/ready-run ## run the main job: 21 fused plans, each beside its operators one at a time
+demo: $(VENV)/ready-run ## run the main job: 21 fused plans, each beside its operators one at a time, and a model
 	@$(BIN)/fuseplan demo
 
 test: $(VENV)/ready-dev $(NEWEST_TRITON)/ready ## run the tests
@@ -56,8 +56,8 @@ $(BIN)/python:
 
 # The stamps: made once, made again when pyproject.toml changes.
 $(VENV)/ready-run: pyproject.toml | $(BIN)/python
-	@echo "==> installing fuseplan with its command line and charts (about 100 MB to fetch)"
-	@$(PIP) install -e '.[cli,plot]'
+	@echo "==> installing fuseplan with its command line and charts, and ONNX Runtime (about 150 MB to fetch)"
+	@$(PIP) install -e '.[cli,plot,onnx]' onnxruntime
 	@touch $@
 
 # torch goes first: what depends on it then finds it there, and takes no other build of it.

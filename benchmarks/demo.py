@@ -1,7 +1,7 @@
 """The main job in one command: fused plans at MIOpen's published shapes, beside the operators one at a time.
 
 Thirteen convolutions with bias and relu, eight batch normalizations with relu. MIOpen measured batches of 64
-on a GPU; the batches here keep the whole under two minutes on two cores.
+on a GPU; the batches here keep the whole under two minutes on two cores. A model follows, cut into plans.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
+from benchmarks.demo_model import ModelOutcome, measure_model
 from benchmarks.report.chart import OURS, THEIRS, Bar, Panel, Series, check_chart, speedups
 from benchmarks.shapes import COMBINATIONS, published
 from fuseplan.cli.screen import Screen, progress
 from fuseplan.cli.trial import run_trial
-from fuseplan.errors import ArgumentError, counted
+from fuseplan.errors import ArgumentError, BuildError, counted, installing
 from fuseplan.measure.machine import machine
 
 CHART = Path("demo.svg")
+MODEL, SIZE = "resnet50", 224
 HEAD = "kernels  fused ms  one at a time ms  speedup  saved MB    error"
 SERIES = (Series("fuseplan, this machine's CPU", OURS), Series("MIOpen, published, GPU", THEIRS))
 
@@ -133,17 +135,17 @@ def main(
     patience: float = 0.0,
     is_quiet: bool = False,
 ) -> list[Outcome]:
-    """Measures all shapes, prints a line for each as it is done, and draws the chart.
+    """Measures all shapes and the model, prints a line for each as it is done, and draws the chart.
 
     Args:
         threads: threads of every kernel; all that this process may use unless given.
         chart: the chart's file, .svg or .png; unless given demo.svg, if matplotlib is installed.
-        as_json: print the outcomes as JSON in place of the lines.
+        as_json: print the outcomes of the plans and of the model as JSON in place of the lines.
         patience: seconds to wait, for each shape, until other programs rest.
         is_quiet: show no progress.
 
     Returns:
-        The outcomes.
+        The outcomes of the shapes.
 
     Raises:
         ArgumentError: the chart that is asked for cannot be drawn or written.
@@ -161,10 +163,26 @@ def main(
             f"the times of {len(disturbed)} of {counted(len(found), 'plan')} are unreliable: "
             f"{disturbed[0].disturbance}"
         )
+    model = _model(screen, threads)
     screen.tell(_drawn(found, threads or machine().cores, chart))
     if as_json:
-        print(json.dumps([each.to_json() for each in found], indent=1))
+        told = {"plans": [each.to_json() for each in found], "model": model and model.to_json()}
+        print(json.dumps(told, indent=1))
     return found
+
+
+def _model(screen: Screen, threads: int | None) -> ModelOutcome | None:
+    """The model's outcome, printed; where a package is missing, which one."""
+    try:
+        made = measure_model(MODEL, SIZE, threads)
+    except ImportError as error:
+        screen.tell(f"no model: {error}: {installing('onnx', 'onnx', 'onnxruntime')}")
+    except BuildError as error:
+        screen.tell(f"no model: {error}")
+    else:
+        screen.tell(str(made))
+        return made
+    return None
 
 
 def _measured_all(screen: Screen, threads: int | None, patience: float, is_quiet: bool) -> list[Outcome]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, demo, recorded, special, suite
+from benchmarks import accuracy, demo, networks, recorded, special, suite
 from benchmarks.command import bench
 from benchmarks.footprint import footprint
 from fuseplan.bench import runner, worker
@@ -366,6 +366,9 @@ def test_the_demo_measures_prints_and_draws(
 ) -> None:
     shapes = (demo.Shape("a", "convolution", SMALL, 1.5), demo.Shape("b", "norm", PLANS[2], 2.0))
     monkeypatch.setattr(demo, "SHAPES", shapes)
+    monkeypatch.setattr(demo, "MODEL", "small")
+    monkeypatch.setattr(demo, "SIZE", 8)
+    monkeypatch.setitem(networks.NETWORKS, "small", lambda net: net.finish(net.conv("x", 8, 3), classes=10))
     monkeypatch.setattr(ground, "HOST_BLOCK", 0.001)
     found = demo.main(1, tmp_path / "new" / "chart.svg")
     printed = capsys.readouterr().out
@@ -375,6 +378,10 @@ def test_the_demo_measures_prints_and_draws(
     assert [each.operators for each in found] == [3, 2]
     assert all(each.bytes_saved > 0 and each.error < 2e-6 for each in found)
     assert "<svg" in (tmp_path / "new" / "chart.svg").read_text()
+    assert "small: 5 operators in " in printed
     demo.main(1, tmp_path / "chart.png", as_json=True)
-    assert len(json.loads(capsys.readouterr().out)) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["plans"]) == 2
+    assert told["model"]["difference"] < 1e-4
+    assert 0 < told["model"]["kernels"] < told["model"]["operators"]
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

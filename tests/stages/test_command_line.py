@@ -275,15 +275,17 @@ def test_without_torch_the_advice_for_a_kind_of_gpu_is_no_circle() -> None:
     assert (source.returncode, "@triton.jit" in source.stdout or "@gluon.jit" in source.stdout) == (0, True)
 
 
-def test_without_matplotlib_the_demo_runs_to_its_end(
+def test_without_matplotlib_and_onnx_the_demo_runs_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from benchmarks import demo
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.setattr(demo, "SHAPES", (demo.Shape("a", "convolution", PLAN, 1.5),))
     assert len(demo.main(1)) == 1
     told = " ".join(capsys.readouterr().out.split())
+    assert "no model: " in told
     assert "no chart: charts need matplotlib: `pip install '.[plot]'` in a checkout" in told
     asked = call("demo", "--chart", "a.svg")
     assert (asked.exit_code, asked.stdout) == (2, ""), "a chart that is asked for is checked first"
