@@ -17,8 +17,10 @@ import fuseplan.onnx
 from fuseplan.cli.commands import fuseplan as command
 from fuseplan.errors import ArgumentError, BuildError, PlanError
 from fuseplan.graph import trial
+from fuseplan.graph.trial import launch
 from fuseplan.graph.type import Type, type_of
 from fuseplan.graph.why import Reason, Why
+from fuseplan.onnx import choosing
 from fuseplan.onnx.model import OnnxModel
 from fuseplan.stores import sites
 from onnx_cases import cases, outcome
@@ -100,6 +102,8 @@ def test_sites_are_measured_beside_onnxruntime(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sites.KEPT, "unsaved", {})
     proto, given = cnn(), {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(choosing, "launch", lambda site, values: seen.update(values) or launch(site, values))
     ours = fuseplan.onnx.load(proto, threads=1, choose="measured")
     made = ours.run(None, given)[0]
     np.testing.assert_allclose(made, peer(proto, given)[0], rtol=2e-5, atol=1e-6)
@@ -110,6 +114,11 @@ def test_sites_are_measured_beside_onnxruntime(tmp_path: Path, monkeypatch: pyte
         assert site.measured.said == "" or site.measured.code == "slower"
         assert site.measured.peer_error is not None
         assert site.measured.peer_error < 1e-5
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(seen.keys() - given.keys()))
+    values = dict(zip([each.name for each in proto.graph.output], peer(proto, given), strict=True)) | given
+    assert len(seen) > 8
+    for name, each in seen.items():
+        np.testing.assert_allclose(each, values[name], rtol=1e-4, atol=1e-5)
 
 
 def test_sites_that_lose_are_onnxruntimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class Exact:
     wait: float = 0.0
     away: float = 0.0
     calls: list[str] = field(default_factory=list)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def example(self, names: Collection[str]) -> Mapping[str, Any]:
+        return {name: self.inputs[name] for name in names if name in self.inputs}
 
     def own(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         made = trial.meaning(self.graph, site, values) * (1 + self.away)
@@ -147,6 +151,16 @@ def test_twice_the_framework_s_error_is_allowed() -> None:
     cut = _cut()
     framework = Spoilt(cut.graph, wait=SLOW, away=0.008, spoil=lambda made: made * 1.01)
     assert len(chosen(cut, framework, "measured").sites) == 2
+
+
+def test_plans_are_tried_on_the_example_s_values() -> None:
+    """The framework's results are right anywhere, those of the plan on small values alone."""
+    cut = _cut()
+    framework = Spoilt(cut.graph, wait=SLOW, spoil=lambda made: np.where(abs(made) > 1e3, 0, made))
+    assert len(chosen(cut, framework, "measured").sites) == 2
+    inputs = {name: 1e4 * each for name, each in random_inputs(cut.graph).items()}
+    made = chosen(cut, replace(framework, name="exact 2", inputs=inputs), "measured")
+    assert _codes(made) == dict.fromkeys("abc", "inaccurate")
 
 
 def test_a_site_that_cannot_be_compared_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.execution.build import build
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
-from fuseplan.graph.trial import Framework, measured, problem_of
+from fuseplan.graph.trial import Framework, measured, problem_of, read_by
 from fuseplan.graph.why import Reason, Why
 from fuseplan.messages.excerpt import shown
 from fuseplan.stores import cache, sites
@@ -93,13 +93,14 @@ def _measured(
 ) -> dict[Key, Measured]:
     """Each distinct site of which nothing is known, measured and stored."""
     ahead = {key: site for key, site in reversed([*zip(keys, cut.sites, strict=True)]) if key not in known}
+    example = framework.example({name for site in ahead.values() for name in read_by(site)}) if ahead else {}
     end, found = time.monotonic() + SECONDS, dict[Key, Measured]()
     with Progress(len(ahead), "measuring sites") as progress:
         for key, site in reversed(ahead.items()):
             if time.monotonic() > end:
                 break
             progress.step(str(site.plan))
-            found[key], is_kept = measured(cut.graph, site, framework, key)
+            found[key], is_kept = measured(cut.graph, site, framework, key, example)
             if is_kept:
                 sites.KEPT.keep(found[key])
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from fuseplan.graph.node import Parts
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import aligned
+from fuseplan.language.tensor import Dense
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as Rounds
 from fuseplan.measure.ground import allowed_deviation, machine_of
@@ -40,6 +41,12 @@ class Framework(Protocol):
     """
 
     name: str
+
+    def example(self, names: Collection[str]) -> Mapping[str, Tensor]:
+        """The values of these names in the model's example call; fewer where it has none of that name.
+
+        They are in NumPy, or on the target's GPU.
+        """
 
     def own(self, site: Site, values: Mapping[str, Tensor]) -> Call:
         """A call of the framework's own operators.
@@ -78,9 +85,12 @@ class _Peer:
     said: str = ""
 
 
-def measured(graph: Graph, site: Site, framework: Framework, key: Key) -> tuple[Measured, bool]:
-    """What a site brings, on random tensors of its shapes with its constants as they are; whether to keep it.
+def measured(
+    graph: Graph, site: Site, framework: Framework, key: Key, example: Mapping[str, Tensor]
+) -> tuple[Measured, bool]:
+    """What a site brings, with its constants as they are; whether to keep it.
 
+    The tensors are those of `example`, by the names of the values, and random ones where it has none.
     A plan is right where its error is at most twice that of the framework's own operators, and the bound that
     its kernel states. The fastest plan that is right has the site, unless the framework is faster. Failures
     may pass, and are not to be kept.
@@ -88,7 +98,7 @@ def measured(graph: Graph, site: Site, framework: Framework, key: Key) -> tuple[
     date = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         device, clock = machine_of(site.records.target.device)
-        values = _values(graph, site, device)
+        values = _values(graph, site, device, example)
         want = meaning(graph, site, values)
     except Exception as error:  # a failure of one site never fails the model
         said = f"not measured: {problem_of(error)}"
@@ -158,8 +168,13 @@ def problem_of(error: BaseException) -> str:
     return said if isinstance(error, FuseplanError) else f"{type(error).__name__}: {said}"
 
 
-def _values(graph: Graph, site: Site, device: str | None) -> dict[str, Tensor]:
-    """Random tensors for the values that the site reads, in their own shapes and dtypes."""
+def read_by(site: Site) -> set[str]:
+    """The names of the values that a site reads."""
+    return {site.src, *(each for each in site.operands.values() if isinstance(each, str))}
+
+
+def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for the values that the site reads, in their own shapes and dtypes; they lie as in the plan."""
     drawn = data.random_arrays(site.plan, 0, device=device)
     dtypes = {each.key: each.dtype for each in site.plan.operands} | {"src": site.plan.src.dtype}
     keys = {name: key for key, name in site.operands.items() if isinstance(name, str)} | {site.src: "src"}
@@ -169,6 +184,9 @@ def _values(graph: Graph, site: Site, device: str | None) -> dict[str, Tensor]:
         if dtypes[key] != want.dtype:
             tensor = space_of(tensor).rounded(exact(tensor, dtypes[key]), want.dtype, want.dtype)
         made[name] = tensor if tuple(tensor.shape) == want.shape else tensor.reshape(want.shape)
+        if name in example:
+            spec = Dense(want.shape or (), want.dtype)
+            space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype))
     return made
 
 

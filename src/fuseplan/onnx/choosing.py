@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from fuseplan.errors import BuildError
 from fuseplan.graph.choose import Mode, chosen
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
@@ -24,6 +26,8 @@ from fuseplan.measure.versions import version_of
 from fuseplan.onnx.reader import ReadModel, read
 from fuseplan.onnx.runtime import RUNTIME, Onnx
 from fuseplan.system.locks import cached_property
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class How:
     choose: Mode
 
 
-def cut_of(proto: Any, types: Mapping[str, Type], how: How, is_built: bool = True) -> tuple[ReadModel, Cut]:
+def cut_of(
+    proto: Any, types: Mapping[str, Type], how: How, is_built: bool = True, example: Mapping[str, Any] = NONE
+) -> tuple[ReadModel, Cut]:
     """The model as a graph, cut into plans; an operator of a site that is reverted is ONNX's.
 
     Args:
@@ -49,8 +55,9 @@ def cut_of(proto: Any, types: Mapping[str, Type], how: How, is_built: bool = Tru
         types: of the inputs.
         how: how the sites are chosen.
         is_built: as for `fuseplan.graph.choose.chosen`.
+        example: arrays for the inputs, which sites are measured with; random ones where there are none.
     """
-    framework, left = Runtime(proto, types, how.target.threads), dict[Origin, Reason]()
+    framework, left = Runtime(proto, types, how.target.threads, example), dict[Origin, Reason]()
     reverted: list[Site] = []
     while True:
         model = read(proto, types, left.get)
@@ -70,12 +77,29 @@ class Runtime:
         proto: ONNX's message of the whole model.
         types: of its inputs.
         threads: of ONNX Runtime.
+        inputs: arrays for the inputs of an example call; none where there is no example.
     """
 
-    def __init__(self, proto: Any, types: Mapping[str, Type], threads: int) -> None:
+    def __init__(
+        self, proto: Any, types: Mapping[str, Type], threads: int, inputs: Mapping[str, Any]
+    ) -> None:
         package = RUNTIME if importlib.util.find_spec(RUNTIME) else "onnx"
         self.name = f"{package} {version_of(package)}"
-        self._proto, self._types, self._threads = proto, types, threads
+        self._proto, self._types, self._threads, self._inputs = proto, types, threads, inputs
+
+    def example(self, names: Collection[str]) -> Mapping[str, Any]:
+        """The values that a run of the whole model makes of the example; not those within operators."""
+        graph = self._plain
+        made = tuple(name for name in names if name in graph.made_by)
+        found = {name: self._inputs[name] for name in names if name in self._inputs}
+        if not self._inputs or not made:
+            return found
+        unit = replace(unit_of(graph, tuple(graph.nodes)), writes=made)
+        try:
+            run = Onnx(self._proto, self._threads).prepare(graph, unit)
+        except BuildError:
+            return found  # `own` tells the same of each site
+        return found | dict(zip(made, run([self._inputs.get(name) for name in unit.reads]), strict=True))
 
     def own(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A run of the model's operators that the site stands for, on dense arrays.

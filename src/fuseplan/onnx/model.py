@@ -21,7 +21,7 @@ from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
-from fuseplan.onnx.choosing import How, cut_of
+from fuseplan.onnx.choosing import NONE, How, cut_of
 from fuseplan.onnx.files import model_of
 from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
@@ -47,8 +47,8 @@ class Prepared:
         library: what runs the other operators.
     """
 
-    def __init__(self, proto: Any, types: Mapping[str, Type], how: How) -> None:
-        self.model, cut = cut_of(proto, types, how)
+    def __init__(self, proto: Any, types: Mapping[str, Type], how: How, example: Mapping[str, Any]) -> None:
+        self.model, cut = cut_of(proto, types, how, example=example)
         self.library = Onnx(proto, how.target.threads)
         self.session = Session(cut, {LIBRARY: self.library}, release)
         release()
@@ -93,12 +93,16 @@ class OnnxModel:
         if unknown:
             raise ArgumentError(f"no output is named {unknown[0]!r}; want of {', '.join(self.outputs)}")
         given = {name: _array(each) for name, each in input_feed.items()}
-        prepared = self.prepare({name: _given_type(each) for name, each in given.items()})
+        prepared = self.prepare({name: _given_type(each) for name, each in given.items()}, given)
         made = prepared.session(given)
         return [made[prepared.model.outputs[name]] for name in wanted]
 
-    def prepare(self, types: Mapping[str, Type] | None = None) -> Prepared:
+    def prepare(self, types: Mapping[str, Type] | None = None, example: Mapping[str, Any] = NONE) -> Prepared:
         """The model read, cut and compiled for types of its inputs; as declared unless given.
+
+        Args:
+            types: of the inputs, by name.
+            example: arrays of these types, which plans are measured with; random ones unless given.
 
         Raises:
             ArgumentError: an input is missing, unknown or another tensor; or no types are given, and the
@@ -109,7 +113,7 @@ class OnnxModel:
         with self._guard:
             prepared = self._prepared.pop(key, None)
             if prepared is None:
-                prepared = Prepared(self._proto, found, self._how)
+                prepared = Prepared(self._proto, found, self._how, example)
             self._prepared[key] = prepared
             while len(self._prepared) > limits.SHAPES_KEPT:
                 self._prepared.popitem(last=False)
@@ -270,8 +274,8 @@ def load(
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it. `measured`: when the model is compiled, plans without a stored
             measurement are checked against float64 and timed beside ONNX Runtime's run of the same operators,
-            some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
-            to ONNX Runtime: the report tells why.
+            on the values that the first call has there, some 0.1 s each, and the result is stored. A plan
+            that is slower, wrong or not to be built is left to ONNX Runtime: the report tells why.
 
     Raises:
         ArgumentError: the file is no model, or its external data lies elsewhere; or the target or `choose`

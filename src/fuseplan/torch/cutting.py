@@ -54,6 +54,7 @@ def fused(
     choose: Mode = "predicted",
     is_built: bool = True,
     opens: bool = True,
+    inputs: Sequence[Any] = (),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -64,6 +65,7 @@ def fused(
         choose: as for `fuse`.
         is_built: build the kernels, and leave sites to torch whose kernel fails.
         opens: whether plans compute tensors with open extents.
+        inputs: those of an example call, whose values plans are checked and timed on; random ones without.
     """
     example, other = points(given) if opens else (given, None)
     module, found, cut = _found(example, device)
@@ -75,7 +77,7 @@ def fused(
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
         cut = _without(cut, Why.UNMEASURED, _is_attention)
-    cut = chosen(cut, Eager(module, found, device), choose, is_built)
+    cut = chosen(cut, Eager(module, found, device, inputs), choose, is_built)
     writer = _Writer(module, found.makers, device)
     for site in cut.sites:
         writer.write(site, opened[site.dst])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,23 @@ class Eager:
         module: the graph.
         read: what was read of it.
         device: of its tensors.
+        inputs: the graph's, of an example call; none where there is no example.
     """
 
-    def __init__(self, module: fx.GraphModule, read: ReadGraph, device: torch.device) -> None:
+    def __init__(
+        self, module: fx.GraphModule, read: ReadGraph, device: torch.device, inputs: Sequence[Any] = ()
+    ) -> None:
         self.name = f"torch {torch.__version__}"
-        self._module, self._read, self._device = module, read, device
+        self._module, self._read, self._device, self._inputs = module, read, device, inputs
+
+    def example(self, names: Collection[str]) -> Mapping[str, Any]:
+        """The values of these names as torch's operators make them of the example's inputs."""
+        if not self._inputs:
+            return {}
+        kept = _Kept(self._module, {self._read.makers[name]: name for name in names})
+        with torch.no_grad():
+            kept.run(*self._inputs)
+        return kept.values
 
     def own(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the operators between the site's values, on tensors that lie as torch has them there.
@@ -102,3 +114,29 @@ class Eager:
         made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=self._device)
         word = str(like.dtype).removeprefix("torch.")
         return made.copy_(self._tensor(value, "bf16" if word == "bfloat16" else None))
+
+
+class _Kept(fx.Interpreter):  # type: ignore[misc]
+    """Runs a graph, and keeps the values of some of its nodes.
+
+    Attributes:
+        values: by the names that the values are to have; of a CPU as NumPy's arrays.
+    """
+
+    def __init__(self, module: fx.GraphModule, names: Mapping[fx.Node, str]) -> None:
+        super().__init__(module)
+        self._names = names
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs a node."""
+        made = super().run_node(n)
+        if n in self._names:
+            self.values[self._names[n]] = made if made.is_cuda else _array(made)
+        return made
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """The elements in NumPy; those of bf16 as their bits."""
+    plain = tensor.detach().resolve_neg()
+    return plain.view(torch.int16).numpy().view(np.uint16) if plain.dtype == torch.bfloat16 else plain.numpy()

@@ -44,8 +44,9 @@ def fuse(
             another mode or under autocast, run the module as it was; a warning says so once.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it. `measured`: plans without a stored measurement are checked against
-            float64 and timed beside torch's own operators, some 0.1 s each, and the result is stored. A plan
-            that is slower, wrong or not to be built is left to torch: `fusion.cut.left` tells why.
+            float64 and timed beside torch's own operators, on the values that the example's call has there,
+            some 0.1 s each, and the result is stored. A plan that is slower, wrong or not to be built is left
+            to torch: `fusion.cut.left` tells why.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
         **example_kwargs: likewise, by name.
@@ -70,12 +71,13 @@ class Fused:
     """
 
     def __init__(self, module: nn.Module, given: Exported, example: Any, mode: Mode) -> None:
-        made: Fusion = fused(given.graph, given.device, choose=mode)
+        self._held = given.held(module)
+        inputs = (*tensors_of(self._held), *pytree.tree_leaves(example))
+        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs)
         self.cut: Cut = made.cut
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
-        self._held = given.held(module)
         self._in, self._out = given.in_spec, given.out_spec
         self._extents = Extents(given.inputs, given.ranges)
         self._form, self._mode, self._is_told = self._form_of(example), module.training, False
