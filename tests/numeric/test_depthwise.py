@@ -81,6 +81,7 @@ def test_any_shape(kind: type[Template], width: int, shape: str, conv: str) -> N
 
 @BOTH
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
+@pytest.mark.part(2)
 def test_error_stays_within_the_bound_that_is_claimed(kind: type[Template], shape: str, conv: str) -> None:
     plan = plan_of(kind, shape, conv)
     compiled = forced(plan, kind, narrowed(32))
@@ -123,6 +124,7 @@ AROUND = (
 @BOTH
 @pytest.mark.parametrize(("before", "after"), AROUND)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.part(2)
 def test_operators_before_and_after(kind: type[Template], before: str, after: str, dtype: str) -> None:
     plan = FusionPlan.parse(
         f"{dtype}[2x13x10x23, {TEMPLATES[kind][4]}] -> {before} -> "

@@ -218,6 +218,7 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize("element", DTYPES)
 @pytest.mark.parametrize("name", NUMERIC)
+@pytest.mark.part(2)
 def test_every_function_compiles_for_aarch64(name: str, element: str) -> None:
     text = written(lambda table, *xs: table[name](*xs), FUNCTIONS[name], element, LANES[element][0])
     assembly = toolchain.assembly(text, triple="aarch64-linux-gnu")

@@ -57,6 +57,7 @@ def plan_of(shape: str, conv: str, last: bool, tail: str = "", dtype: str = "f32
 @BOTH
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize(("shape", "conv"), SHAPES)
+@pytest.mark.part(3)
 def test_any_shape(shape: str, conv: str, width: int, last: bool) -> None:
     plan = plan_of(shape, conv, last, " -> bias -> relu")
     assert_close(forced(plan, Direct, narrowed(width, threads=2)), random_arrays(plan, 1), slack=16)
@@ -91,6 +92,7 @@ def test_any_dtype(shape: str, conv: str, width: int, dtype: str, last: bool) ->
     "after", ["batch_norm -> gelu", "batch_norm(per_activation) -> add -> prelu -> scale"]
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.part(2)
 def test_operators_before_and_after(before: str, after: str, dtype: str, last: bool) -> None:
     plan = plan_of("2x13x10x9", f"{before} -> conv2d(21, kernel=3, padding=1)", last, f" -> {after}", dtype)
     assert_close(forced(plan, Direct, narrowed(64, threads=2)), random_arrays(plan, 4), slack=16)
@@ -113,6 +115,7 @@ def test_any_knobs(rows: int, vectors: int, block: int, panels: int, last: bool)
 @pytest.mark.parametrize(
     "conv", ["conv2d(40, kernel=3, stride=2, padding=1)", "conv2d(40, kernel=5, padding=2)"]
 )
+@pytest.mark.part(3)
 def test_lines_copied_by_each_thread(conv: str, rows: int, lines: int, last: bool) -> None:
     plan = plan_of("2x20x15x18", conv, last, " -> bias -> relu")
     covering = tiling(staging.staged(lower(match(plan))), rows, lines * plan.output.shape[3])

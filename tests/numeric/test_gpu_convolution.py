@@ -119,6 +119,7 @@ SPLIT = (
         ("1x48x4x5", "conv2d(40, kernel=3, groups=2)"),
     ],
 )
+@pytest.mark.part(4)
 def test_sums_in_parts(shape: str, conv: str, arithmetic: str, form: Product, last: bool) -> None:
     """Parts that no tap or channel ends with, and a last one that is shorter."""
     plan = plan_of(shape, conv, last, " -> bias -> add", "f16" if arithmetic == "native" else "f32")
@@ -168,6 +169,7 @@ def test_any_tile(positions: int, features: int, depth: int, joined: int, ahead:
     ],
 )
 @pytest.mark.parametrize("before", ["", "bias -> "])
+@pytest.mark.part(3)
 def test_loading_ahead(shape: str, conv: str, before: str, joined: int, last: bool) -> None:
     plan = plan_of(shape, before + conv, last, " -> bias -> relu")
     assert_interpreted(plan, Product(32, 32, 32, joined=joined, ahead=True, swapped=last, arithmetic="ieee"))

@@ -43,6 +43,7 @@ PLANS = (
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", PLANS)
+@pytest.mark.part(3)
 def test_cpu(text: str, dtype: str) -> None:
     plan = FusionPlan.parse(text.format(d=dtype))
     for width in (16, 64):

@@ -65,6 +65,7 @@ def test_any_shape_and_weight(src: str, features: int, weight: str, width: int) 
 @WIDTHS
 @WEIGHTS
 @pytest.mark.parametrize(("src", "features"), [IMAGES[1], IMAGES[3], IMAGES[5]])
+@pytest.mark.part(2)
 def test_planes(src: str, features: int, weight: str, width: int) -> None:
     plan = FusionPlan.parse(f"f32[{src}] -> matmul({features}{weight}){TAIL}")
     assert_close(forced(plan, Planes, narrowed(width, threads=2)), random_arrays(plan, 2))

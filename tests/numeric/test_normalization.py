@@ -115,6 +115,7 @@ def test_images_of_one_element_share_their_operands(tensor: str, mode: str, widt
 @WIDTHS
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.part(2)
 def test_strided_src(strides: str, chain: str, width: int) -> None:
     plan = plan_of(f"f32[2x3x5x7, strides={strides}] -> {chain}")
     assert_trained(forced(plan, Normalization, narrowed(width)), training_arrays(plan))
@@ -240,6 +241,7 @@ def test_nothing_outside_dst_is_written_nor_outside_src_read(tensor: str, width:
 
 @pytest.mark.parametrize("tensor", ["24x64x5x6, nhwc", "24x64x5x6", "6x16x24x24", "48x96, nc"])
 @pytest.mark.parametrize("ahead", [0, 1, 5, 16])
+@pytest.mark.part(3)
 def test_stores_past_the_caches_from_any_address(tensor: str, ahead: int) -> None:
     text = f"f32[{tensor}] -> batch_norm_training -> relu"
     plan, arrays = plan_of(text), training_arrays(FusionPlan.parse(text))

@@ -13,6 +13,7 @@ CASES = [pytest.param(*pair, id=str(pair[0])) for pair in orders("f32", "f64", "
 
 
 @pytest.mark.parametrize(("plan", "miopens"), CASES)
+@pytest.mark.part(2)
 def test_the_order_is_computed_as_written(plan: FusionPlan, miopens: FusionPlan) -> None:
     arrays = random_arrays(plan, 11)
     compiled = compile_plan(plan, "cpu", cache=False)

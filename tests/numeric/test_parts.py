@@ -44,6 +44,7 @@ PLANS = (
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.part(2)
 def test_cpu(text: str, dtype: str, width: int) -> None:
     plan = FusionPlan.parse(text.format(d=dtype))
     assert_close(forced(plan, Pointwise, narrowed(width, threads=2)), random_arrays(plan, 2), slack=80)
@@ -78,6 +79,7 @@ GATED = (
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", GATED)
 @pytest.mark.parametrize("width", [16, 64])
+@pytest.mark.part(3)
 def test_gated_products_on_the_cpu(text: str, dtype: str, width: int) -> None:
     plan = FusionPlan.parse(text.format(d=dtype))
     for template in Direct.candidates(lower(match(plan)), narrowed(width, 2), "default"):

@@ -42,6 +42,7 @@ def plan_of(shape: str, features: int, tail: str = "", *, dtype: str = "f32") ->
 
 @WIDTHS
 @pytest.mark.parametrize(("shape", "features"), SHAPES)
+@pytest.mark.part(2)
 def test_any_shape(width: int, shape: str, features: int) -> None:
     plan = plan_of(shape, features, " -> bias -> add -> relu")
     assert_close(forced(plan, Planes, narrowed(width)), random_arrays(plan, 1))
@@ -72,6 +73,7 @@ def test_any_dtype(dtype: str, width: int, shape: str, features: int) -> None:
 @pytest.mark.parametrize(
     "after", ["batch_norm -> relu", "scale -> prelu", "add -> batch_norm(per_activation) -> silu"]
 )
+@pytest.mark.part(2)
 def test_operators_before_and_after(dtype: str, before: str, after: str) -> None:
     plan = FusionPlan.parse(f"{dtype}[2x13x9x7] -> {before}conv2d(21, kernel=1) -> {after}")
     assert_close(forced(plan, Planes, narrowed(32)), random_arrays(plan, 4), slack=40)

@@ -70,6 +70,7 @@ def test_any_shape_and_layout(width: int, tensor: str) -> None:
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("tensor", ["2x13x9x11", "2x13x9x11, nhwc", "3x8x16, nwc", "4x20", "7x1x3x3x3"])
+@pytest.mark.part(2)
 def test_any_chain_and_dtype(chain: str, dtype: str, tensor: str) -> None:
     plan = FusionPlan.parse(f"{dtype}[{tensor}] -> {chain}")
     assert_close(forced(plan, Pointwise, narrowed(32, threads=2)), random_arrays(plan, 2), slack=80)

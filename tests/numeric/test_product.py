@@ -168,6 +168,7 @@ MAPPED = tuple(Product(**{**form.knobs, "maps": True}) for form in FORMS if not 
         "f16[2x33x40] -> matmul(66, batched=True) -> bias",
     ],
 )
+@pytest.mark.part(3)
 def test_tensor_maps(form: Product, plan: str) -> None:
     arithmetic = "tf32x3" if plan.startswith("f32") else "native"
     template = Product(**{**form.knobs, "arithmetic": arithmetic, "apart": arithmetic == "tf32x3"})

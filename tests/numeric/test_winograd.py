@@ -91,6 +91,7 @@ def test_any_shape(tile: int, layout: str, width: int, shape: str, features: int
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize(("shape", "features", "padding"), [SHAPES[0], SHAPES[8]])
+@pytest.mark.part(3)
 def test_half_storage(
     tile: int, layout: str, dtype: str, width: int, shape: str, features: int, padding: str
 ) -> None:
@@ -102,6 +103,7 @@ def test_half_storage(
 @LAYOUTS
 @pytest.mark.parametrize("before", ["", "relu -> ", "batch_norm(per_activation) -> gelu -> "])
 @pytest.mark.parametrize("after", ["add -> silu", "batch_norm(per_activation) -> add -> prelu"])
+@pytest.mark.part(2)
 def test_operators_before_and_after(tile: int, layout: str, before: str, after: str) -> None:
     plan = plan_of("2x13x10x23", 19, "1", layout, f" -> {after}", before=before)
     assert_close(compiled_with(plan, tile, 32), random_arrays(plan, 3), slack=60)
@@ -140,6 +142,7 @@ def test_any_number_of_threads(tile: int, layout: str, shape: str, threads: int)
 @BOTH
 @LAYOUTS
 @pytest.mark.parametrize(("shape", "features", "padding"), SHAPES)
+@pytest.mark.part(3)
 def test_nothing_outside_dst_is_written_nor_outside_src_read(
     tile: int, layout: str, shape: str, features: int, padding: str, guarded: Any
 ) -> None:
