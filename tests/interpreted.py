@@ -269,7 +269,7 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
         read = tuple(map(slice, kernel.src.shape))  # what lies behind the last window is not
         return {**arrays, "src": src.swapaxes(0, 1)[read]}
     orders = {operand.key: operand.order for operand in kernel.operands if operand.order}
-    orders["src"] = plan.src.canonical_order
+    orders["src"] = _axes(plan.src, kernel)
     if kernel.has_cells:  # tensors behind the statistics may have fewer axes than src
         ordered = {
             key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()
@@ -282,13 +282,18 @@ def in_kernel_order(plan: FusionPlan, kernel: Kernel, arrays: Mapping[str, Array
     return {key: array.transpose(orders[key]) if key in orders else array for key, array in arrays.items()}
 
 
-def _over(plan: FusionPlan, key: str, value: Array) -> Array:
+def _axes(src: TensorSpec, kernel: Kernel) -> tuple[int, ...]:
+    """The axes of src in the kernel's order; an axis in runs stays where it is."""
+    return src.canonical_order if kernel.src.rank == src.rank else tuple(range(src.rank))
+
+
+def _over(plan: FusionPlan, kernel: Kernel, key: str, value: Array) -> Array:
     """An output of a plan with statistics over any axes, its axes in the order of src's in the kernel."""
     step = next((step for step in plan if step.op.attributes().get("key") == key), plan[-1])
     centre = next(each for each in plan if each.op.kind == "normalization")
     removed = centre.op.removes(centre.src) if step.index >= centre.index else ()
     kept = [axis for axis in range(centre.src.rank) if axis not in removed]
-    return value.transpose([kept.index(axis) for axis in centre.src.canonical_order if axis in kept])
+    return value.transpose([kept.index(axis) for axis in _axes(centre.src, kernel) if axis in kept])
 
 
 def assert_interpreted(
@@ -328,7 +333,7 @@ def assert_interpreted(
     lying = {"dst": kernel.dst.shape} | {each.key: each.shape for each in kernel.saved.values()}
     for key, value in whole.items():
         if kernel.has_cells:
-            saved[key] = _over(plan, key, value).reshape(lying[key])
+            saved[key] = _over(plan, kernel, key, value).reshape(lying[key])
         elif any(step.op.is_gradient for step in plan):  # dense, as the plan has it
             saved[key] = value.reshape(lying[key])
         else:

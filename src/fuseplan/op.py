@@ -204,8 +204,8 @@ class Op(ABC):
 
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
         per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
-        axes = PER[per](src)
-        shape, dtype = extents(src, per), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
+        axes, block = PER[per](src), cast(int, getattr(self, "block", 1)) if per == "block" else 1
+        shape, dtype = extents(src, per, block), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
         spec = self.output(src) if per == "element" else Dense(shape, dtype)
         return Result(name, shape, dtype, per, declared.updated, axes, spec)
 

@@ -51,6 +51,7 @@ PLANS = (
     "f32[8x65536] -> log_softmax",
     "f16[1x16777225] -> argmax(1)",
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
+    "bf16[16384x4096] -> rms_norm -> dynamic_quantize(f8e4m3)",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
     "f16[*x64x7x7] -> batch_norm -> relu",

@@ -9,7 +9,6 @@ from fuseplan.errors import ArgumentError
 from fuseplan.execution.select import Choice, select
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import Match, match
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
@@ -57,6 +56,8 @@ def decide(
         Unsupported: nothing fuses the plan, or no template of the target computes it.
         ArgumentError: the target, the threads, the accuracy or the template cannot be.
     """
+    from fuseplan.kernels.lower import lower  # with the first plan: `import fuseplan` does without
+
     plan = as_plan(plan)
     plan.freeze()
     known = parse_target(target)

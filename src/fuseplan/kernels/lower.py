@@ -9,6 +9,7 @@ from fuseplan.kernels.cells import placed_output, placed_result, spread
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.contraction import Contraction, Pool
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
+from fuseplan.kernels.joined import centres, numbered, results, statistics
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
 from fuseplan.kernels.runs import split_step
@@ -168,19 +169,20 @@ def _normalization(
     """Reductions of the prologue's result; the element's formula is the first stage behind them."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    made = Reduction(op.reductions(centre.leaves, centre.src), (0, 2), "channel")
+    made = Reduction(statistics(steps), (0, 2), "channel")
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
+    if len(centres(after)):
+        return _over_axes(kernel, steps, centre)
     if op.per == "row" and _are_rows(steps):
         return _in_rows(kernel, steps)
     if op.per not in ("channel", "activation"):
         return _over_axes(kernel, steps, centre)
-    formulas = op.result_formulas(centre.leaves, centre.src)
     per = op.per if kernel.src.rank > 2 else "channel"  # an image of one position
     return replace(
         kernel,
         centre=replace(made, over=reduced_axes(per, kernel.src.rank), per=per),
         outputs=(
-            *(_result(each, centre.src, formulas[each.name]) for each in centre.results),
+            *(_result(each, centre.src, formula) for each, formula in results(centre)),
             *kernel.outputs,
         ),
     )
@@ -213,7 +215,6 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     """The kernel of statistics over any axes; behind them, tensors may have fewer axes than src."""
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
-    formulas = op.result_formulas(centre.leaves, centre.src)
     axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
     if split:
         axes, steps = behind_runs(axes, split[0]), [split_step(step, split) for step in steps]
@@ -223,16 +224,20 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
-    first, *others = kernel.epilogue
     steps_of_index = dict(zip(places, dense(src.shape, axes), strict=True))
-    reads_index = INDEX in leaves_of(first.expression) or any(each.reads_index for each in kernel.statistics)
+    formulas = [stage.expression for stage in kernel.epilogue]
+    reads_index = any(INDEX in leaves_of(each) for each in formulas)
+    reads_index |= any(each.reads_index for each in kernel.statistics)
     index = tuple(steps_of_index.get(place, 0) for place in range(whole.rank)) if reads_index else ()
     return replace(
         kernel,
         src=whole,
         dst=dst,
         centre=Reduction(kernel.statistics, over, op.per, index),
-        epilogue=(replace(first, op_text=operator_text(op.numbered(over), parameters=False)), *others),
+        epilogue=tuple(
+            numbered(stage, step, over)
+            for stage, step in zip(kernel.epilogue, steps[centre.index :], strict=True)
+        ),
         operands=tuple(
             _placed(
                 each,
@@ -244,7 +249,11 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             for each in step.operands
         ),
         outputs=(
-            *(placed_result(each, formulas[each.name], places) for each in centre.results),
+            *(
+                placed_result(each, formula, places)
+                for step in centres(steps)
+                for each, formula in results(step)
+            ),
             *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fuseplan.errors import Unsupported
+from fuseplan.kernels.joined import are_joined
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
@@ -30,7 +31,7 @@ RULES = {
     after:  one pass: an element is read, taken through all of them in a register, and written
     saves:  writing and reading again, once each, the result of every operator but the last
     """,
-    "normalization": """One normalization and every elementwise operator on either side of it are one kernel.
+    "normalization": """Normalizations of the same elements, and elementwise operators, are one kernel.
 
     before: elementwise* -> normalization -> elementwise*, each reading and writing memory, the normalization
     once more for each of its reductions
@@ -64,7 +65,7 @@ SMALL = {"channel", "shared"}  # operands whose places do not follow from an ele
 
 
 def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
-    """The claims under which a rule applies: one centre of its kind at most, all else elementwise.
+    """The claims under which a rule applies: one centre of its kind, or several of the same elements.
 
     Of two centres the second is to blame: the operators in front of it are one kernel.
     """
@@ -86,8 +87,9 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     kinds = frozenset(step.op.kind for step in centres[:2])
     met = " comes after ".join(step.title for step in reversed(centres[:2]))
     second = centres[1].index if len(centres) > 1 else None
+    is_one = second is None or (kinds == {"normalization"} and are_joined(plan.steps))
     for several, reason in _SEVERAL.items():
-        yield claim(second is None or kinds != several, reason, got=met, operator=second)
+        yield claim(is_one or kinds != several, reason, got=met, operator=second)
     is_alone = second is None or "attention" not in kinds
     yield claim(is_alone, Reason.BESIDE_ATTENTION, got=met, operator=second)
     yield from _gradient(plan, centres)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuseplan.kernels.gradients import KernelTensor
-from fuseplan.language.declarations import Operand
+from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, in_runs
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.plans.step import Step
@@ -28,6 +28,13 @@ def split_step(step: Step, split: tuple[int, int]) -> Step:
         shape = in_runs(made.shape, (place, split[1]))
         return replace(made, shape=shape, axes=(*axes[:place], axis, *axes[place:]))
 
+    def by_run(made: Result) -> Result:
+        return replace(made, axes=tuple(each + (each > axis) for each in made.axes))
+
     return replace(
-        step, src=tensor(step.src), dst=tensor(step.dst), operands=tuple(map(operand, step.operands))
+        step,
+        src=tensor(step.src),
+        dst=tensor(step.dst),
+        operands=tuple(map(operand, step.operands)),
+        results=tuple(map(by_run, step.results)),
     )

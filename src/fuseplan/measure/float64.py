@@ -108,7 +108,8 @@ def formed(
         leaves |= {name: (1 + slip) * number for name, number in made.items()}
     formulas = op.result_formulas(step.leaves, step.src)
     results = {
-        each.key: fold(formulas[each.name], leaves, meanings).reshape(each.shape) for each in step.results
+        each.key: op.each_run(fold(formulas[each.name], leaves, meanings), step.src).reshape(each.shape)
+        for each in step.results
     }
     out = fold(step.formulas[0], leaves, meanings).expand(op.spread_shape(step.src))
     return out.reshape(step.dst.shape), results

@@ -66,7 +66,7 @@ class Reason(Enum):
     )
     SEVERAL_NORMALIZATIONS = (
         "several-normalizations",
-        "one kernel holds one operator with statistics",
+        "one kernel holds one operator with statistics, or several with statistics of the same rows or cells",
         "Split the plan in front of the second of them",
     )
     NO_REDUCTION = (

@@ -14,6 +14,7 @@ from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
+from fuseplan.ops.dynamic import DynamicQuantize
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
 from fuseplan.ops.groups import GROUP_NORMALIZATIONS
@@ -44,6 +45,7 @@ OPERATORS: tuple[type[Op], ...] = (
     *ROW_NORMALIZATIONS,
     *GROUP_NORMALIZATIONS,
     *REDUCTIONS,
+    DynamicQuantize,
     *LOSSES,
     *TRAINING,
     *ROW_GRADIENTS,

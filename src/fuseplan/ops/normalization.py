@@ -135,6 +135,14 @@ class Normalization(Op):
             return src.without(removed)
         return src if src.layout is not None else src.with_shape(src.shape)
 
+    def each_run(self, numbers: Any, src: TensorSpec) -> Any:
+        """Numbers of elements as those of runs, where an axis is in runs."""
+        split = self.split(src)
+        if split is None:
+            return numbers
+        axis, runs = split
+        return numbers[(slice(None),) * axis + (slice(None, None, src.shape[axis] // runs),)]
+
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formulas in float64, each reduction over all elements at once."""
         spec, leaves = given.spec, self.leaf_values(given)
@@ -149,4 +157,4 @@ class Normalization(Op):
             out = np.broadcast_to(fold(self.formula(Names(), spec), leaves, NUMPY), self.spread_shape(spec))
             out = out.reshape(self.output(spec).shape).copy()
         shapes = {each.name: each.shape for each in self.results(spec)}
-        return out, {name: made[name].reshape(shape) for name, shape in shapes.items()}
+        return out, {name: self.each_run(made[name], spec).reshape(shape) for name, shape in shapes.items()}

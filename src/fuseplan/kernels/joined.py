@@ -1,0 +1,87 @@
+"""Operators with statistics of the same elements, one behind the other, as one reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fuseplan.errors import PlanError
+from fuseplan.kernels.kernel import Stage
+from fuseplan.language.declarations import Result
+from fuseplan.language.reduction import Statistic
+from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.save import Save
+from fuseplan.plans.step import Step
+from fuseplan.plans.text import operator_text
+from fuseplan.scalar import REBUILD, Scalar, fold, leaf, leaves_of
+
+
+def centres(steps: Sequence[Step]) -> list[Step]:
+    """The steps with statistics."""
+    return [step for step in steps if isinstance(step.op, Normalization)]
+
+
+def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
+    """Those of all operators, in order, over the value in front of the first of them.
+
+    Every pass computes the value between two of them again, from the numbers of the first.
+
+    Raises:
+        PlanError: an expression would be too large.
+    """
+    listed = centres(steps)
+    values, found = {"x": leaf("x")}, list[Statistic]()
+    for step in steps[listed[0].index : listed[-1].index + 1]:
+        if isinstance(step.op, Normalization):
+            made = step.op.reductions(step.leaves, step.src)
+            found += [
+                replace(each, expressions=tuple(_with(values, term) for term in each.expressions))
+                for each in made
+            ]
+        if step is listed[-1]:
+            break
+        values["x"] = _with(values, step.formulas[0])
+        if isinstance(step.op, Save):
+            values[step.op.key] = values["x"]
+    return tuple(found)
+
+
+def _with(values: dict[str, Scalar], formula: Scalar) -> Scalar:
+    """The formula with values in the place of leaves."""
+    return fold(formula, {**{name: leaf(name) for name in leaves_of(formula)}, **values}, REBUILD)
+
+
+def numbered(stage: Stage, step: Step, over: tuple[int, ...]) -> Stage:
+    """The stage with the kernel's axes in the operator's text, where the operator tells any."""
+    if not isinstance(step.op, Normalization):
+        return stage
+    return replace(stage, op_text=operator_text(step.op.numbered(over), parameters=False))
+
+
+def results(step: Step) -> Iterator[tuple[Result, Scalar]]:
+    """The results of an operator with statistics, and the formula of each."""
+    assert isinstance(step.op, Normalization)  # by its kind
+    formulas = step.op.result_formulas(step.leaves, step.src)
+    return ((each, formulas[each.name]) for each in step.results)
+
+
+def are_joined(steps: Sequence[Step]) -> bool:
+    """Whether several operators have statistics of the same elements, and all of them have src's shape."""
+    first, *others = centres(steps)
+    return _seen(first) is not None and all(_seen(each) == _seen(first) for each in others) and _fit(steps)
+
+
+def _seen(step: Step) -> tuple[int, ...] | None:
+    """The axes that an operator's statistics are over; None where these are not those of whole cells."""
+    op, src = step.op, step.src
+    assert isinstance(op, Normalization)  # by the caller
+    is_whole = op.per in ("row", "cell") and op.split(src) is None and not op.removes(src)
+    return op.over(src) if is_whole else None
+
+
+def _fit(steps: Sequence[Step]) -> bool:
+    try:
+        statistics(steps)
+    except PlanError:
+        return False
+    return True
