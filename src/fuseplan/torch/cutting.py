@@ -265,6 +265,8 @@ def is_copied(node: fx.Node) -> bool:
 
 def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """The tensor, dense with its axes in memory in an order, outermost first: itself where it lies so."""
+    if order == tuple(range(len(order))):
+        return tensor.contiguous()  # no view, which FSDP warns of
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
 

@@ -24,6 +24,7 @@ from fuseplan.messages.excerpt import ARROW
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text, parse_plan
 
+NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Tensors = Sequence[torch.Tensor]
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it

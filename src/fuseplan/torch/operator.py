@@ -9,6 +9,8 @@ none, for those in its text. It gives the output, then the results. Nothing that
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +19,8 @@ import torch
 from fuseplan.errors import ArgumentError
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch import meaning
-from fuseplan.torch.kernels import Tensors, check_count, given_of, kernel_on, plan_on
+from fuseplan.torch.kernels import NAME, Tensors, check_count, given_of, kernel_on, plan_on
 
-NAME = "fuseplan::run"
 torch.library.define(
     NAME, "(str operators, Tensor src, Tensor[] given, float[] parameters) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
@@ -57,7 +58,7 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 
 def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     """Of the plan's meaning by torch's own operators, which is computed once more."""
-    with torch.enable_grad():
+    with torch.enable_grad(), _mixing():
         tensors = [each.detach().requires_grad_(each.is_floating_point()) for each in ctx.saved_tensors]
         src, *given = tensors
         made = meaning.evaluated(plan_on(ctx.operators, readable(src)), src, given, ctx.parameters)
@@ -70,6 +71,16 @@ def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any,
         found = torch.autograd.grad(outs, tensors, wanted, allow_unused=True)
     none: list[None] | None = None if ctx.parameters else []  # torch takes an empty list for one of tensors
     return None, found[0], list(found[1:]), none
+
+
+def _mixing() -> contextlib.AbstractContextManager[None]:
+    """Lets torch's operators take DTensors beside numbers of ours, which are torch's tensors."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return contextlib.nullcontext()
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    made: contextlib.AbstractContextManager[None] = implicit_replication()
+    return made
 
 
 torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
@@ -87,6 +98,8 @@ def launched(
     """The operator's outputs, for tensors and numbers in its order."""
     if not _is_seen(src, given):
         return _computed(operators, src, given, parameters)
+    if "torch.distributed.tensor" in sys.modules:
+        import fuseplan.torch.sharing  # noqa: F401 - how the operator takes DTensors, whose import takes 0.5 s
     made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
     return made
 
