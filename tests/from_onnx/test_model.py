@@ -325,6 +325,21 @@ def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.M
         ours.peer(given)
 
 
+def test_arithmetic_of_no_plan_is_onnx_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors that plans do not take; NumPy computes it where ONNX Runtime is not installed."""
+    nodes = [helper.make_node("Relu", ["x"], ["r"], "relu"), helper.make_node("Tanh", ["r"], ["y"], "tanh")]
+    proto, given = model(nodes, {"x": [2] * 6}, ["y"], {}), {"x": RNG.standard_normal([2] * 6, np.float32)}
+    ours = check(proto, given)
+    types = {"x": type_of(given["x"])}
+    told = ours.report(types)
+    assert (told.launches.numpy, told.launches.libraries) == (0, {"onnxruntime": 2})
+    assert [row.code for row in told.left] == ["shape"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    without: OnnxModel = fuseplan.onnx.load(proto)
+    np.testing.assert_allclose(without.run(None, given)[0], ours.run(None, given)[0], rtol=1e-6)
+    assert without.report(types).launches.numpy == 2
+
+
 def test_a_run_that_fails_goes_to_the_reference_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel\nand more")
