@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fuseplan.backends.cpu import dialect, toolchain
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
+from fuseplan.kernels.target import host_target
 from fuseplan.scalar import CASTS, FUNCTIONS, NUMPY
 from last_places import (
     DTYPES,
@@ -56,7 +57,7 @@ BY_MULTIPLICATION_ULPS = 2.0  # a power by two roundings
 
 def written(formula: Formula, arity: int, element: str, lanes: int) -> str:
     """A function that applies `formula` to `arity` arrays, a whole number of vectors each."""
-    module = Module(ATTRIBUTES)
+    module = Module(ATTRIBUTES, host_target().features)
     pointers = [(PTR, f"x{i}") for i in range(arity)]
     b = Builder(module, "apply", [*pointers, (PTR, "dst"), (I64, "count")], element=element, lanes=lanes)
     *sources, dst, count = b.parameters

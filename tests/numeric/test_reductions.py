@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
@@ -224,6 +225,18 @@ def test_indices_that_f32_does_not_hold() -> None:
 def test_any_cut(plan: str, cells: int, parts: int) -> None:
     made = FusionPlan.parse(plan)
     compiled = forced(made, Reduction, narrowed(32, threads=2), Reduction(cells, parts))
+    assert_close(compiled, random_arrays(made, 5), slack=64)
+
+
+@pytest.mark.parametrize("plan", ["[3x1100] -> scale -> softmax", "[2x3x700x4] -> log_softmax((2, 3))"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("near", [True, False])
+def test_rows_past_the_caches(plan: str, dtype: str, near: bool) -> None:
+    """Runs that begin anywhere in a line of the caches, with and without a pass for each level."""
+    made = FusionPlan.parse(dtype + plan)
+    target = replace(narrowed(32), l3_bytes=0, l2_bytes=narrowed(32).l2_bytes if near else 0)
+    compiled = forced(made, Reduction, target)
+    assert f"near={near}, stream=True" in compiled.choice.template.text
     assert_close(compiled, random_arrays(made, 5), slack=64)
 
 

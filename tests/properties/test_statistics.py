@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.language.reduction import NUMPY_JOINS, STATISTICS, Statistic, reduce
+from fuseplan.language.reduction import NUMPY_JOINS, STATISTICS, Statistic, merged, reduce
 from fuseplan.scalar import NUMPY, fold, leaf
 
 NAMES = dict.fromkeys(("Sums", "Max", "Min", "Product"), ("a",))
@@ -57,7 +57,7 @@ def test_any_split_gives_the_statistic_of_the_whole(
         found = {part.name: np.array([part.identity]) for part in statistic.parts}
         for low, high in itertools.pairwise(ends):
             share = state(statistic, {name: values[low:high] for name, values in whole.items()})
-            found = statistic.merge(found, share, NUMPY)
+            found = merged(statistic.parts, found, share, NUMPY)
         numbers = [fold(each, found, NUMPY)[0] for each in statistic.numbers]
         wanted = reduce(statistic, whole, (len(x),), (0,))
         np.testing.assert_allclose(numbers, [wanted[name][0] for name in statistic.names], rtol=1e-12)

@@ -12,6 +12,7 @@ from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I1, I64, PTR, Module, folded
 from fuseplan.backends.cpu.loops import batches, pieces, places
 from fuseplan.backends.cpu.templates import TEMPLATES
+from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
 from fuseplan.kernels.target import KINDS
@@ -111,6 +112,16 @@ def test_no_generated_text_leaves_work_to_the_optimizer() -> None:
             seen.add(choice.name)
             assert foldable(text) == [], f"{plan} for {kind} with {choice.text}"
     assert seen == {template.name for template in TEMPLATES}
+
+
+def test_softmax_takes_one_exponential() -> None:
+    """Five vectors a row: the sum's terms are dst's, where a row stays in the caches."""
+    ((_, choice, text),) = texts("cpu:avx512", ["f32[300x80] -> softmax"])
+    assert choice.text == "reduction(cells=205, parts=1, near=True, stream=False)"
+    assert text.count("= call <16 x float> @llvm.x86.avx512.mask.scalef.ps.512") == 5
+    kernel = lower(match(FusionPlan.parse("f32[300x80] -> softmax")))
+    far = Reduction(205, 1).emit(kernel, KINDS["cpu:avx512"]).text
+    assert far.count("= call <16 x float> @llvm.x86.avx512.mask.scalef.ps.512") > 10
 
 
 @pytest.mark.parametrize(

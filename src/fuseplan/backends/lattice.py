@@ -7,12 +7,15 @@ is the sum of its steps along both; a tensor without an axis has the step 0 ther
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from math import prod
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
+
+KEPT = "kept()"  # the tensor of one cell's elements that `Lattice.keeping` adds; no key has parentheses
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,17 @@ class Lattice:
         self.is_along = not listed or listed[-1][0]
         reads_elements = "x" in leaves_of(kernel.epilogue[0].expression)  # the operator's own formula
         self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in made.over)
+
+    def keeping(self) -> Lattice:
+        """The same loops, with a tensor that has the elements of one cell side by side."""
+        made, step = copy(self), 1
+        made.tensors = (*self.tensors, KEPT)
+        made.cells = tuple(replace(axis, steps=(*axis.steps, 0)) for axis in self.cells)
+        made.elements = ()
+        for axis in reversed(self.elements):
+            made.elements = (replace(axis, steps=(*axis.steps, step)), *made.elements)
+            step *= axis.extent
+        return made
 
     @property
     def cell_count(self) -> int:

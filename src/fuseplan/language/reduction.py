@@ -43,12 +43,14 @@ class Part:
         term: the term of one element, over the leaves of the statistic's expressions and parts before.
         moved: this part after parts before it have changed, over its own name, their names, and their former
             values (`before`); None where its terms use no part.
+        settled: the term where the parts before it are those of all elements; `term` unless told.
     """
 
     name: str
     join: str
     term: Scalar
     moved: Scalar | None = None
+    settled: Scalar | None = None
 
     @property
     def identity(self) -> float:
@@ -108,21 +110,26 @@ class Statistic(ABC):
         """The name of a part: no other statistic of a plan has it."""
         return f"{self.names[0]}.{name}"
 
-    def merge(
-        self, first: Mapping[str, T], second: Mapping[str, T], table: Mapping[str, Callable[..., T]]
-    ) -> dict[str, T]:
-        """The state of two groups of elements from their states, by the names of parts.
 
-        Args:
-            first: the state of one group.
-            second: the state of the other.
-            table: the meanings of functions, as `fuseplan.scalar.fold` takes them.
-        """
-        made: dict[str, T] = {}
-        for part in self.parts:
-            sides = [part.corrected(state, made, table) for state in (first, second)]
-            made[part.name] = table[part.join](*sides)
-        return made
+def merged(
+    parts: Sequence[Part],
+    first: Mapping[str, T],
+    second: Mapping[str, T],
+    table: Mapping[str, Callable[..., T]],
+) -> dict[str, T]:
+    """The state of two groups of elements from their states, by the names of parts.
+
+    Args:
+        parts: all parts of a statistic, or those of one of its levels.
+        first: the state of one group.
+        second: the state of the other.
+        table: the meanings of functions, as `fuseplan.scalar.fold` takes them.
+    """
+    made: dict[str, T] = {}
+    for part in parts:
+        sides = [part.corrected(state, made, table) for state in (first, second)]
+        made[part.name] = table[part.join](*sides)
+    return made
 
 
 class Joined(Statistic):
@@ -211,8 +218,9 @@ class SumExp(Statistic):
         most, total = self.part("max"), self.part("sum")
         shift = where(leaf(most) > -inf, leaf(most), 0)  # -inf - -inf would be NaN
         moved = leaf(total) * exp(leaf(before(most)) - shift)
+        settled = where(leaf(most) > -inf, exp(x - leaf(most)), 0)
         sums = (Part(self.part(name), "add", each) for name, each in zip(self.names[2:], others, strict=True))
-        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved), *sums
+        return Part(most, "maximum", x), Part(total, "add", exp(x - shift), moved, settled), *sums
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:

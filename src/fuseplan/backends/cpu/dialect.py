@@ -48,11 +48,11 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         # What is frozen is loaded first: a load under the mask would wait for the condition.
         return b.select(condition, frozen(x), frozen(y))
 
-    def bounded(bound: Callable[[Builder, Value, Value], Value], x: Value, y: Value) -> Value:
-        if x.name in numbers:
-            return bound(b, y, x)
-        chosen = bound(b, x, y)
-        return chosen if y.name in numbers else b.select(b.compare("uno", y, y), y, chosen)
+    def bounded(bound: Callable[[Builder, Value, Value], Value], word: str, x: Value, y: Value) -> Value:
+        if x.name in numbers or y.name in numbers:
+            return bound(b, y, x) if x.name in numbers else bound(b, x, y)
+        # x86 looks for a NaN in the first argument: in a long chain x is the one that is made last.
+        return b.intrinsic(word, x.type, y, x, flags="nsz ")
 
     return {
         "const": const,
@@ -62,8 +62,8 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         "div": lambda x, y: x / y,
         "neg": lambda x: -x,
         "abs": partial(absolute, b),
-        "maximum": partial(bounded, at_least),
-        "minimum": partial(bounded, at_most),
+        "maximum": partial(bounded, at_least, "llvm.maximum"),
+        "minimum": partial(bounded, at_most, "llvm.minimum"),
         "pow": pow_,
         "exp": partial(exp, b),
         "expm1": partial(expm1, b),

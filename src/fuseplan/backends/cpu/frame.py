@@ -49,7 +49,7 @@ class Frame:
         self.header = [choice.text, described, *(planned or kernel).text.splitlines()]
         self.lanes = lanes(kernel, target)
         self.element = COMPUTED[kernel.compute_dtype]
-        self.module = Module(_attributes(target))
+        self.module = Module(_attributes(target), target.features)
         self._phases = 0
         self._names = [_parameter_name(slot) for slot in self.slots]
         parameters = [

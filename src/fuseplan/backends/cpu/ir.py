@@ -264,11 +264,12 @@ class Builder:
 
     # ---- arithmetic
 
-    def intrinsic(self, word: str, kind: str, *arguments: Value) -> Value:
+    def intrinsic(self, word: str, kind: str, *arguments: Value, flags: str = "") -> Value:
         """A call of one of LLVM's intrinsics; `word` carries no type suffix."""
         name = f"{word}.{self._suffix(kind)}"
         self.module.declarations.add(f"declare {kind} @{name}({', '.join(a.type for a in arguments)})")
-        return self.op(kind, f"call {kind} @{name}({', '.join(f'{a.type} {a.name}' for a in arguments)})")
+        given = ", ".join(f"{a.type} {a.name}" for a in arguments)
+        return self.op(kind, f"call {flags}{kind} @{name}({given})")
 
     def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
         """a*b + c, rounded once."""

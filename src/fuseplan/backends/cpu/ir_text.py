@@ -84,12 +84,12 @@ def compared(how: str, left: str, right: str) -> bool | None:
 
 
 class Module:
-    """Functions and the declarations they need, as one text."""
+    """Functions and the declarations they need, as one text, for a processor with some of LLVM's features."""
 
-    def __init__(self, attributes: str = "") -> None:
+    def __init__(self, attributes: str = "", features: str = "") -> None:
         self.functions: list[str] = []
         self.declarations: set[str] = set()
-        self.attributes = attributes
+        self.attributes, self.features = attributes, frozenset(features.split(","))
 
     def text(self) -> str:
         """The module as LLVM reads it."""

@@ -10,6 +10,8 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 
+STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
+
 
 def pieces(
     b: Builder,

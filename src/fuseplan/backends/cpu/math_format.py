@@ -23,6 +23,7 @@ from fractions import Fraction
 
 from fuseplan.backends import polynomials
 from fuseplan.backends.cpu.ir import Builder, Operand, Value
+from fuseplan.backends.cpu.ir_text import BITS, element_of, lanes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +182,18 @@ def at_most(b: Builder, x: Value, high: Operand) -> Value:
     """The smaller of x and `high`, a number; a NaN x stays."""
     bound = b.const(high, x.type)
     return b.select(b.compare("olt", bound, x), bound, x)
+
+
+def scales(b: Builder, kind: str) -> bool:
+    """Whether vectors of a type are multiplied by powers of two in one instruction."""
+    is_wide = BITS[element_of(kind)] * lanes_of(kind) == 512
+    return is_wide and "+avx512f" in b.module.features
+
+
+def scaled(b: Builder, value: Value, power: Value) -> Value:
+    """value * 2^power, rounded once; where `scales` says so."""
+    kind, count = value.type, lanes_of(value.type)
+    word = f"llvm.x86.avx512.mask.scalef.p{'s' if count == 16 else 'd'}.512"
+    b.module.declarations.add(f"declare {kind} @{word}({kind}, {kind}, {kind}, i{count}, i32)")
+    given = f"{kind} {value.name}, {kind} {power.name}, {kind} {value.name}"
+    return b.op(kind, f"call {kind} @{word}({given}, i{count} -1, i32 4)")

@@ -25,6 +25,8 @@ from fuseplan.backends.cpu.math_format import (
     format_of,
     ln2,
     polynomial,
+    scaled,
+    scales,
     signed_as,
 )
 from fuseplan.backends.polynomials import ERF, ERF_END, TANH_SMALL
@@ -34,7 +36,11 @@ def exp(b: Builder, x: Value, form: Format | None = None) -> Value:
     """e^x."""
     form = form or format_of(x)
     low, high = form.exp_range
-    q, total = _reduced(b, form, at_most(b, at_least(b, x, low), high), 2 * form.bias)
+    within = at_most(b, at_least(b, x, low), high)
+    if scales(b, x.type):
+        q, n, _ = _reduced(b, form, within, 0)
+        return scaled(b, q + 1, n)
+    q, _, total = _reduced(b, form, within, 2 * form.bias)
     # 2^n in two factors, because n leaves the range of normal numbers where e^x is denormal or overflows.
     lower = bitwise(b, "and", bitwise(b, "shl", total, form.fraction - 1), bits(math.inf, form))
     upper = bitwise(b, "shl", total, form.fraction) - lower
@@ -83,8 +89,8 @@ def erf(b: Builder, x: Value) -> Value:
     return signed_as(b, b.fma(scale, q, scale - 1), x)
 
 
-def _reduced(b: Builder, form: Format, x: Value, offset: int) -> tuple[Value, Value]:
-    """e^r - 1, and n + offset in the low bits of an integer; x = n*ln 2 + r, abs(r) <= ln(2)/2."""
+def _reduced(b: Builder, form: Format, x: Value, offset: int) -> tuple[Value, Value, Value]:
+    """e^r - 1, n, and n + offset in the low bits of an integer; x = n*ln 2 + r, abs(r) <= ln(2)/2."""
     rounder = form.rounder(offset)
     total = b.fma(x, 1 / math.log(2), rounder)
     n = total - rounder
@@ -92,12 +98,12 @@ def _reduced(b: Builder, form: Format, x: Value, offset: int) -> tuple[Value, Va
     r = b.fma(n, -second, b.fma(n, -first, x))
     square = r * r
     q = b.fma(square, polynomial(b, r, square, form.exp), r)
-    return q, b.convert("bitcast", total, form.integer)
+    return q, n, b.convert("bitcast", total, form.integer)
 
 
 def _scaled_expm1(b: Builder, form: Format, x: Value, power: int) -> tuple[Value, Value]:
     """q = e^r - 1 and s = 2^(n + power), so that e^x * 2^power = s + s*q."""
-    q, total = _reduced(b, form, x, form.bias + power)
+    q, _, total = _reduced(b, form, x, form.bias + power)
     return q, b.convert("bitcast", bitwise(b, "shl", total, form.fraction), form.element)
 
 

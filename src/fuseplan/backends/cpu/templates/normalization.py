@@ -9,6 +9,7 @@ from math import lcm, log2
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.loops import STREAMED_RUN
 from fuseplan.backends.cpu.templates.normalization_columns import ColumnWriter
 from fuseplan.backends.cpu.templates.normalization_runs import RunWriter
 from fuseplan.backends.cpu.templates.normalization_shape import (
@@ -41,7 +42,6 @@ _WIDEST = 4096  # columns in a task: their partial sums go through the first cac
 _NARROWEST = 256  # bytes of a row that are worth fetching alone
 _FOLDED = 256  # elements: in shorter runs the sums of lanes cost more than columns of their own
 _TILE_SECONDS = 1.0e-8  # to add up the lanes of one tile
-_STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,6 @@ def _can_stream(knobs: Normalization, kernel: Kernel, target: Target) -> bool:
     """Whether rows of columns begin at whole vectors, as the first does, or runs are long."""
     shape, width = knobs._shape(kernel, target), lanes(kernel, target)
     if not shape.columns:
-        return shape.run.extent >= _STREAMED_RUN * width and shape.run.src == 1
+        return shape.run.extent >= STREAMED_RUN * width and shape.run.src == 1
     begins = [*(axis.dst for axis in (*shape.rows, *shape.outer)), shape.run.extent]
     return all(begin % width == 0 for begin in begins)

@@ -14,6 +14,7 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
 from fuseplan.backends.cpu.loops import (
+    STREAMED_RUN,
     by_length,
     ceil_div,
     open_tail,
@@ -44,7 +45,6 @@ from fuseplan.scalar import Scalar, functions
 from fuseplan.system.locks import cached_property
 
 _TASK_BYTES = 48 * 1024  # about a microsecond's work: less is not worth another thread
-_STREAMED_RUN = 32  # vectors: in shorter runs the ends, which cannot be streamed, are too large a part
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
     """Knobs with about four tasks a thread, fewer where a task would be too small to be worth handing out."""
     width, plain = lanes(kernel, target), walk(kernel)
     step, room = 4 * width, _scratch_room(kernel, target)
-    path = plain.repeated(repeat(plain, width, room, 2 * _STREAMED_RUN if stream else 4))
+    path = plain.repeated(repeat(plain, width, room, 2 * STREAMED_RUN if stream else 4))
     tasks = max(1, min(4 * target.threads, _moved(kernel) // _TASK_BYTES))
     units = path.rows * -(-path.channels // width)
     chunks = -(-path.run.extent // (room // step * step)) if path.period and path.repeats == 1 else 1
@@ -124,7 +124,7 @@ def _blocked(kernel: Kernel, target: Target, stream: bool) -> Pointwise:
         block_run = -(-block_run // step) * step
     chunks = -(-path.run.extent // block_run)
     parts = max(1, min(units, tasks // chunks))
-    streams = stream and block_run >= _STREAMED_RUN * width and path.run.src == 1 and not kernel.parts
+    streams = stream and block_run >= STREAMED_RUN * width and path.run.src == 1 and not kernel.parts
     return Pointwise(4, path.repeats, -(-units // parts), block_run, streams)
 
 

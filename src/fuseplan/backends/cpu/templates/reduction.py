@@ -8,6 +8,7 @@ from math import log2
 from typing import ClassVar
 
 from fuseplan.backends.cpu import model
+from fuseplan.backends.cpu.loops import STREAMED_RUN
 from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS
 from fuseplan.backends.cpu.templates.reduction_writer import ReductionKnobs, ReductionWriter
 from fuseplan.backends.lattice import Lattice
@@ -20,6 +21,7 @@ from fuseplan.kernels.template import (
     Traffic,
     accuracy_claim,
     block_claim,
+    lanes,
     result_claim,
     unit_roundoff,
 )
@@ -36,14 +38,17 @@ _NARROWEST = 64  # bytes of a row that are worth fetching alone
 class Reduction(ReductionKnobs):
     """Statistics over any axes, then one element for each cell, or all elements once more.
 
-    reads:  src and operands once for each statistic, and once more where dst has src's axes; a cell's
-            elements stay in the caches where they fit
+    reads:  src and operands once for each statistic, and once more where dst has src's axes; once in all
+            where a unit's elements stay in the second cache
     writes: dst once
     chosen: for every plan with statistics over other axes than a normalization's
 
     Attributes:
         cells: cells of a task, or columns where src's innermost axis is kept.
         parts: parts of the elements of a cell, each a task of its own; their states are merged.
+        near: the elements of a cell, or of the columns of a task, stay in the second cache: each level of a
+            statistic's parts has a pass of its own.
+        stream: writes go past the caches.
     """
 
     name: ClassVar[str] = "reduction"
@@ -74,19 +79,26 @@ class Reduction(ReductionKnobs):
             blocks = outer * -(-run // cells)
         chunks = ReductionWriter(cls(cells, 1), kernel, target).loops.chunk_count
         is_split = blocks < target.threads and kernel.open_axis is None
-        yield cls(cells, max(1, min(wanted // blocks, chunks)) if is_split else 1)
+        parts = max(1, min(wanted // blocks, chunks)) if is_split else 1
+        near = parts == 1 and _held(kernel, cells) <= target.l2_bytes // 2
+        if _can_stream(kernel, target) and parts == 1:
+            yield cls(cells, parts, near, stream=True)
+        yield cls(cells, parts, near)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         passes = kernel.passes - Lattice(kernel).is_reduced
-        cell = kernel.src.nbytes // Lattice(kernel).cell_count * self.cells
-        again = 0 if cell <= target.l2_bytes // 2 else kernel.src.nbytes * (passes - 1)
+        is_near = _held(kernel, self.cells) <= target.l2_bytes // 2
+        again = 0 if is_near else kernel.src.nbytes * (passes - 1)
         read = kernel.minimum_bytes - kernel.dst.nbytes
         return Traffic(read + again, kernel.dst.nbytes)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         phases = 1 if self.parts == 1 else kernel.passes
         moved = self.traffic(kernel, target)
-        return model.seconds(kernel, target, flops=kernel.flops, traffic=moved, efficiency=0.2, phases=phases)
+        # A plain store reads its line before it writes it.
+        fetched = 0 if self.stream or moved.total < target.l3_bytes else moved.written
+        paid = Traffic(moved.read + fetched, moved.written)
+        return model.seconds(kernel, target, flops=kernel.flops, traffic=paid, efficiency=0.2, phases=phases)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -104,3 +116,19 @@ class Reduction(ReductionKnobs):
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
         return ReductionWriter(self, kernel, target).source()
+
+
+def _held(kernel: Kernel, cells: int) -> int:
+    """Bytes of src that are gone through together: a cell's, or those of a task's columns."""
+    lattice = Lattice(kernel)
+    return lattice.element_count * (1 if lattice.is_along else cells) * kernel.src.itemsize
+
+
+def _can_stream(kernel: Kernel, target: Target) -> bool:
+    """Whether src and dst exceed the last cache, and dst is written in long runs."""
+    lattice = Lattice(kernel)
+    if kernel.open_axis is not None or not lattice.is_along or lattice.is_reduced:
+        return False
+    is_large = kernel.src.nbytes + kernel.dst.nbytes > target.l3_bytes
+    is_dense = lattice.run.steps[lattice.tensors.index("dst")] == 1
+    return is_large and is_dense and lattice.run.extent >= STREAMED_RUN * lanes(kernel, target)

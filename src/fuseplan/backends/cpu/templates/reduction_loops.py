@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from fuseplan.backends.cpu.ir import Builder, Index
+from fuseplan.backends.cpu.ir_text import I64, number_of
 from fuseplan.backends.cpu.loops import ceil_div, offset_of, pieces, places
 from fuseplan.backends.lattice import Axis, Lattice
 
@@ -47,6 +48,7 @@ class Loops:
     Attributes:
         pitch: states of one row of the run in the workspace; whole vectors.
         slots: states of all cells in the workspace.
+        run_count: runs of the elements of a cell; rows where lanes are cells.
         chunk_count: chunks of all elements of a cell.
     """
 
@@ -65,7 +67,8 @@ class Loops:
         piece = min(CHUNK, lattice.run.extent)
         self._chunk = (piece, max(1, CHUNK // piece)) if lattice.is_along else (1, ROWS)
         run = -(-lattice.run.extent // piece) if lattice.is_along else 1
-        self._pieces = _count(lattice.outer_elements) * run
+        self.run_count = _count(lattice.outer_elements)
+        self._pieces = self.run_count * run
         self.chunk_count = -(-self._pieces // self._chunk[1])
 
     @property
@@ -145,24 +148,32 @@ class Loops:
             stop = b.smaller(start + size, extent) if across > 1 else extent
 
             def vectors(first: Index, count: int) -> None:
-                visit([self._along(begin, first + i * self.lanes) for i in range(count)], self.lanes, 0)
+                visit([self.along(begin, first + i * self.lanes) for i in range(count)], self.lanes, 0)
 
             self._grouped(start, start + (stop - start) // self.lanes * self.lanes, self.lanes, vectors)
             rest = extent % self.lanes
             if rest:
                 with b.when(b.compare("eq", b.const(stop, "i64"), extent)):
-                    visit([self._along(begin, extent - rest)], rest, 0)
+                    visit([self.along(begin, extent - rest)], rest, 0)
 
-    def _along(self, begin: Offsets, at: Index) -> Offsets:
+    def along(self, begin: Offsets, at: Index) -> Offsets:
         """Offsets of an element of the run."""
         return tuple(at * step + base for base, step in zip(begin, self.lattice.run.steps, strict=True))
 
     def _grouped(self, start: Index, stop: Index, step: int, visit: Callable[[Index, int], None]) -> None:
-        """visit(first, count) for steps of start..stop-1: `UNROLL` at a time, then one at a time."""
+        """visit(first, count) for steps of start..stop-1: `UNROLL` at a time, then the rest.
+
+        The rest is together where its number is known: their functions overlap.
+        """
         size = step * UNROLL
         whole = start + (stop - start) // size * size
         with self.b.loop(start, whole, size, name="group") as first:
             visit(first, UNROLL)
+        left = number_of(self.b.const(stop - whole, I64).name)
+        if left is not None:
+            if left:
+                visit(whole, left // step)
+            return
         with self.b.loop(whole, stop, step, name="single") as first:
             visit(first, 1)
 

@@ -4,6 +4,9 @@ Lanes are elements of one cell where src's innermost axis is reduced, and neighb
 kept. Each lane has a state. A few vectors join it at a time, so that it is corrected once for all of them: a
 sum of exponentials takes five exponentials for four vectors. A chunk's state is merged into that of the
 chunks before, lanes and parts are merged at the end, so that no long sum is made one by one.
+
+Where elements are near, each level of a statistic's parts has a pass of its own: nothing is corrected, and
+dst is made of the last level's terms where its formula has them, so that softmax takes one exponential.
 """
 
 from __future__ import annotations
@@ -18,16 +21,19 @@ from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
 from fuseplan.backends.cpu.lanes import chosen_lanes, lane, lane_numbers
+from fuseplan.backends.cpu.loops import streamed, unaligned
 from fuseplan.backends.cpu.template import CpuTemplate
-from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
-from fuseplan.backends.lattice import Lattice
+from fuseplan.backends.cpu.templates.reduction_loops import UNROLL, Loops, Offsets, Unit, rounded
+from fuseplan.backends.cpu.templates.reduction_terms import kept_part, levels, slow
+from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
-from fuseplan.language.reduction import INDEX, Part, Statistic
+from fuseplan.language.reduction import INDEX, Part, Statistic, merged
 from fuseplan.scalar import Scalar, fold
 
 State = dict[str, Value]
+Parts = Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class ReductionKnobs(CpuTemplate):
 
     cells: int
     parts: int
+    near: bool = False
+    stream: bool = False
 
 
 class Leaves(dict[str, Value]):
@@ -77,7 +85,10 @@ class ReductionWriter:
 
     def __init__(self, knobs: ReductionKnobs, kernel: Kernel, target: Target) -> None:
         self.knobs, self.kernel, self.lattice = knobs, kernel, Lattice(kernel)
-        self.frame = Frame(knobs, kernel, target, workspace=knobs.parts > 1)
+        self.kept, ends = kept_part(kernel) if knobs.near and self.lattice.is_along else (None, ())
+        if self.kept is not None:
+            self.lattice = self.lattice.keeping()
+        self.frame = Frame(knobs, kernel, target, workspace=knobs.parts > 1 or self.kept is not None)
         self.b, self.lanes = self.frame.body, self.frame.lanes
         self.table = dialect.table(self.b)
         operands = {each.key: each for each in kernel.operands}
@@ -96,10 +107,14 @@ class ReductionWriter:
         parts = [part.name for each in kernel.statistics for part in each.parts]
         self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
         self.total, self.chunk = ({name: self.b.buffer(self.loops.width) for name in parts} for _ in range(2))
-        self.leaves = (*operands, *names, *parts, INDEX)
+        self.leaves = (*operands, *names, *parts, INDEX, KEPT)
         self.before = self._formulas(kernel.prologue)
-        self.whole = self._formulas((*kernel.prologue, *kernel.epilogue))
-        self.behind = self._formulas(kernel.epilogue)
+        self.behind = self._formulas(ends or kernel.epilogue)
+        self.whole = self.behind if ends else self._formulas((*kernel.prologue, *kernel.epilogue))
+        if self.kept is not None:
+            self.dtypes[KEPT] = kernel.compute_dtype
+            room = self.frame.thread * self._kept_room
+            self.pointers[KEPT] = self.b.at(self.frame.pointer("workspace"), room)
 
     def _formulas(self, stages: Sequence[Stage], *expressions: Scalar) -> SpotFormulas:
         """Formulas in which every leaf may differ between lanes."""
@@ -120,7 +135,8 @@ class ReductionWriter:
                     self._reduce(statistic, unit, 0)
                     self._number(statistic, unit, self.total)
                 self._write(unit, 0)
-            return self.frame.source()
+            size = self._kept_room * BITS[self.b.element] // 8 if self.kept is not None else 0
+            return self.frame.source(per_thread=size)
         for number, statistic in enumerate(self.kernel.statistics):
             with self.frame.tasks(blocks * parts) as task, self.loops.units(task % blocks) as unit:
                 self._met(number, unit)
@@ -134,6 +150,11 @@ class ReductionWriter:
         return self.frame.source(workspace=self._room(len(self.kernel.statistics)))
 
     # ---- the workspace
+
+    @property
+    def _kept_room(self) -> int:
+        """Elements of a thread's workspace: the terms of one cell, to whole vectors."""
+        return rounded(self.lattice.element_count, self.lanes)
 
     def _room(self, statistics: int) -> int:
         """Bytes of the states of the first statistics, of all parts."""
@@ -149,7 +170,7 @@ class ReductionWriter:
         """Writes a part's state."""
 
         def write(at: Index, _: int) -> None:
-            state = self._held(self.kernel.statistics[number], self.total, at)
+            state = self._held(self.kernel.statistics[number].parts, self.total, at)
             for place, value in enumerate(state.values()):
                 where = self._place(number, place, part, unit.slot + unit.low + at)
                 self.b.store_first(value, where, 1 if self.lattice.is_along else self.lanes)
@@ -159,39 +180,36 @@ class ReductionWriter:
     def _met(self, statistics: int, unit: Unit) -> None:
         """The numbers of the first statistics, from the states of all parts."""
         for number, statistic in enumerate(self.kernel.statistics[:statistics]):
-            self._clear(statistic, self.total, unit)
+            self._clear(statistic.parts, self.total, unit)
             with self.b.loop(0, self.knobs.parts, name="part") as part:
                 self.loops.vectors(unit, partial(self._meet, number, part, unit))
             self._number(statistic, unit, self.total)
 
     def _meet(self, number: int, part: Value, unit: Unit, at: Index, _: int) -> None:
-        b, statistic = self.b, self.kernel.statistics[number]
-        where = [
-            self._place(number, place, part, unit.slot + unit.low + at)
-            for place in range(len(statistic.parts))
-        ]
+        b, parts = self.b, self.kernel.statistics[number].parts
+        where = [self._place(number, place, part, unit.slot + unit.low + at) for place in range(len(parts))]
         load = b.broadcast if self.lattice.is_along else b.load
-        share = {part.name: load(each) for part, each in zip(statistic.parts, where, strict=True)}
-        self._keep(statistic.merge(self._held(statistic, self.total, at), share, self.table), self.total, at)
+        share = {part.name: load(each) for part, each in zip(parts, where, strict=True)}
+        self._keep(merged(parts, self._held(parts, self.total, at), share, self.table), self.total, at)
 
     # ---- states
 
-    def _held(self, statistic: Statistic, rooms: State, at: Index) -> State:
-        return {part.name: self.b.load(self.b.at(rooms[part.name], at)) for part in statistic.parts}
+    def _held(self, parts: Parts, rooms: State, at: Index) -> State:
+        return {part.name: self.b.load(self.b.at(rooms[part.name], at)) for part in parts}
 
     def _keep(self, state: Mapping[str, Value], rooms: State, at: Index) -> None:
         for name, value in state.items():
             self.b.store(value, self.b.at(rooms[name], at))
 
-    def _clear(self, statistic: Statistic, rooms: State, unit: Unit) -> None:
-        identity = {part.name: self.b.number(part.identity) for part in statistic.parts}
+    def _clear(self, parts: Parts, rooms: State, unit: Unit) -> None:
+        identity = {part.name: self.b.number(part.identity) for part in parts}
         self.loops.vectors(unit, lambda at, _: self._keep(identity, rooms, at))
 
     def _number(self, statistic: Statistic, unit: Unit, rooms: State) -> None:
         """The finished numbers of a state."""
 
         def finish(at: Index, _: int) -> None:
-            state = self._held(statistic, rooms, at)
+            state = self._held(statistic.parts, rooms, at)
             for name, number in zip(statistic.names, statistic.numbers, strict=True):
                 self.b.store(fold(number, state, self.table), self.b.at(self.numbers[name], at))
 
@@ -199,35 +217,42 @@ class ReductionWriter:
 
     def _reduce(self, statistic: Statistic, unit: Unit, part: Index) -> None:
         """The state of a part of the elements, in all lanes alike where lanes are elements."""
-        self._clear(statistic, self.total, unit)
+        is_first = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
+        for parts in levels(statistic) if self.knobs.near else (statistic.parts,):
+            if parts:
+                self._level(parts, unit, part, keeps=is_first)
+                is_first = False
+
+    def _level(self, parts: Parts, unit: Unit, part: Index, *, keeps: bool) -> None:
+        """One pass over the elements; `keeps`: values with names are written."""
+        self._clear(parts, self.total, unit)
         with self.loops.chunks(part) as chunk:
-            self._clear(statistic, self.chunk, unit)
+            self._clear(parts, self.chunk, unit)
             self.loops.elements(
-                unit, chunk, lambda spots, count, at: self._join(statistic, unit, spots, count, at)
+                unit, chunk, lambda spots, count, at: self._join(parts, unit, spots, count, at, keeps=keeps)
             )
-            self.loops.vectors(unit, lambda at, _: self._add(statistic, at))
+            self.loops.vectors(unit, lambda at, _: self._add(parts, at))
         if self.lattice.is_along:
-            state = self._held(statistic, self.total, 0)
+            state = self._held(parts, self.total, 0)
             for apart in (1 << bit for bit in range(self.lanes.bit_length() - 1)):
                 order = [number ^ apart for number in range(self.lanes)]
                 other = {name: self.b.shuffle(value, value, order) for name, value in state.items()}
-                state = statistic.merge(state, other, self.table)
+                state = merged(parts, state, other, self.table)
             self._keep(state, self.total, 0)
 
-    def _add(self, statistic: Statistic, at: Index) -> None:
+    def _add(self, parts: Parts, at: Index) -> None:
         """Merges a chunk's state into that of the chunks before."""
-        total, chunk = (self._held(statistic, rooms, at) for rooms in (self.total, self.chunk))
-        self._keep(statistic.merge(total, chunk, self.table), self.total, at)
+        total, chunk = (self._held(parts, rooms, at) for rooms in (self.total, self.chunk))
+        self._keep(merged(parts, total, chunk, self.table), self.total, at)
 
     def _join(
-        self, statistic: Statistic, unit: Unit, places: Sequence[Offsets], count: int, at: Index
+        self, parts: Parts, unit: Unit, places: Sequence[Offsets], count: int, at: Index, *, keeps: bool
     ) -> None:
         """Vectors of elements join the state of their lanes."""
-        state, made = self._held(statistic, self.chunk, at), State()
+        state, made = self._held(parts, self.chunk, at), State()
         spots = [self._spot(unit, each, count, at) for each in places]
-        is_first = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
-        elements = [(spot, self._applied(self.before, spot, keeps=is_first)) for spot in spots]
-        for part in statistic.parts:
+        elements = [(spot, self._applied(self.before, spot, keeps=keeps)) for spot in spots]
+        for part in parts:
             terms = [self._term(part, spot, x, made, count) for spot, x in elements]
             own = part.corrected(state, made, self.table)
             made[part.name] = reduce(self.table[part.join], _paired(terms, self.table[part.join]), own)
@@ -244,7 +269,10 @@ class ReductionWriter:
 
     def _term(self, part: Part, spot: Spot, x: Value, made: State, count: int) -> Value:
         spot.leaves.update(made)
-        (term,) = self._formulas((), part.term).values(x, spot, {})
+        kept = [self.kept] if self.kept in slow(part.term) else []
+        term, *values = self._formulas((), part.term, *kept).values(x, spot, {})
+        for value in values:
+            self._store(KEPT, value, spot)
         if count == self.lanes or not self.lattice.is_along:
             return term
         exists = [number < count for number in range(self.lanes)]
@@ -262,8 +290,9 @@ class ReductionWriter:
         )
 
         def load(name: str) -> Value:
-            if name in self.numbers:
-                return self.b.load(self.b.at(self.numbers[name], at))
+            for rooms in (self.numbers, self.total):
+                if name in rooms:
+                    return self.b.load(self.b.at(rooms[name], at))
             if name == INDEX:
                 return self._counted(offsets[name])
             return self._read(name, offsets[name], count)
@@ -295,8 +324,25 @@ class ReductionWriter:
         if self.kernel.results:
             with self.b.when(self.b.compare("eq", self.b.const(part, I64), 0)):
                 self.loops.vectors(unit, lambda at, count: self._results(self._at_cell(unit, count, at)))
+        if self.knobs.stream:
+            self._streamed(unit)
+            return
         with self.loops.chunks(part) as chunk:
-            self.loops.elements(unit, chunk, lambda spots, count, at: self._finish(unit, spots, count, at))
+            self.loops.elements(unit, chunk, partial(self._finish, unit))
+
+    def _streamed(self, unit: Unit) -> None:
+        """The elements of a cell, run by run: aligned vectors go past the caches."""
+        b, dst, place = self.b, self.kernel.dst, self.lattice.tensors.index("dst")
+        with b.loop(0, self.loops.run_count, name="run") as run:
+            begin = self.loops.offsets(self.lattice.outer_elements, run)
+
+            def write(at: Index, count: int, *, stream: bool = False) -> None:
+                self._finish(unit, [self.loops.along(begin, at)], count, 0, stream=stream)
+
+            offset = unit.offsets[place] + begin[place]
+            where = b.at(self.pointers["dst"], offset, storage.element_type(dst.dtype))
+            lead = unaligned(b, where, dst.itemsize)
+            streamed(b, lead, 0, self.lattice.run.extent, UNROLL, write)
 
     def _cell(self, unit: Unit, count: int, at: Index) -> None:
         spot = self._at_cell(unit, count, at)
@@ -313,12 +359,14 @@ class ReductionWriter:
             (value,) = self._formulas((), result.expression).values(self.b.number(0.0), spot, {})
             self._store(result.key, value, spot)
 
-    def _finish(self, unit: Unit, places: Sequence[Offsets], count: int, at: Index) -> None:
+    def _finish(
+        self, unit: Unit, places: Sequence[Offsets], count: int, at: Index, *, stream: bool = False
+    ) -> None:
         spots = [self._spot(unit, each, count, at) for each in places]
         for spot in spots:
-            self._store("dst", self._applied(self.whole, spot, keeps=True), spot)
+            self._store("dst", self._applied(self.whole, spot, keeps=True), spot, stream=stream)
 
-    def _store(self, name: str, value: Value, spot: Spot) -> None:
+    def _store(self, name: str, value: Value, spot: Spot, *, stream: bool = False) -> None:
         b, dtype, pointer, count, offset = (
             self.b,
             self.dtypes[name],
@@ -328,7 +376,7 @@ class ReductionWriter:
         )
         step, kind = self.lattice.run.steps[self.lattice.tensors.index(name)], storage.element_type(dtype)
         if step == 1 or count == 1:
-            storage.write(b, dtype, value, b.at(pointer, offset, kind), count=count)
+            storage.write(b, dtype, value, b.at(pointer, offset, kind), count=count, stream=stream)
             return
         narrow = storage.narrow(b, dtype, value)
         for number in range(count):
