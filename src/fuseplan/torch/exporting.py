@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
     UnwrittenError,
     graph_text,
@@ -39,6 +40,8 @@ class Exported:
         device: what its tensors lie on.
         state: the paths of parameters and buffers, and the constants that the module's code holds.
         in_spec, out_spec: how the call's arguments, and its results, are lists of tensors.
+        functions: the names of the module's torch.autograd.Functions: the graph has their forward alone. None
+            where the export could not see them, since no gradient was asked for.
         ranges: the least and the largest numbers of open extents, by torch's expressions.
     """
 
@@ -47,6 +50,7 @@ class Exported:
     state: tuple[str | torch.Tensor, ...]
     in_spec: Any
     out_spec: Any
+    functions: tuple[str, ...] | None
     ranges: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
@@ -70,14 +74,20 @@ class Exported:
         except NotImplementedError as error:  # of a class that torch cannot name
             raise UnwrittenError(str(error)) from None
         state = [tensor_text(each) if isinstance(each, torch.Tensor) else each for each in self.state]
-        return [graph_text(self.graph.graph), str(self.device), state, specs]
+        return [graph_text(self.graph.graph), str(self.device), state, specs, self.functions]
 
     @classmethod
     def from_json(cls, told: list[Any]) -> Exported:
         """The graph that `to_json` told."""
-        graph, device, state, specs = told
-        made = tuple(each if isinstance(each, str) else read_tensor(each) for each in state)
-        return cls(read_graph(graph), torch.device(device), made, *map(pytree.treespec_loads, specs))
+        graph, device, state, (in_spec, out_spec), functions = told
+        return cls(
+            read_graph(graph),
+            torch.device(device),
+            tuple(each if isinstance(each, str) else read_tensor(each) for each in state),
+            pytree.treespec_loads(in_spec),
+            pytree.treespec_loads(out_spec),
+            None if functions is None else tuple(functions),
+        )
 
 
 def _owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -139,7 +149,7 @@ def _exported(
     dynamic_shapes: Any = None,
 ) -> Exported:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), watched(module) as watch:
             warnings.simplefilter("ignore")  # torch's own, of its parts
             program = torch.export.export(
                 module, tuple(inputs), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
@@ -158,8 +168,8 @@ def _exported(
     targets = [each.target for each in signature.input_specs if each.target is not None]
     state = tuple(program.constants[each] if each in constants else each for each in targets)
     call = program.call_spec
-    ranges = program.range_constraints
-    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, ranges)
+    ranges, functions = program.range_constraints, watch.functions
+    return Exported(program.graph_module, device, state, call.in_spec, call.out_spec, functions, ranges)
 
 
 def _unchecked(graph: fx.Graph) -> None:

@@ -19,9 +19,18 @@ from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported, tensors_of
 from fuseplan.torch.opening import Extents
+from fuseplan.torch.own_backward import functions_of
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
+OTHER_CALL = (
+    "this call has other tensors, another mode or autocast than the example that the module was fused for, "
+    "and runs as torch does: fuse the module with such an example too"
+)
+OWN_BACKWARD = (
+    "the module has gradients of its own, by torch.autograd.Function ({functions}), which plans do not have: "
+    "this call runs as torch does; under torch.no_grad() the module is fused"
+)
 
 
 def fuse(
@@ -41,7 +50,8 @@ def fuse(
     Args:
         module: the module, on the device that it is to run on.
         *example_inputs: arguments of its call. Calls with tensors of other shapes, dtypes or devices, in
-            another mode or under autocast, run the module as it was; a warning says so once.
+            another mode or under autocast, run the module as it was; a warning says so once. So do calls that
+            need a gradient of a torch.autograd.Function's own.
         choose: `predicted`: each plan that has a kernel computes its operators, except where a stored
             measurement is against it. `measured`: plans without a stored measurement are checked against
             float64 and timed beside torch's own operators, on the values that the example's call has there,
@@ -81,6 +91,7 @@ class Fused:
         self._in, self._out = given.in_spec, given.out_spec
         self._extents = Extents(given.inputs, given.ranges)
         self._form, self._mode, self._is_told = self._form_of(example), module.training, False
+        self._functions = given.functions
 
     @untraced
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -88,6 +99,8 @@ class Fused:
         is_known = spec == self._in and self._module.training == self._mode
         if not is_known or self._form_of((inputs, kwargs)) != self._form or not self._extents.hold(leaves):
             return self._unfused(inputs, kwargs)
+        if self._functions != () and self._backward_is_own(inputs, kwargs, leaves):
+            return self._unfused(inputs, kwargs, OWN_BACKWARD)
         try:
             made = self._graph(*tensors_of(self._held), *leaves)
         except (PlanError, Unsupported):
@@ -110,14 +123,22 @@ class Fused:
         made._module, made._held = copy.deepcopy(self._module, memo), copy.deepcopy(self._held, memo)
         return made
 
-    def _unfused(self, inputs: Any, kwargs: Any) -> Any:
+    def _backward_is_own(self, inputs: Any, kwargs: Any, leaves: list[Any]) -> bool:
+        """Whether a gradient is asked for that a torch.autograd.Function of the module defines."""
+        tensors = (each for each in (*tensors_of(self._held), *leaves) if isinstance(each, torch.Tensor))
+        if not torch.is_grad_enabled() or not any(each.requires_grad for each in tensors):
+            return False
+        if self._functions is None:
+            plain = copy.copy(self._module)
+            del plain.forward
+            self._functions = functions_of(plain, inputs, kwargs)
+        return self._functions != ()
+
+    def _unfused(self, inputs: Any, kwargs: Any, why: str = OTHER_CALL) -> Any:
         if not self._is_told:
             self._is_told = True
-            warnings.warn(
-                "this call has other tensors, another mode or autocast than the example that the module was "
-                "fused for, and runs as torch does: fuse the module with such an example too",
-                stacklevel=4,
-            )
+            functions = ", ".join(self._functions or ())
+            warnings.warn(why.format(functions=functions), stacklevel=4)
         return type(self._module).forward(self._module, *inputs, **kwargs)
 
     def _form_of(self, given: Any) -> Form:
