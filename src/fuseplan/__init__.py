@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fuseplan.backward.value import Backward
     from fuseplan.explanation import Explanation, explain
     from fuseplan.extend import register_operator, register_template
+    from fuseplan.graph.rules import Rule, rule
     from fuseplan.loaded import LoadedPlan, load
     from fuseplan.stores.cache import CacheInfo, cache_info, clear_cache
     from fuseplan.stores.tuned import Tuned
@@ -112,6 +113,7 @@ __all__ = [
     "Prelu",
     "Relu",
     "RmsNorm",
+    "Rule",
     "Save",
     "Scale",
     "Sigmoid",
@@ -136,6 +138,7 @@ __all__ = [
     "parse_target",
     "register_operator",
     "register_template",
+    "rule",
     "tune",
     "unfuse",
 ]
@@ -152,6 +155,8 @@ _LATE = {
     "load": "fuseplan.loaded",
     "register_operator": "fuseplan.extend",
     "register_template": "fuseplan.extend",
+    "Rule": "fuseplan.graph.rules",
+    "rule": "fuseplan.graph.rules",
     "tune": "fuseplan.tuning.tune",
     "Tuned": "fuseplan.stores.tuned",
     "Verdict": "fuseplan.tuning.verdict",

@@ -134,6 +134,26 @@ def test_sites_that_lose_are_onnxruntimes(tmp_path: Path, monkeypatch: pytest.Mo
     assert report.launches.libraries["onnxruntime"] >= 16
 
 
+def test_rules_name_operators_and_are_in_the_report() -> None:
+    """The SiLU of each element by its own formula, in the spelling of this model."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Exp", ["n"], ["e"]),
+        helper.make_node("Add", ["one", "e"], ["s"]),
+        helper.make_node("Div", ["x", "s"], ["y"]),
+    ]
+    proto, given = (
+        model(nodes, {"x": (2, 24)}, ["y"], {"one": np.ones(1, np.float32)}),
+        {"x": RNG.standard_normal((2, 24), np.float32)},
+    )
+    rule = fuseplan.rule("x / (1 + exp(-x)) -> silu", name="stable SiLU")
+    ours = fuseplan.onnx.load(proto, threads=1, rules=[rule])
+    np.testing.assert_allclose(ours.run(None, given)[0], peer(proto, given)[0], rtol=2e-5, atol=1e-6)
+    (site,) = ours.report().sites
+    assert (site.plan, site.rules) == ("f32[2x24] -> silu", ("stable SiLU",))
+    assert "by 1 rule: stable SiLU" in str(ours.report())
+
+
 def test_a_file_with_data_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save_model(cnn(), path, save_as_external_data=True, location="model.data", size_threshold=0)

@@ -266,6 +266,17 @@ def test_a_plan_ends_where_a_value_is_needed_elsewhere() -> None:
         assert site.ended.why == code
 
 
+def test_a_formula_that_reads_its_source_twice_is_two_plans() -> None:
+    cut = find(graph_of("""
+input x: f32[4x16]
+input z: f32[4x16]
+t = map("tanh(a * b)")(x, z)
+y = map("a + b")(t, x)
+output y
+"""))  # fmt: skip
+    assert [str(site.plan).count(" -> ") for site in cut.sites] == [2, 1]
+
+
 def test_a_constant_that_is_no_number_is_in_no_formula() -> None:
     graph = graph_of("input x: f32[2x3]\nconstant k: f32[1] = [nan]\ny = map('a * b')(x, k)\noutput y")
     assert find(graph, threads=1).left[id(graph.nodes[0])].why == Why.NO_PLAN

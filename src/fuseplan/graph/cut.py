@@ -39,6 +39,7 @@ class Site:
         other: finds the same site without operators folded into the weight; None where none are.
         measured: what was measured here; None where nothing was.
         into: where the result lies, if not in memory of its own.
+        rules: names of the rules that gave operators of the plan.
     """
 
     plan: FusionPlan
@@ -51,6 +52,7 @@ class Site:
     other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
     measured: Measured | None = field(default=None, compare=False)
     into: Range | None = None
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fuseplan.graph.norms import spelled
 from fuseplan.graph.ops import VIEWS, Foreign
 from fuseplan.graph.pads import anchors
 from fuseplan.graph.region import Region, regions
+from fuseplan.graph.rules import Rule
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
 from fuseplan.graph.write import Constant, Stage, Unwritten, folded, written
@@ -45,6 +46,7 @@ def find(
     weights: Collection[str] = (),
     last: Collection[str] = (),
     joins: bool = True,
+    rules: Sequence[Rule] = (),
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
 
@@ -56,11 +58,12 @@ def find(
         weights: inputs that may be weights. They may change, so nothing is folded into them.
         last: values that lie channels last where no plan makes or reads them; all others lie in order.
         joins: plans may write into the values that join their results.
+        rules: of the caller, the first that holds first.
 
     Raises:
         ArgumentError: the target, the threads or the accuracy cannot be.
     """
-    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last), joins)
+    finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last), joins, rules)
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
@@ -76,6 +79,7 @@ class _Finder:
     weights: frozenset[str]
     last: frozenset[str]
     joins: bool
+    rules: Sequence[Rule]
     sites: list[Site] = field(default_factory=list)
     claimed: set[int] = field(default_factory=set)
     left: dict[int, Reason] = field(default_factory=dict)
@@ -151,7 +155,7 @@ class _Finder:
     ) -> Site | Reason:
         """The site of an anchor and the region behind it, or why there is none."""
         try:
-            stages = written(self.graph, region, layer.op.output(src).channel_axis)
+            stages = written(self.graph, region, layer.op.output(src).channel_axis, self.rules)
         except Unwritten as error:
             return self._no((*pieces, *region.nodes), error.reason)
         centre = self._centre(node, layer)
@@ -204,7 +208,7 @@ class _Finder:
             )
             for region in found:
                 with contextlib.suppress(Unwritten):
-                    yield region.start, region.nodes, written(self.graph, region, axis)
+                    yield region.start, region.nodes, written(self.graph, region, axis, self.rules)
         yield name, (), []
 
     def _alone(self, node: Node) -> None:
@@ -251,7 +255,7 @@ class _Finder:
         reason = Reason(Why.FORMULA)
         for spec in _readings(self.graph.types[region.start]):
             try:
-                stages = written(self.graph, region, spec.channel_axis)
+                stages = written(self.graph, region, spec.channel_axis, self.rules)
             except Unwritten as error:
                 reason = self._no(region.nodes, error.reason)
                 continue
@@ -284,7 +288,8 @@ class _Finder:
             for name, given in stage.operands.items():
                 is_wide = not isinstance(given, str) and given.dtype not in (numpy_dtype(src.dtype), bool)
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
-        return Site(plan, records, nodes, start, head, operands, ended)
+        named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
+        return Site(plan, records, nodes, start, head, operands, ended, rules=named)
 
     def _decided(self, plan: FusionPlan) -> Records | Unsupported:
         """The records of a plan; blocks that a model repeats are decided once."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from fuseplan.errors import PlanError
 from fuseplan.graph.formulas import Axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.region import OUTSIDE, Region, X
+from fuseplan.graph.rules import Holes, Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import BY_NAME
@@ -33,10 +36,11 @@ class Unwritten(Exception):  # noqa: N818 - an answer: the region ends earlier t
 
 @dataclass(frozen=True)
 class Stage:
-    """An operator of a plan, and its operands by name: names of values, or arrays."""
+    """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it."""
 
     op: Op
     operands: Mapping[str, str | Constant] = field(default_factory=dict)
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,15 @@ def aligned(constant: Any) -> Tensor:
     return np.require(constant, requirements=("A", "O"))
 
 
-def written(graph: Graph, region: Region, channel_axis: int) -> list[Stage]:
-    """The operators from x to the region's head.
+def written(graph: Graph, region: Region, channel_axis: int, rules: Sequence[Rule] = ()) -> list[Stage]:
+    """The operators from x to the region's head; those of a rule where its formula stands.
 
     Raises:
         Unwritten: there are none.
     """
     shape = graph.types[region.start].shape or ()
-    writer = _Writer(graph, region, channel_axis, tuple(a for a, extent in enumerate(shape) if extent > 1))
+    whole = tuple(a for a, extent in enumerate(shape) if extent > 1)
+    writer = _Writer(graph, region, channel_axis, whole, rules)
     return list(writer.stages(region.expression))
 
 
@@ -95,10 +100,16 @@ class _Writer:
     region: Region
     channel_axis: int
     whole: Axes  # the axes along which x has more than one element
+    rules: Sequence[Rule]
 
     def stages(self, root: Scalar) -> Iterator[Stage]:
         """The operators from x to an expression."""
         if root == X:
+            return
+        src, ruled = self._by_rule(root)
+        if ruled:
+            yield from self.stages(src)
+            yield from ruled
             return
         applied = self.region.applied.get(root)
         if applied is not None:
@@ -107,14 +118,54 @@ class _Writer:
             return
         operands = leaves_of(root) - {"x"}
         if not operands:
-            yield Stage(activation(root))
+            yield from self._of_x(root)
             return
         inner = _kernel_of(root, operands)
         if inner == root:
             yield from self._binary(root)
             return
         yield from self.stages(inner)
-        yield Stage(activation(_replaced(root, inner)))
+        yield from self._of_x(_replaced(root, inner))
+
+    def _of_x(self, root: Scalar) -> Iterator[Stage]:
+        """The operators of an expression of x alone: one, or those of a rule between the rest."""
+        parts = (
+            sorted(_parts(root, frozenset({"x"})) - {X}, key=lambda each: -each.size) if self.rules else []
+        )
+        for part in parts:
+            rest = _replaced(root, part)
+            src, ruled = self._by_rule(part) if leaves_of(rest) == {"x"} else (X, [])
+            if ruled:
+                yield from self._of_x(src) if src != X else ()
+                yield from ruled
+                yield from self._of_x(rest) if rest != X else ()
+                return
+        yield Stage(activation(root))
+
+    def _by_rule(self, root: Scalar) -> tuple[Scalar, list[Stage]]:
+        """What a rule's operators are applied to, and the operators: none where no rule has the formula."""
+        for rule in self.rules:
+            for holes in rule.matches(root):
+                with contextlib.suppress(PlanError, Unwritten):
+                    pairs = zip(rule.ops(holes), rule.operands, strict=True)
+                    return holes["x"], [self._ruled(rule, op, names, holes) for op, names in pairs]
+        return root, []
+
+    def _ruled(self, rule: Rule, op: Elementwise, names: Mapping[str, str], holes: Holes) -> Stage:
+        """An operator of a rule with its operands, which have the axes that it declares."""
+        axes = {"channel": self._channel, "element": self.whole, "shared": ()}
+        shape = self.graph.types[self.region.start].shape or ()
+        operands: dict[str, str | Constant] = {}
+        for name, hole in names.items():
+            value = str(holes[hole].args[0]).removeprefix(OUTSIDE)
+            per = str(op.operand_fields[name].per)
+            if self.region.axes[value] != axes.get(per):
+                raise Unwritten(Reason(Why.BROADCAST, f"{value}: {self.graph.types[value]}"))
+            constant = self.graph.constants.get(value)
+            operands[name] = (
+                value if constant is None else constant.reshape(shape if per == "element" else -1)
+            )
+        return Stage(op, operands, rule.name)
 
     def _applied(self, op: Elementwise, names: tuple[str, ...]) -> Stage:
         declared = [name for name, made in op.operand_fields.items() if made.when(op)]
@@ -136,7 +187,7 @@ class _Writer:
         left, right = root.args
         is_left = "x" in leaves_of(left)
         inner, other = (left, right) if is_left else (right, left)
-        if other.fn != "leaf" or (root.fn == "div" and not is_left):
+        if other.fn != "leaf" or other == X or (root.fn == "div" and not is_left):
             raise Unwritten(Reason(Why.FORMULA, _short(root)))
         yield from self.stages(inner)
         yield self._combined(root.fn, str(other.args[0]).removeprefix(OUTSIDE), is_left)

@@ -18,6 +18,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Origin
 from fuseplan.graph.ops import Map, Reduce
+from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import unit_of
 from fuseplan.graph.trial import launch
 from fuseplan.graph.type import Type
@@ -40,12 +41,13 @@ class How:
     Attributes:
         target: the machine, with the threads of a launch.
         accuracy: as for `fuseplan.compile`.
-        choose: as for `fuseplan.onnx.load`.
+        choose, rules: as for `fuseplan.onnx.load`.
     """
 
     target: Target
     accuracy: Accuracy
     choose: Mode
+    rules: tuple[Rule, ...] = ()
 
 
 def cut_of(
@@ -64,7 +66,7 @@ def cut_of(
     reverted: list[Site] = []
     while True:
         model = read(proto, types, left.get)
-        found = find(model.graph, how.target, accuracy=how.accuracy)
+        found = find(model.graph, how.target, accuracy=how.accuracy, rules=how.rules)
         cut = chosen(found, framework, how.choose, is_built)
         reverted += cut.reverted
         known = len(left)

@@ -16,6 +16,7 @@ from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.place import place
+from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
 from fuseplan.graph.type import Type, type_of
@@ -261,6 +262,7 @@ def load(
     threads: int | None = None,
     accuracy: Accuracy = "default",
     choose: str = "predicted",
+    rules: Sequence[Rule] = (),
 ) -> OnnxModel:
     """Reads a model of ONNX; it is compiled for the shapes of its first call.
 
@@ -276,6 +278,7 @@ def load(
             measurement are checked against float64 and timed beside ONNX Runtime's run of the same operators,
             on the values that the first call has there, some 0.1 s each, and the result is stored. A plan
             that is slower, wrong or not to be built is left to ONNX Runtime: the report tells why.
+        rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
 
     Raises:
         ArgumentError: the file is no model, or its external data lies elsewhere; or the target or `choose`
@@ -285,4 +288,4 @@ def load(
     known = decide("f32[1x1] -> relu", target, threads=threads).target
     if parse_target(known).backend != "cpu":
         raise ArgumentError(f"models run on the cpu; got {known}")
-    return OnnxModel(model_of(model), How(known, accuracy, checked_mode(choose)))
+    return OnnxModel(model_of(model), How(known, accuracy, checked_mode(choose), tuple(rules)))

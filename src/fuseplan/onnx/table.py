@@ -21,20 +21,7 @@ from fuseplan.onnx.norms import batch_norm, groups, rows
 from fuseplan.onnx.ranges import slices, split
 from fuseplan.onnx.windows import average_pool, convolution, max_pool, pad
 from fuseplan.op import Op
-from fuseplan.ops.activation import (
-    Abs,
-    Clamp,
-    Elu,
-    Gelu,
-    Hardswish,
-    LeakyRelu,
-    Mish,
-    Relu,
-    Sigmoid,
-    Softplus,
-    Softsign,
-    Tanh,
-)
+from fuseplan.ops import activation
 from fuseplan.ops.affine import Bias, Prelu
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
@@ -65,17 +52,17 @@ WITH_ALPHA = {
 JOINED = {"Sum": "a + b", "Mean": "a + b", "Max": "maximum(a, b)", "Min": "minimum(a, b)"}
 # Operators of plans, made of the node's attributes.
 ACTIVATIONS: dict[str, Callable[[Given], Op]] = {
-    "Relu": lambda given: Relu(),
-    "Sigmoid": lambda given: Sigmoid(),
-    "Tanh": lambda given: Tanh(),
-    "Softplus": lambda given: Softplus(),
-    "Softsign": lambda given: Softsign(),
-    "Abs": lambda given: Abs(),
-    "Mish": lambda given: Mish(),
-    "HardSwish": lambda given: Hardswish(),
-    "Elu": lambda given: Elu(given.attribute("alpha", 1.0)),
-    "LeakyRelu": lambda given: LeakyRelu(given.attribute("alpha", 0.01)),
-    "Gelu": lambda given: Gelu(given.attribute("approximate", "none")),
+    "Relu": lambda given: activation.Relu(),
+    "Sigmoid": lambda given: activation.Sigmoid(),
+    "Tanh": lambda given: activation.Tanh(),
+    "Softplus": lambda given: activation.Softplus(),
+    "Softsign": lambda given: activation.Softsign(),
+    "Abs": lambda given: activation.Abs(),
+    "Mish": lambda given: activation.Mish(),
+    "HardSwish": lambda given: activation.Hardswish(),
+    "Elu": lambda given: activation.Elu(given.attribute("alpha", 1.0)),
+    "LeakyRelu": lambda given: activation.LeakyRelu(given.attribute("alpha", 0.01)),
+    "Gelu": lambda given: activation.Gelu(given.attribute("approximate", "none")),
 }
 REDUCTIONS: dict[str, tuple[str, Callable[..., Op]]] = {
     "ReduceMean": ("mean", Mean),
@@ -166,7 +153,7 @@ def _clip(given: Given) -> str:
     low, high = bounds
     if low > high:
         raise LeftError(Why.FORMULA, f"min={low}, max={high}")
-    return given.activation(Relu() if bounds == [0, math.inf] else Clamp(low, high))
+    return given.activation(activation.Relu() if bounds == [0, math.inf] else activation.Clamp(low, high))
 
 
 def _hard_sigmoid(given: Given) -> str:

@@ -152,6 +152,7 @@ def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRo
         site.ended.got,
         waiting,
         _measured(site),
+        site.rules,
     )
 
 

@@ -15,7 +15,7 @@ from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, R
 from fuseplan.system import limits
 from fuseplan.system.reading import bytes_of, json_of, record
 
-SCHEMA = "fuseplan.report/2"
+SCHEMA = "fuseplan.report/3"
 SHOWN = 6  # names in a line; the others are counted
 
 
@@ -135,6 +135,8 @@ def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
         f"      {first.template.partition('(')[0]}: {bytes_text(first.before)} before, "
         f"{bytes_text(first.after)} after; {seconds_text(first.seconds)} by the model"
     )
+    if first.rules:
+        yield f"      by {counted(len(first.rules), 'rule')}: {', '.join(first.rules)}"
     if first.measured is not None:
         yield f"      {measured_text(first.measured)}"
 

@@ -80,6 +80,7 @@ class SiteRow:
         got: the value or operator to blame.
         between: bytes written and read again because the plan ends there.
         measured: beside the framework's own operators; None where nothing was measured.
+        rules: names of the user's rules that gave operators of the plan.
     """
 
     number: int
@@ -94,6 +95,7 @@ class SiteRow:
     got: str
     between: int
     measured: MeasuredRow | None = None
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,7 @@ from fuseplan.graph.attention import attention
 from fuseplan.graph.ops import Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
-from fuseplan.ops.activation import (
-    Abs,
-    Clamp,
-    Elu,
-    Gelu,
-    Hardsigmoid,
-    Hardswish,
-    LeakyRelu,
-    Mish,
-    Relu,
-    Sigmoid,
-    Silu,
-    Softplus,
-    Tanh,
-)
+from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
@@ -80,24 +66,24 @@ def _clamp(given: Given) -> str:
                  for name, default in (("min", -math.inf), ("max", math.inf)))  # fmt: skip
     if not low <= high:
         raise LeftError(Why.FORMULA, f"min={low}, max={high}")
-    return given.activation(Clamp(low, high), given.tensor("self"))
+    return given.activation(activation.Clamp(low, high), given.tensor("self"))
 
 
 def _hardtanh(given: Given) -> str:
     bounds = given.number("min_val"), given.number("max_val")
-    return given.activation(Clamp(*bounds), given.tensor("self"))
+    return given.activation(activation.Clamp(*bounds), given.tensor("self"))
 
 
 def _elu(given: Given) -> str:
     if given.number("scale") != 1 or given.number("input_scale") != 1:
         raise LeftError(Why.FORMULA, "elu with scales")
-    return given.activation(Elu(given.number("alpha")), given.tensor("self"))
+    return given.activation(activation.Elu(given.number("alpha")), given.tensor("self"))
 
 
 def _softplus(given: Given) -> str:
     if given.number("beta") != 1:
         raise LeftError(Why.FORMULA, "softplus with beta")
-    return given.activation(Softplus(), given.tensor("self"))
+    return given.activation(activation.Softplus(), given.tensor("self"))
 
 
 def _power(given: Given) -> str:
@@ -274,16 +260,16 @@ def _first(given: Given) -> str:
 
 TURNED = (aten.t.default, aten.permute.default, aten.transpose.int, aten.numpy_T.default)
 TABLE: dict[Any, Row] = {
-    aten.relu.default: _activation(lambda _: Relu()),
-    aten.sigmoid.default: _activation(lambda _: Sigmoid()),
-    aten.tanh.default: _activation(lambda _: Tanh()),
-    aten.silu.default: _activation(lambda _: Silu()),
-    aten.mish.default: _activation(lambda _: Mish()),
-    aten.abs.default: _activation(lambda _: Abs()),
-    aten.hardswish.default: _activation(lambda _: Hardswish()),
-    aten.hardsigmoid.default: _activation(lambda _: Hardsigmoid()),
-    aten.gelu.default: _activation(lambda given: Gelu(given.argument("approximate"))),
-    aten.leaky_relu.default: _activation(lambda given: LeakyRelu(given.number("negative_slope"))),
+    aten.relu.default: _activation(lambda _: activation.Relu()),
+    aten.sigmoid.default: _activation(lambda _: activation.Sigmoid()),
+    aten.tanh.default: _activation(lambda _: activation.Tanh()),
+    aten.silu.default: _activation(lambda _: activation.Silu()),
+    aten.mish.default: _activation(lambda _: activation.Mish()),
+    aten.abs.default: _activation(lambda _: activation.Abs()),
+    aten.hardswish.default: _activation(lambda _: activation.Hardswish()),
+    aten.hardsigmoid.default: _activation(lambda _: activation.Hardsigmoid()),
+    aten.gelu.default: _activation(lambda given: activation.Gelu(given.argument("approximate"))),
+    aten.leaky_relu.default: _activation(lambda given: activation.LeakyRelu(given.number("negative_slope"))),
     aten.elu.default: _elu,
     aten.softplus.default: _softplus,
     aten.hardtanh.default: _hardtanh,

@@ -16,6 +16,7 @@ from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
+from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
@@ -55,6 +56,7 @@ def fused(
     is_built: bool = True,
     opens: bool = True,
     inputs: Sequence[Any] = (),
+    rules: Sequence[Rule] = (),
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -66,11 +68,14 @@ def fused(
         is_built: build the kernels, and leave sites to torch whose kernel fails.
         opens: whether plans compute tensors with open extents.
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
+        rules: of the caller.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device)
+    module, found, cut = _found(example, device, rules)
     opened = (
-        _opened(found, cut, *_found(other, device)[1:]) if other else {site.dst: () for site in cut.sites}
+        _opened(found, cut, *_found(other, device, rules)[1:])
+        if other
+        else {site.dst: () for site in cut.sites}
     )
     cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
@@ -89,14 +94,17 @@ def fused(
     return Fusion(module, given.graph, cut)
 
 
-def _found(given: fx.GraphModule, device: torch.device) -> tuple[fx.GraphModule, ReadGraph, Cut]:
+def _found(
+    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule]
+) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
     found = read(module)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    return module, found, find(found.graph, target, threads=threads, weights=weights, last=last, joins=False)
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=False, rules=rules)
+    return module, found, cut
 
 
 def _opened(found: ReadGraph, cut: Cut, other: ReadGraph, twin: Cut) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.graph.choose import Mode, checked_mode
 from fuseplan.graph.cut import Cut
+from fuseplan.graph.rules import Rule
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.system.untraced import untraced
@@ -38,6 +40,7 @@ def fuse(
     *example_inputs: Any,
     choose: str = "predicted",
     dynamic_shapes: Any = None,
+    rules: Sequence[Rule] = (),
     **example_kwargs: Any,
 ) -> nn.Module:
     """A module that computes what `module` does, with plans in the place of the operators that they fuse.
@@ -59,6 +62,7 @@ def fuse(
             to torch: `fusion.cut.left` tells why.
         dynamic_shapes: the open extents of the inputs, as torch.export takes them. A plan whose open axes
             are the outermost ones has one kernel for all extents; other plans have one for each extent.
+        rules: what `fuseplan.rule` made: operators of plans for formulas that they are to stand for.
         **example_kwargs: likewise, by name.
 
     Raises:
@@ -66,7 +70,7 @@ def fuse(
     """
     mode, example = checked_mode(choose), (example_inputs, example_kwargs)
     made = copy.copy(module)
-    made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode)
+    made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode, rules)
     made.report = made.fusion.report
     made.forward = made.fusion
     return made
@@ -80,10 +84,12 @@ class Fused:
         report: what became of each operator of torch's.
     """
 
-    def __init__(self, module: nn.Module, given: Exported, example: Any, mode: Mode) -> None:
+    def __init__(
+        self, module: nn.Module, given: Exported, example: Any, mode: Mode, rules: Sequence[Rule]
+    ) -> None:
         self._held = given.held(module)
         inputs = (*tensors_of(self._held), *pytree.tree_leaves(example))
-        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs)
+        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs, rules=rules)
         self.cut: Cut = made.cut
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)

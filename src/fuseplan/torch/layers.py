@@ -12,24 +12,9 @@ from fuseplan.errors import PlanError
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.excerpt import ARROW, shown
 from fuseplan.op import Op
-from fuseplan.ops.activation import (
-    Clamp,
-    ClippedRelu,
-    Elu,
-    Gelu,
-    Hardsigmoid,
-    Hardswish,
-    LeakyRelu,
-    Mish,
-    Relu,
-    Sigmoid,
-    Silu,
-    Softplus,
-    Softsign,
-    Tanh,
-)
+from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias, Prelu
-from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear
 from fuseplan.ops.rows import LayerNorm, RmsNorm
@@ -53,11 +38,6 @@ class Layer(NamedTuple):
 
 
 Layers = Callable[[Any], Iterator[Layer]]
-CONVOLUTIONS: dict[int, Callable[..., Op]] = {
-    1: Conv1d,
-    2: Conv2d,
-    3: Conv3d,
-}  # by spatial axes
 
 
 def _bias(module: Any) -> Iterator[Layer]:
@@ -75,7 +55,7 @@ def _convolution(module: Any) -> Iterator[Layer]:
         raise _refused(module, f"padding_mode={module.padding_mode!r}", "padding_mode='zeros'")
     low_high = module._reversed_padding_repeated_twice  # low and high of the last axis, then of those before
     padding = tuple(zip(low_high[::2], low_high[1::2], strict=True))[::-1]
-    op = CONVOLUTIONS[len(module.kernel_size)](
+    op = CONVOLUTIONS[len(module.kernel_size) - 1](
         module.out_channels, module.kernel_size, stride=module.stride, padding=padding,
         dilation=module.dilation, groups=module.groups,
     )  # fmt: skip
@@ -131,7 +111,7 @@ def _prelu(module: nn.PReLU) -> Iterator[Layer]:
 def _softplus(module: nn.Softplus) -> Iterator[Layer]:
     if module.beta != 1:
         raise _refused(module, f"beta={module.beta}", "beta=1")
-    yield Layer(Softplus(), module)
+    yield Layer(activation.Softplus(), module)
 
 
 def _one(made: Callable[[Any], Op]) -> Layers:
@@ -156,19 +136,19 @@ TABLE: dict[type[nn.Module], Layers] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
     nn.PReLU: _prelu,
     nn.Softplus: _softplus,
-    nn.ReLU: _one(lambda _: Relu()),
-    nn.ReLU6: _one(lambda _: ClippedRelu(6.0)),
-    nn.LeakyReLU: _one(lambda module: LeakyRelu(module.negative_slope)),
-    nn.ELU: _one(lambda module: Elu(module.alpha)),
-    nn.Hardtanh: _one(lambda module: Clamp(module.min_val, module.max_val)),
-    nn.GELU: _one(lambda module: Gelu(module.approximate)),
-    nn.SiLU: _one(lambda _: Silu()),
-    nn.Sigmoid: _one(lambda _: Sigmoid()),
-    nn.Tanh: _one(lambda _: Tanh()),
-    nn.Hardswish: _one(lambda _: Hardswish()),
-    nn.Hardsigmoid: _one(lambda _: Hardsigmoid()),
-    nn.Mish: _one(lambda _: Mish()),
-    nn.Softsign: _one(lambda _: Softsign()),
+    nn.ReLU: _one(lambda _: activation.Relu()),
+    nn.ReLU6: _one(lambda _: activation.ClippedRelu(6.0)),
+    nn.LeakyReLU: _one(lambda module: activation.LeakyRelu(module.negative_slope)),
+    nn.ELU: _one(lambda module: activation.Elu(module.alpha)),
+    nn.Hardtanh: _one(lambda module: activation.Clamp(module.min_val, module.max_val)),
+    nn.GELU: _one(lambda module: activation.Gelu(module.approximate)),
+    nn.SiLU: _one(lambda _: activation.Silu()),
+    nn.Sigmoid: _one(lambda _: activation.Sigmoid()),
+    nn.Tanh: _one(lambda _: activation.Tanh()),
+    nn.Hardswish: _one(lambda _: activation.Hardswish()),
+    nn.Hardsigmoid: _one(lambda _: activation.Hardsigmoid()),
+    nn.Mish: _one(lambda _: activation.Mish()),
+    nn.Softsign: _one(lambda _: activation.Softsign()),
     nn.Identity: _none,
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout), _none),
 }
