@@ -92,6 +92,15 @@ def test_gradients_go_through_parts() -> None:
     torch.testing.assert_close(torch.autograd.grad(made, x, grad)[0], want)
 
 
+@pytest.mark.parametrize("options", ["", "gelu", "silu, gate=first", "relu, gate=first, interleaved=True"])
+def test_the_gradient_of_a_gated_product_is_autograds(options: str) -> None:
+    x, grad = drawn(3, 4, 10).requires_grad_(), drawn(3, 4, 5).flip(0)
+    (made,) = evaluated(FusionPlan.parse(f"f64[3x4x10] -> glu({options})"), x, [], [])
+    (want,) = torch.autograd.grad(made, x, grad)
+    got = computed(f"f64[3x4x10] -> glu_backward({options})", x.detach(), grad)
+    np.testing.assert_allclose(got, want, atol=1e-14)
+
+
 def test_each_image_has_its_own_positions() -> None:
     x, angles = drawn(2, 5, 3, 4), drawn(2, 5, 2)
     want = halves_turned(x, angles.cos()[:, :, None], angles.sin()[:, :, None])

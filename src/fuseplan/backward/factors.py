@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from fuseplan.ops.expression import Expression
 from fuseplan.ops.training import ActivationBackward
 from fuseplan.plans.step import Step
 from fuseplan.scalar import NUMPY, Scalar, fold, leaf, leaves_of, text
+
+T = TypeVar("T", bound=Op)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ def is_free(op: Op) -> bool:
     )
 
 
+def alone(op: T) -> T:
+    """An operator whose operands are all given, in the place of values that its plan saved."""
+    return replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op
+
+
 def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece, ...]:
     """The operators that multiply a gradient by the derivative of an elementwise operator.
 
@@ -97,8 +104,7 @@ def factor(step: Step, by: str, at: str, values: dict[str, str]) -> tuple[Piece,
         if slope == leaf(name) and word in ("element", "channel"):
             made, key = (Mul(), "other") if word == "element" else (Scale(), "scale")
             return (Piece(made, ((key, values[name]),)),)
-    alone = replace(cast(Any, op), **dict.fromkeys(op.again)) if op.again else op
-    backward = ActivationBackward(alone, by)
+    backward = ActivationBackward(alone(op), by)
     return (Piece(backward, tuple((key, values.get(key, at)) for key in backward.operand_fields)),)
 
 

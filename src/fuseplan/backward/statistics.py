@@ -1,4 +1,4 @@
-"""Gradients of operators with statistics, and of rotary embedding, whose gradient turns the other way."""
+"""Gradients of operators with statistics, and of operators that read an axis in parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuseplan.backward.walk import Walk, gradient, refused
 from fuseplan.op import Op
 from fuseplan.ops.affine import Mul
 from fuseplan.ops.conversion import Cast
-from fuseplan.ops.parts import Rotary
+from fuseplan.ops.parts import Glu, GluBackward, Rotary
 from fuseplan.ops.reductions import LogSoftmax, Softmax
 from fuseplan.ops.row_gradients import (
     LayerNormBackward,
@@ -84,3 +84,9 @@ def _(op: Rotary, walk: Walk, step: Step, chain: Chain) -> Chain:
         raise refused(step, "the gradients of cos and sin")
     back = Piece(replace(op, inverse=not op.inverse), tuple(walk.operands(step).items()))
     return chain.then([back])
+
+
+@gradient.register
+def _(op: Glu, walk: Walk, step: Step, chain: Chain) -> Chain:
+    back = GluBackward(op.activation, op.gate, op.axis, op.interleaved)
+    return walk.source(step).then([Piece(back, (("grad", walk.stored(chain, step).start),))])

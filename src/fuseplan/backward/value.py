@@ -84,8 +84,10 @@ class Backward:
     @property
     def recomputed(self) -> tuple[Kept, ...]:
         """The values that a plan of a gradient computes again in the place of saving them."""
-        nodes = (each for each in self.graph.nodes if each.origin.kind == RECOMPUTES)
-        return tuple(Kept(each.origin.name, _plan_of(each).src.nbytes) for each in nodes)
+        named = (
+            (each.origin.name, _plan_of(each)) for each in self.graph.nodes if each.origin.kind == RECOMPUTES
+        )
+        return tuple(Kept(name, plan[name.count("->")].dst.nbytes) for name, plan in named)
 
     def compile(self, target: Target | str = "cpu", **how: Any) -> CompiledBackward:
         """Compiles the forward plan and the plans of the gradients.

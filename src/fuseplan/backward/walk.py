@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import singledispatch
 
-from fuseplan.backward.factors import Chain, Piece, factor, is_free, reads_input, slope_of
+from fuseplan.backward.factors import Chain, Piece, alone, factor, is_free, reads_input, slope_of
 from fuseplan.errors import Unsupported
 from fuseplan.graph.layer import Planned
 from fuseplan.graph.node import Node, Origin
@@ -56,8 +56,8 @@ class Walk:
         self._joined: dict[str, list[str]] = {}
         self._taken = {"src", "grad", "out", *map(gradient_of, of)}
         self._taken |= {each.key for each in plan.operands} | {each.key for each in plan.results}
-        contractions = [step.index for step in plan if step.op.kind == "contraction"]
-        self._last_contraction = max(contractions, default=-1)
+        walls = [step.index for step in plan if step.op.kind == "contraction" or step.op.has_parts]
+        self._last_wall = max(walls, default=-1)
         self._first = min((step.index for step in plan if self.wanted(step)), default=len(plan))
         self._needed = {step.index for step in plan if self._is_needed(step)}
 
@@ -134,7 +134,7 @@ class Walk:
         front = self.plan[place - 1].op
         if isinstance(front, Save):
             return front.key
-        if place > self._last_contraction:
+        if place > self._last_wall:
             if place not in self.saves:
                 self.saves[place] = self.named(f"{step.op.name}_input")
             return self.saves[place]
@@ -147,13 +147,12 @@ class Walk:
         return "out" if step.index + 1 == len(self.plan) else self.before(self.plan[step.index + 1])
 
     def _again(self, step: Step) -> str:
-        """An operator's input, computed again from src by a plan of its own."""
-        front = self.plan.steps[: step.index]
-        if any(not isinstance(each.op, Elementwise) for each in front):
-            told = "its input, which lies between two products or convolutions and is not saved"
-            raise refused(step, told)
-        pieces = tuple(Piece(each.op, tuple((own.name, own.key) for own in each.operands)) for each in front)
-        return self.emit(Chain("src", self.plan.src, pieces, _told(front)), f"{step.op.name}_input")
+        """An operator's input, computed again by a plan of its own, from the value last saved or src."""
+        saves = [each.index for each in self.plan.steps[: step.index] if isinstance(each.op, Save)]
+        begin = max(saves, default=-1) + 1
+        front, first = self.plan.steps[begin : step.index], self.plan[begin]
+        pieces = tuple(Piece(alone(each.op), tuple(self.operands(each).items())) for each in front)
+        return self.emit(Chain(self.before(first), first.src, pieces, _told(front)), f"{step.op.name}_input")
 
     def source(self, step: Step) -> Chain:
         """An operator's input as a chain: by operators without tensors from a value that is there anyway."""

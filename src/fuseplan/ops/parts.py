@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fuseplan.language.declarations import Along, Array, inner, operand
+from fuseplan.language.derivative import derivative, times
 from fuseplan.language.extents import is_integer
 from fuseplan.language.fields import one_of, refused, true_or_false
 from fuseplan.language.parts import Split, part
@@ -61,8 +62,51 @@ class Parted(Elementwise):
         return dst, {}
 
 
+class Gated(Parted):
+    """What a gated product and its gradient share: the fields, and the two parts of src."""
+
+    activation: Elementwise
+    gate: str
+    axis: str
+    interleaved: bool
+    makes: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "gate", self.gate, ("first", "second"))
+        true_or_false(self.name, "interleaved", self.interleaved)
+
+    @property
+    def reads(self) -> str | None:
+        """The last axis, or the one that is named."""
+        return "rows" if self.axis == "last" else None
+
+    def split(self, src: TensorSpec) -> Split:
+        """Two parts, made into one; of a gradient, into two."""
+        one_of(self.name, "axis", self.axis, ("last", *src.names))
+        axis = src.rank - 1 if self.axis == "last" else src.names.index(self.axis)
+        if src.shape[axis] % 2:
+            raise refused(
+                self.name, "axis", "must have an even number of elements", got=f"{src.shape[axis]} of {src}"
+            )
+        return Split(axis, src.shape[axis] // 2, 2, self.makes, self.interleaved)
+
+    def parted(self, x: Sequence[Any]) -> Sequence[Any]:
+        """Gate and value of the two parts; or the two parts of gate and value."""
+        return x if self.gate == "first" else x[::-1]
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, activation, gate and order of the parts."""
+        make: Any = cls  # one with the fields
+        yield "f32[3x10]", make()
+        yield "f32[2x3x14]", make(Silu(), gate="first")
+        yield "f32[2x6x3x7, nhwc]", make(Gelu(), axis="c")
+        yield "f32[1x3x3x2x10]", make(Relu(), interleaved=True)
+
+
 @operator
-class Glu(Parted):
+class Glu(Gated):
     """x[0] * activation(x[1])
 
     x[0] and x[1] are the halves of an axis, the last one unless `axis` names another; with `interleaved`, its
@@ -80,38 +124,42 @@ class Glu(Parted):
     axis: str = "last"
     interleaved: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self.name, "gate", self.gate, ("first", "second"))
-        true_or_false(self.name, "interleaved", self.interleaved)
-
-    @property
-    def reads(self) -> str | None:
-        """The last axis, or the one that is named."""
-        return "rows" if self.axis == "last" else None
-
-    def split(self, src: TensorSpec) -> Split:
-        """Two parts, made into one."""
-        one_of(self.name, "axis", self.axis, ("last", *src.names))
-        axis = src.rank - 1 if self.axis == "last" else src.names.index(self.axis)
-        if src.shape[axis] % 2:
-            raise refused(
-                self.name, "axis", "must have an even number of elements", got=f"{src.shape[axis]} of {src}"
-            )
-        return Split(axis, src.shape[axis] // 2, 2, 1, self.interleaved)
-
     def apply(self, x: Sequence[Scalar], **parameters: Scalar) -> tuple[Scalar, ...]:
         """The formula."""
-        gate, value = x if self.gate == "first" else x[::-1]
+        gate, value = self.parted(x)
         return (value * type(self.activation).apply(self.activation, gate, **parameters),)
 
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, activation, gate and order of the parts."""
-        yield "f32[3x10]", cls()
-        yield "f32[2x3x14]", cls(Silu(), gate="first")
-        yield "f32[2x6x3x7, nhwc]", cls(Gelu(), axis="c")
-        yield "f32[1x3x3x2x10]", cls(Relu(), interleaved=True)
+
+def _halved(op: GluBackward, src: TensorSpec) -> Along:
+    """The extents of the gated product of src."""
+    axis = op.split(src).axis
+    extents = (extent // 2 if each == axis else extent for each, extent in enumerate(src.shape))
+    return Along(tuple(range(src.rank)), tuple(extents))
+
+
+@operator
+class GluBackward(Gated):
+    """grad * activation(x[1]), grad * x[0] * derivative(activation)(x[1])
+
+    The gradient of src of `glu` with the same fields: x is glu's src, whose parts are `glu`'s, and dst has
+    the same parts.
+
+    grad: the shape of glu's output, the gradient of it.
+    """
+
+    makes = 2
+    grad = operand(_halved)
+    activation: Elementwise = inner(default=Sigmoid())
+    gate: str = "second"
+    axis: str = "last"
+    interleaved: bool = False
+
+    def apply(self, x: Sequence[Scalar], grad: Scalar, **parameters: Scalar) -> tuple[Scalar, ...]:
+        """The formulas, in the order of the parts."""
+        gate, value = self.parted(x)
+        made, back = type(self.activation).apply(self.activation, gate, **parameters), part(grad, 0)
+        by_gate = times(back * value, derivative(made, str(gate.args[0])))
+        return tuple(self.parted((by_gate, back * made)))
 
 
 def _angles(op: Rotary, src: TensorSpec) -> Along:
@@ -201,4 +249,4 @@ class Rotary(Parted):
         yield "f32[2x5x3x8, bshd]", cls(batched=True)
 
 
-PARTED = (Glu, Rotary)
+PARTED = (Glu, GluBackward, Rotary)
