@@ -1,5 +1,6 @@
 """The matrix product on the CPU against the float64 reference: ranks, layouts, weights, dtypes, borders."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +9,19 @@ import pytest
 
 from closeness import assert_close
 from forced import forced, narrowed, refusal_of
+from fuseplan.backends.cpu import toolchain
 from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.sums import UNROLL
 from fuseplan.backends.cpu.templates.depthwise import Depthwise
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes
 from fuseplan.backends.cpu.templates.direct import Direct
 from fuseplan.backends.cpu.templates.planes import Planes
 from fuseplan.compile import compile as compile_plan
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
+from fuseplan.kernels.target import KINDS, Target, host_target
+from fuseplan.kernels.template import Accuracy
 from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import random_arrays, reference
 from fuseplan.measure.spaces import exact as wide
@@ -78,6 +84,58 @@ def test_any_dtype(src: str, features: int, dtype: str, weight: str) -> None:
     plan = FusionPlan.parse(f"{dtype}[{src}] -> gelu -> matmul({features}{weight}) -> bias -> gelu")
     compiled = compile_plan(plan, "cpu", threads=2, cache=False)
     assert_close(compiled, random_arrays(plan, 3), slack=32)
+
+
+PAIRED = replace(KINDS["cpu:avx512"], features=KINDS["cpu:avx512"].features + ",+avx512bf16", cpu="znver4")
+HAS_PAIRS = pytest.mark.skipif(
+    "+avx512bf16" not in host_target().features, reason="the processor has no products of bf16"
+)
+
+
+def first(kernel: Kernel, target: Target, accuracy: Accuracy) -> Direct:
+    """The first candidate."""
+    found = next(iter(Direct.candidates(kernel, target, accuracy)))
+    assert isinstance(found, Direct)
+    return found
+
+
+@HAS_PAIRS
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(f"bf16[{src}] -> matmul({features})" + TAIL for src, features in (*MATRICES[:5], *MATRICES[6:7])),
+        "bf16[1x255] -> matmul(100, transposed=True) -> bias -> gelu",
+        "bf16[3x21x17] -> matmul(35, batched=True) -> add",
+        "bf16[37x50] -> matmul(70, transposed=True) -> bias -> glu(silu)",
+        "bf16[1x66x9x9, nhwc] -> conv2d(50, kernel=1, groups=2, stride=2) -> relu",
+    ],
+)
+def test_pairs_of_bf16(plan: str) -> None:
+    made = FusionPlan.parse(plan)
+    kernel, target = lower(match(made)), narrowed(64, threads=2)
+    chosen = first(kernel, target, "default")
+    assert chosen.pairs
+    assert_close(forced(made, Direct, target, chosen), random_arrays(made, 3), slack=32)
+
+
+@HAS_PAIRS
+def test_denormal_numbers_are_0_in_pairs_and_themselves_in_strict_plans() -> None:
+    plan = FusionPlan.parse("bf16[1x16] -> matmul(16)")
+    small, one = np.full((1, 16), 64, np.uint16), np.eye(16, dtype=np.float32).view(np.uint32) >> 16
+    arrays = {"src": small, "weight": one.astype(np.uint16)}
+    np.testing.assert_array_equal(compile_plan(plan, "cpu", cache=False)(**arrays), 0 * small)
+    np.testing.assert_array_equal(compile_plan(plan, "cpu", accuracy="strict", cache=False)(**arrays), small)
+
+
+def test_pairs_are_one_instruction() -> None:
+    kernel = lower(match(FusionPlan.parse("bf16[64x256] -> matmul(64)")))
+    chosen = first(kernel, PAIRED, "default")
+    triple, text = toolchain.triple_of(PAIRED), chosen.emit(kernel, PAIRED).text
+    asm = toolchain.assembly(text, triple=triple, cpu=PAIRED.cpu, features=PAIRED.features)
+    products = chosen.rows * chosen.vectors * UNROLL
+    assert asm.count("vdpbf16ps") == products
+    assert not re.search(r"%zmm\d+, -?\d*\(%rsp\)", asm), "sums stay in registers"
+    assert not first(kernel, PAIRED, "strict").pairs
 
 
 @WEIGHTS

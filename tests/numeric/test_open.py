@@ -43,6 +43,7 @@ CONTRACTIONS = (
     "f32[*x9x7, strides=100:9:1 of bsc] -> linear(10)",
     "f32[*x6x5x4, nhwc] -> conv2d(8, kernel=3, padding=1) -> batch_norm -> add -> relu",
     "bf16[*x6x5x4] -> relu -> conv2d(8, kernel=3, padding=1) -> save(kept) -> relu",
+    "bf16[*x33] -> matmul(40) -> bias",
     "f32[*x16x9x9] -> conv2d(16, kernel=3, groups=4, stride=2) -> bias",
     "f64[*x3x2x2, nhwc] -> conv2d(8, kernel=2, padding=1)",
 )

@@ -84,7 +84,9 @@ class HostMemory:
 
     def packed(self, packing: Packing, buffer: Buffer, *, keep: bool) -> HostCopy:
         """The operand packed: a copy, unless it may stay where it lies and lies as the kernel reads it."""
-        values = packing.of(buffer.widened().astype(dtype_of(packing.dtype).array, copy=False))
+        dtype = dtype_of(packing.dtype).array
+        is_own = packing.dtype == buffer.dtype
+        values = packing.of(buffer.numpy() if is_own else buffer.widened().astype(dtype, copy=False))
         is_there = address_of(values) == buffer.address and buffer.address % ALIGNMENT == 0
         return HostCopy(values, stays=is_there and values.flags.c_contiguous and not keep)
 

@@ -84,18 +84,22 @@ class Staged:
         return images if self.copies else {}
 
 
-def staged(kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None) -> Staged:
+def staged(
+    kernel: Kernel, *, always: bool = False, extents: Sequence[int] | None = None, stored: bool = False
+) -> Staged:
     """Decides whether src must be copied: padding, another layout or dtype, or a prologue.
 
     Args:
         kernel: has a contraction.
         always: copy in any case.
         extents: padded spatial sizes, where a template wants more than the taps reach.
+        stored: the loops read src's own dtype.
     """
     conv = kernel.contraction
     wanted = tuple(extents) if extents is not None else reach(conv)
     low = tuple(pair[0] for pair in conv.padding)
-    plain = channels_last(kernel) and kernel.src.dtype == kernel.compute_dtype and not kernel.prologue
+    is_read = stored or kernel.src.dtype == kernel.compute_dtype
+    plain = channels_last(kernel) and is_read and not kernel.prologue
     padded = any(low) or any(want > have for want, have in zip(wanted, conv.src_spatial, strict=True))
     if plain and not padded and not always:
         return Staged(conv, False, low, conv.src_spatial)

@@ -39,9 +39,18 @@ class Sums:
                 each.set(end)
 
 
-def add_products(sums: Sums, depth: Index, operands: Callable[[Index], Operands]) -> None:
-    """sums[row][j] += spread[step, row] * vectors[step][j] over `depth` steps, each product rounded once."""
+def add_products(
+    sums: Sums,
+    depth: Index,
+    operands: Callable[[Index], Operands],
+    product: Callable[[Value, Value, Value], Value] | None = None,
+) -> None:
+    """sums[row][j] += spread[step, row] * vectors[step][j] over `depth` steps, each product rounded once.
+
+    `product(x, y, sum)` is another sum of a product.
+    """
     b = sums.b
+    add = product or b.fma
 
     def steps(first: Index, count: int) -> None:
         vectors, spread = operands(first)
@@ -50,7 +59,7 @@ def add_products(sums: Sums, depth: Index, operands: Callable[[Index], Operands]
                 line = vectors(step)
                 for row, before in enumerate(values):
                     x = spread(step, row)
-                    values[row] = [b.fma(x, each, value) for each, value in zip(line, before, strict=True)]
+                    values[row] = [add(x, each, value) for each, value in zip(line, before, strict=True)]
 
     if isinstance(depth, int):
         pieces(b, depth, UNROLL, steps, name="k")

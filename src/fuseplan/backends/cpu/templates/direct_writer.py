@@ -1,0 +1,238 @@
+"""The code of direct convolution: tasks, tiles, their products and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from operator import mul
+
+from fuseplan.backends.cpu import model, pairs, staging, storage
+from fuseplan.backends.cpu.elementwise import Elementwise, Kept, Place, finish
+from fuseplan.backends.cpu.frame import Frame
+from fuseplan.backends.cpu.gather import transposed
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.loops import ceil_div, even, nested, pieces, places, within
+from fuseplan.backends.cpu.rows import as_rows
+from fuseplan.backends.cpu.sums import Operands, Sums, add_products
+from fuseplan.backends.cpu.tiling import Tiling, is_per_image, room, serving, sheet, tiling
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+
+
+@dataclass(frozen=True)
+class DirectKnobs(model.SumOfProducts):
+    """The fields of `Direct`, which says what they mean."""
+
+    rows: int
+    vectors: int
+    block: int
+    block_panels: int
+    lines: int = 0
+    pairs: bool = False
+
+
+class DirectWriter:
+    """Writes one kernel."""
+
+    def __init__(self, knobs: DirectKnobs, planned: Kernel, target: Target) -> None:
+        known = as_rows(planned)
+        planned_staged = staging.staged(known, stored=knobs.pairs)
+        self.frame = Frame(knobs, known, target, workspace=planned_staged.copies, planned=planned)
+        kernel = self.frame.kernel
+        self.knobs, self.kernel, self.conv = knobs, kernel, kernel.contraction
+        self.staged = staging.staged(kernel, stored=knobs.pairs)
+        self.stored = storage.element_type(kernel.src.dtype) if knobs.pairs else None
+        self.depth = pairs.count(self.conv) if knobs.pairs else self.conv.depth
+        self.b: Builder = self.frame.body
+        self.lanes = self.frame.lanes
+        self.panel = knobs.vectors * self.lanes
+        self.panels = -(-self.conv.features_per_group // self.panel)
+        self.innermost = model.features_innermost(kernel)
+        # Where a task's part of src is an image's, its tiles are too.
+        self.per_image = is_per_image(kernel) or knobs.lines > 0
+        self.image = prod(self.conv.dst_spatial)
+        inner = knobs.lines * prod(self.conv.dst_spatial[1:])
+        covering = tiling(planned_staged, knobs.rows, inner or sheet(known))
+        self.tiling = replace(covering, staged=self.staged, positions=inner or sheet(kernel))
+        self.tilings = serving(self.b, self.tiling, self.image)
+        self.each = 2 if kernel.parts else 1  # vectors that make one of dst's
+        self.between = Elementwise(self.frame, "between")
+        self.tail = Elementwise(self.frame, "epilogue")
+        self.kept = None if self.innermost else Kept(self.tail, self.panel)
+        self.weight = self.frame.pointer("operand", kernel.weight.key)
+
+    # ---- tasks
+
+    def by_blocks(self) -> Source:
+        """A task is a block of tiles x a block of features; src is copied before them where it must be."""
+        workspace = self.frame.pointer("workspace") if self.staged.copies else self.frame.pointer("src")
+        self.src = staging.emit(self.frame, self.staged, workspace)
+        knobs, conv, b = self.knobs, self.conv, self.b
+        images = conv.batch if self.per_image else 1
+        blocks = ceil_div(self.tiling.count, knobs.block)
+        parts = images * blocks * conv.groups
+        share = even(self.frame, self.panels, parts, knobs.block_panels)
+        panel_blocks = ceil_div(self.panels, share)
+        with self.frame.tasks(parts * panel_blocks) as task:
+            image, block, group, panel_block = places(task, (images, blocks, conv.groups, panel_blocks))
+            tiles = within(b, block, knobs.block, self.tiling.count)
+            panels = within(b, panel_block, share, self.panels)
+            self._panels(image if self.per_image else None, 0, group, tiles, panels)
+        return self.frame.source(**self.staged.workspace(model.itemsize(self.kernel)))
+
+    def by_lines(self) -> Source:
+        """A task copies the lines of src under its output lines to its thread's part of the workspace."""
+        b, conv, lines = self.b, self.conv, self.knobs.lines
+        size = room(self.staged, lines)
+        stager = staging.Stager(self.frame, self.staged)
+        scratch = b.at(self.frame.pointer("workspace"), self.frame.thread * size)
+        height, inner = conv.dst_spatial[0], prod(conv.dst_spatial[1:])
+        blocks = -(-height // lines)
+        above = self.staged.lines_under(1) - self.staged.lines_under(0)
+        with self.frame.tasks(conv.batch * blocks) as task:
+            image, block = task // blocks, task % blocks
+            # The last block starts early where it would be short, and computes some lines twice.
+            line = b.smaller(block * lines, height - lines) if height % lines else block * lines
+            first = image * prod(self.staged.extents[:-1]) + line * above
+            stager.copy_lines(first, self.staged.lines_under(lines), scratch)
+            # The scratch is addressed as if the copy of all lines lay there.
+            self.src = b.at(scratch, 0 - first * self.staged.line)
+            self._panels(image, line * inner, b.const(0, "i64"), (0, self.tiling.count), (0, self.panels))
+        return self.frame.source(per_thread=size * model.itemsize(self.kernel))
+
+    def _panels(
+        self,
+        image: Index | None,
+        base: Index,
+        group: Index,
+        tiles: tuple[Index, Index],
+        panels: tuple[Index, Index],
+    ) -> None:
+        """Each panel of weights passes over all tiles of the task while a cache holds it.
+
+        `base` is the position at which the tiles' sheet begins in its image.
+        """
+        b, features = self.b, self.conv.features_per_group
+
+        def run(panel: Index, count: int) -> None:
+            if self.kept:
+                self.kept.fill(group * features + panel * self.panel, count)
+            for each, serves in self.tilings:
+                own = tiles if each is self.tiling else (0, each.count)
+                with b.when(serves), b.loop(*own, name="tile") as tile:
+                    self._tile(each, image, base + each.start(b, tile), group, panel, count)
+
+        pieces(b, features, self.panel, run, name="panel", within=panels, numbered=True)
+
+    # ---- one tile
+
+    def _tile(
+        self,
+        tiles: Tiling,
+        image: Index | None,
+        position: Index,
+        group: Index,
+        panel: Index,
+        features: int,
+    ) -> None:
+        """The positions of a tile from `position` on, `features` features of one panel."""
+        b = self.b
+        sums = Sums(b, tiles.rows, self.each * -(-features // (self.each * self.lanes)))
+        matrix: Index = group
+        if image is not None and self.conv.weight_per_batch:
+            matrix = image * self.conv.groups + group
+        where = (matrix * self.panels + panel) * (self.depth * self.panel)
+        self._products(sums, self._starts(tiles, image, position, group), b.at(self.weight, where))
+        feature = group * self.conv.features_per_group + panel * self.panel
+        if self.kept is None:
+            begin = panel * (self.panel // 2) if self.each > 1 else feature
+            self._store_features(sums.values(), image, position, begin, features // self.each)
+        else:
+            self._store_positions(sums.values(), self.kept, image, position, feature, features)
+
+    def _starts(self, tiles: Tiling, image: Index | None, position: Index, group: Index) -> list[Value]:
+        """Where in src the first tap of each of the tile's positions lies."""
+        b, channel = self.b, group * self.conv.channels_per_group
+        distances = tiles.distances()
+        if distances is None:
+            offsets = [tiles.offset(b, position + r, image) for r in range(tiles.rows)]
+            return [b.at(self.src, offset + channel, self.stored) for offset in offsets]
+        first = b.at(self.src, tiles.offset(b, position, image) + channel, self.stored)
+        return [b.at(first, distance, self.stored) for distance in distances]
+
+    def _products(self, sums: Sums, starts: Sequence[Value], weight: Value) -> None:
+        """Adds src times weight over all taps and channels."""
+        conv, b = self.conv, self.b
+        if self.knobs.pairs:
+            pairs.add(sums, starts, conv, partial(self._operands, starts, weight, sums.vectors))
+            return
+        # Without groups or gaps, the channels of neighbouring taps along a line follow one another.
+        merged = conv.groups == 1 and conv.dilation[-1] == 1
+        kernel = conv.kernel[:-1] if merged else conv.kernel
+        run = conv.channels_per_group * (conv.kernel[-1] if merged else 1)
+        tap: Index = 0
+        offset: Index = 0
+        with nested(b, kernel, "tap") as at:
+            steps = map(mul, conv.dilation, self.staged.strides)
+            for index, taps, step in zip(at, kernel, steps, strict=False):
+                tap, offset = index + tap * taps, index * step + offset
+            rows = [b.at(start, offset) for start in starts]
+            panel = b.at(weight, tap * (run * self.panel))
+            add_products(sums, run, partial(self._operands, rows, panel, sums.vectors))
+
+    def _operands(self, rows: Sequence[Value], weight: Value, vectors: int, k: Index) -> Operands:
+        """Weights of neighbouring features, and an element of src of each position."""
+        b = self.b
+        xs, panel = [b.at(row, k) for row in rows], b.at(weight, k * self.panel)
+
+        def weights(step: int) -> list[Value]:
+            return [b.load(b.at(panel, step * self.panel + j * self.lanes)) for j in range(vectors)]
+
+        align = 2 if self.knobs.pairs else None
+        return weights, lambda step, row: b.splat(b.load(b.at(xs[row], step), b.element, align=align))
+
+    # ---- results
+
+    def _store_features(
+        self, values: list[list[Value]], image: Index | None, position: Index, feature: Index, features: int
+    ) -> None:
+        """In a gated product, vectors of gates and of values take turns, and two make one of dst's."""
+        known: dict[object, Value] = {}
+        first = position if image is None else image * self.image + position
+        extent, each = self.kernel.dst.channels, self.each
+        for r, line in enumerate(values):
+            for j in range(0, len(line), each):
+                done = j // each * self.lanes
+                channel, count = feature + done, min(self.lanes, features - done)
+                parts = {}
+                for i, value in enumerate(line[j : j + each] if each > 1 else ()):
+                    gate = Place(0, channel + i * extent, True, count)
+                    parts[f"x[{i}]"] = self.between.apply(value, gate, known)
+                place = Place((first + r) * self.kernel.pitch + channel, channel, True, count)
+                finish(self.frame, self.tail, line[j], place, known, parts=parts)
+
+    def _store_positions(
+        self,
+        values: list[list[Value]],
+        kept: Kept,
+        image: Index | None,
+        position: Index,
+        feature: Index,
+        features: int,
+    ) -> None:
+        """Features lie apart in dst and positions side by side: the tile is transposed in registers first."""
+        b = self.b
+        nothing = Value(b, b.vector, "poison")
+        known: dict[object, Value] = {}
+        plane: Index = 0 if image is None else image * self.conv.features
+        for j in range(len(values[0])):
+            square = [line[j] for line in values] + [nothing] * (self.lanes - len(values))
+            count = min(self.lanes, features - j * self.lanes)
+            for i, column in enumerate(transposed(b, square)[:count]):
+                channel = feature + (j * self.lanes + i)
+                place = Place((plane + channel) * self.image + position, channel, False, self.knobs.rows)
+                kept.spread(j * self.lanes + i, place, known)
+                finish(self.frame, self.tail, column, place, known)
