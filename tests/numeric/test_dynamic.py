@@ -10,7 +10,6 @@ from forced import forced, narrowed
 from fuseplan.backends.cpu.templates.reduction import Reduction
 from fuseplan.backends.triton.templates.reduction import GpuReduction
 from fuseplan.errors import PlanError
-from fuseplan.execution.stages import decide
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.measure.data import evaluated, random_arrays
 from fuseplan.measure.spaces import exact
@@ -42,38 +41,36 @@ def assert_half_a_step(plan: FusionPlan, got: np.ndarray, scales: np.ndarray, va
     assert (np.abs(exact(got, row.name) * spread - value) <= 0.501 * step).all()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(
+    ("chain", "dtype"),
+    [
+        *((f"f32{chain}", ("i8", "f8e4m3")[place % 2]) for place, chain in enumerate(CHAINS)),
+        (f"f16{CHAINS[1]}", "i8"),
+        (f"bf16{CHAINS[4]}", "f8e4m3"),
+    ],
+)
 def test_elements_and_scales(chain: str, dtype: str) -> None:
-    for made, width in (("i8", 16), ("f8e4m3", 64)):
-        plan = FusionPlan.parse(dtype + chain.format(made))
-        arrays = random_arrays(plan, 3)
-        value = evaluated(FusionPlan(plan.src, *plan.ops[:-1]), arrays)[0] if plan.ops[1:] else None
-        value = exact(arrays["src"], dtype) if value is None else value
-        outcome = forced(plan, Reduction, narrowed(width))(**arrays)
-        np.testing.assert_allclose(outcome.scales, evaluated(plan, arrays)[1]["scales"], rtol=1e-5)
-        assert_half_a_step(plan, outcome.out, exact(outcome.scales, "f32"), value)
+    plan = FusionPlan.parse(chain.format(dtype))
+    arrays = random_arrays(plan, 3)
+    value = evaluated(FusionPlan(plan.src, *plan.ops[:-1]), arrays)[0] if plan.ops[1:] else arrays["src"]
+    outcome = forced(plan, Reduction, narrowed(32))(**arrays)
+    np.testing.assert_allclose(outcome.scales, evaluated(plan, arrays)[1]["scales"], rtol=1e-5)
+    assert_half_a_step(plan, outcome.out, exact(outcome.scales, "f32"), value)
 
 
 @pytest.mark.parametrize("plan", [f"f32{plan}" for plan in JOINED])
 def test_statistics_behind_statistics(plan: str) -> None:
     made = FusionPlan.parse(plan)
     arrays = random_arrays(made, 5)
-    for width in (16, 64):
-        assert_close(forced(made, Reduction, narrowed(width)), arrays, slack=64)
-    assert_close(forced(made, Reduction, narrowed(32, threads=2), Reduction(1, 2)), arrays, slack=64)
+    assert_close(forced(made, Reduction, narrowed(32)), arrays, slack=64)
+    assert_close(forced(made, Reduction, narrowed(64, threads=2), Reduction(1, 2)), arrays, slack=64)
 
 
-@pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize(
-    "plan", [f"f16{CHAINS[1]}", f"bf16{CHAINS[4]}", *(f"f32{plan}" for plan in (*CHAINS[2:3], *JOINED[1:]))]
+    "plan", [f"f16{CHAINS[1]}", f"bf16{CHAINS[4]}", f"f32{JOINED[1]}", f"f32{JOINED[2]}"]
 )
-def test_a_gpus_text_in_the_interpreter(plan: str, place: int) -> None:
-    """The best and the worst candidate."""
-    text = plan.format("f8e4m3")
-    records = decide(text, "triton:sm_90")
-    candidates = list(GpuReduction.candidates(records.kernel, records.target, "default"))
-    assert_interpreted(text, candidates[place], slack=64)  # type: ignore[arg-type]
+def test_a_gpus_text_in_the_interpreter(plan: str) -> None:
+    assert_interpreted(plan.format("f8e4m3"), GpuReduction, slack=64)
 
 
 def test_a_gpus_programs_meet_once_for_each_statistic() -> None:

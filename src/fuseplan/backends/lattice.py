@@ -6,12 +6,13 @@ is the sum of its steps along both; a tensor without an axis has the step 0 ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 
 from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
 
@@ -38,9 +39,12 @@ class Lattice:
             order of an axis' steps; an offset of the last is the index itself.
         cells: the axes that are kept, outermost in src first.
         elements: the reduced axes, likewise.
+        starts: elements from a place to that of each part, in each tensor; one row without parts.
         is_along: src's innermost axis is a reduced one.
         is_reduced: dst has one element for each cell.
     """
+
+    starts: tuple[tuple[int, ...], ...]
 
     def __init__(self, kernel: Kernel) -> None:
         made = kernel.reduction
@@ -50,10 +54,13 @@ class Lattice:
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
         others = (_written(each.strides, each.shape) for each in kernel.outputs)
         read = (_steps(each, kernel.src.rank) for each in kernel.operands)
-        steps = [kernel.src.element_strides, dst, *read, *others, *index]
+        steps: list[Sequence[int]] = [kernel.src.element_strides, dst, *read, *others, *index]
+        extents, self.starts = kernel.src.shape, (tuple(0 for _ in steps),)
+        if kernel.parts:
+            extents, steps = self._in_parts(kernel, kernel.parts, steps)
         listed = [
             (place in made.over, Axis(extent, tuple(each[place] for each in steps)))
-            for place, extent in enumerate(kernel.src.shape)
+            for place, extent in enumerate(extents)
             if extent > 1
         ]
         listed.sort(key=lambda pair: -pair[1].steps[0])
@@ -66,13 +73,38 @@ class Lattice:
     def keeping(self) -> Lattice:
         """The same loops, with a tensor that has the elements of one cell side by side."""
         made, step = copy(self), 1
-        made.tensors = (*self.tensors, KEPT)
+        made.tensors, made.starts = (*self.tensors, KEPT), tuple((*each, 0) for each in self.starts)
         made.cells = tuple(replace(axis, steps=(*axis.steps, 0)) for axis in self.cells)
         made.elements = ()
         for axis in reversed(self.elements):
             made.elements = (replace(axis, steps=(*axis.steps, step)), *made.elements)
             step *= axis.extent
         return made
+
+    def _in_parts(
+        self, kernel: Kernel, split: Split, steps: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], list[Sequence[int]]]:
+        """The extents and steps of part 0, where an axis is read or made in parts."""
+        at = split.axis
+        held = (dict(zip(each.axes, each.shape, strict=True)) for each in kernel.operands)
+        along = [kernel.src.shape[at], kernel.dst.shape[at], *(each.get(at, 1) for each in held)]
+        along += [each.shape[at] for each in kernel.outputs]
+        counts = [split.count(extent) for extent in along] + [1] * (len(steps) - len(along))
+        self._apart = dict(zip(self.tensors, (split.extent * each[at] for each in steps), strict=True))
+        pairs = list(zip(steps, counts, strict=True))
+        self.starts = tuple(
+            tuple(split.start(part, count) * each[at] * (part < count) for each, count in pairs)
+            for part in range(split.reads)
+        )
+        inner: list[Sequence[int]] = [
+            [*each[:at], each[at] * split.step(count), *each[at + 1 :]] for each, count in pairs
+        ]
+        return (*kernel.src.shape[:at], split.extent, *kernel.src.shape[at + 1 :]), inner
+
+    def start(self, leaf: str) -> int:
+        """Elements from an operand's place to that of the part which a leaf names."""
+        key, index = part_of(leaf)
+        return 0 if index is None else index * self._apart[key]
 
     @property
     def cell_count(self) -> int:

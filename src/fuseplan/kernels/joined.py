@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 from fuseplan.errors import PlanError
 from fuseplan.kernels.kernel import Stage
 from fuseplan.language.declarations import Result
-from fuseplan.language.reduction import Statistic
+from fuseplan.language.reduction import INDEX, Statistic
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
@@ -69,6 +71,27 @@ def are_joined(steps: Sequence[Step]) -> bool:
     """Whether several operators have statistics of the same elements, and all of them have src's shape."""
     first, *others = centres(steps)
     return _seen(first) is not None and all(_seen(each) == _seen(first) for each in others) and _fit(steps)
+
+
+def parts_fit(steps: Sequence[Step], parted: Step) -> bool:
+    """Whether statistics and an operator that reads parts of an axis are one kernel.
+
+    One part that is made of several in front of the statistics is like any other src. Several parts are
+    elements of the same cells, in front of all statistics or behind them.
+    """
+    listed = centres(steps)
+    if not listed or not all(cast(Normalization, each.op).per in ("row", "cell") for each in listed):
+        return False
+    first, last = listed[0], listed[-1]
+    assert isinstance(first.op, Normalization)
+    assert isinstance(parted.op, Parted)  # by the caller
+    split, runs = parted.op.split(parted.src), first.op.split(first.src)
+    if parted.index < first.index and split.makes == 1:
+        return not runs or not split.interleaved or runs[0] != split.axis
+    is_between = first.index < parted.index < last.index
+    formulas = [first.formulas[0], *(term for each in statistics(steps) for term in each.expressions)]
+    counts = any(INDEX in leaves_of(each) for each in formulas)
+    return split.axis in (_seen(first) or ()) and not is_between and not counts
 
 
 def _seen(step: Step) -> tuple[int, ...] | None:

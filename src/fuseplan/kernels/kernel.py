@@ -20,7 +20,7 @@ from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
-from fuseplan.language.parts import Split
+from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.scalar import CASTS, Scalar, calls, functions, leaves_of, text
@@ -50,6 +50,11 @@ class Stage:
     def expressions(self) -> tuple[Scalar, ...]:
         """The formula of each part that the operator makes."""
         return (self.expression, *self.others)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the formulas read parts of an axis."""
+        return any(part_of(name)[1] is not None for name in leaves_of(self.expression))
 
     def of_part(self, number: int) -> Stage:
         """The stage that makes, or is applied to, one part."""
@@ -160,7 +165,8 @@ class Output:
 class Kernel(Opened):
     """Everything a template may know of a plan.
 
-    With `parts`, the first stage of the epilogue reads an axis in parts: of src, or of what `between` leaves.
+    With `parts`, a stage reads an axis in parts: the first of the epilogue, of src or of what `between`
+    leaves, and with statistics any stage in front of these or behind them.
 
     Where dst is a range of the features of a larger tensor, `whole` are the features of that; 0 where it is
     none. Features are innermost then, and `pitch` elements lie from a position of dst to the next.

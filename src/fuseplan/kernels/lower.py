@@ -12,7 +12,7 @@ from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.joined import centres, numbered, results, statistics
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
 from fuseplan.kernels.match import Match, row_stride
-from fuseplan.kernels.runs import split_step
+from fuseplan.kernels.runs import parts_in_runs, split_step
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
 from fuseplan.language.parts import Split
@@ -171,7 +171,7 @@ def _normalization(
     assert isinstance(op, Normalization)  # by its kind
     made = Reduction(statistics(steps), (0, 2), "channel")
     kernel = replace(_kernel(steps, before, (centre, *after)), centre=made)
-    if len(centres(after)):
+    if centres(after) or any(step.op.has_parts for step in steps):
         return _over_axes(kernel, steps, centre)
     if op.per == "row" and _are_rows(steps):
         return _in_rows(kernel, steps)
@@ -216,9 +216,11 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     op = centre.op
     assert isinstance(op, Normalization)  # by its kind
     axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
+    parts = next((step.op.split(step.src) for step in steps if isinstance(step.op, Parted)), None)
     if split:
-        axes, steps = behind_runs(axes, split[0]), [split_step(step, split) for step in steps]
-        centre = steps[centre.index]
+        axis, length = split[0], centre.src.shape[split[0]] // split[1]
+        axes, steps = behind_runs(axes, axis), [split_step(step, axis, length) for step in steps]
+        parts, centre = parts and parts_in_runs(parts, axis, length), steps[centre.index]
     src, whole = centre.src, steps[0].src.canonical
     places = [whole.rank - src.rank + src.canonical_order.index(axis) for axis in range(src.rank)]
     behind = [place for axis, place in enumerate(places) if axis not in removed]
@@ -234,6 +236,7 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
         src=whole,
         dst=dst,
         centre=Reduction(kernel.statistics, over, op.per, index),
+        parts=parts and replace(parts, axis=places[parts.axis]),
         epilogue=tuple(
             numbered(stage, step, over)
             for stage, step in zip(kernel.epilogue, steps[centre.index :], strict=True)

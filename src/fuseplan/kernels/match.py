@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fuseplan.errors import Unsupported
-from fuseplan.kernels.joined import are_joined
+from fuseplan.kernels.joined import are_joined, parts_fit
 from fuseplan.language.extents import OPEN
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.messages.reasons import Claim, Reason, Refusal, claim, first_refusal
@@ -98,6 +98,8 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     yield claim(is_first, Reason.BEFORE_ATTENTION, got=None if is_first else plan[0].title, operator=centre)
     # A template may read the result of a contraction in parts.
     beside = [step for step in parted if rule != "contraction" or step.index < centre]
+    if rule == "normalization" and parted and parts_fit(plan.steps, parted[0]):
+        beside = []
     told, behind = (beside[0].title, max(beside[0].index, centre)) if beside else (None, None)
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
 

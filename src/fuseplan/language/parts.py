@@ -45,6 +45,11 @@ class Split:
             return index * self.extent
         return index // 2 * 2 * self.extent + index % 2
 
+    def count(self, extent: int) -> int:
+        """The parts of a tensor with that extent along the axis; 1 where it is no end of the split."""
+        parts, rest = divmod(extent, self.extent)
+        return parts if not rest and parts in (self.reads, self.makes) else 1
+
     def of(self, array: Any, index: int, parts: int) -> Any:
         """A part of an array, NumPy's or torch's: a view."""
         start, step = self.start(index, parts), self.step(parts)

@@ -126,7 +126,7 @@ class Reason(Enum):
     )
     PARTS_BESIDE = (
         "parts-beside",
-        "an operator that reads parts of an axis stands behind a contraction or among elementwise operators",
+        "parts are read behind a contraction, among elementwise operators, or beside statistics of all parts",
         "Split the plan in front of the second of the two; `pointwise` takes elementwise operators alone",
     )
 

@@ -61,13 +61,9 @@ class Interpreter:
             self._write(result, places[f"result:{result.key}"], leaves)
         if kernel.between:
             x = self._applied(kernel.between, x, leaves, places, TensorSpec(x.shape))
-        stages = kernel.epilogue
-        if kernel.parts:
-            with np.errstate(all="ignore"):
-                made = np.empty(kernel.dst.shape)
-                x = kernel.parts.fill(made, stages[0].expressions, {**leaves, "x": x}, NUMPY)
-            stages = stages[1:]
-        x = self._applied(stages, x, leaves, places, kernel.dst)
+        in_parts = any(stage.reads_parts for stage in kernel.epilogue)
+        spec = KernelTensor(x.shape) if in_parts else kernel.dst
+        x = self._applied(kernel.epilogue, x, leaves, places, spec)
         _buffer(_written(kernel), places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
     def _attend(self, attention: Attend, x: Array, leaves: dict[str, Any]) -> Array:
@@ -91,12 +87,24 @@ class Interpreter:
     ) -> Array:
         """Stages on `spec`, one after another; values with names are written, and are leaves from then on."""
         for stage in stages:
-            x = apply(stage, x, leaves, spec.shape)
+            if stage.reads_parts:
+                x = self._of_parts(stage, x, leaves)
+                spec = self.kernel.dst if x.shape == self.kernel.dst.shape else KernelTensor(x.shape)
+            else:
+                x = apply(stage, x, leaves, spec.shape)
             if stage.saves:
                 leaves[stage.saves] = x
                 lying = _lying(spec, self.kernel.saved[stage.step])
                 _buffer(lying, places[f"result:{stage.saves}"]).numpy()[...] = narrow(x, lying.dtype)
         return x
+
+    def _of_parts(self, stage: Stage, x: Array, leaves: Mapping[str, Any]) -> Array:
+        """What a stage makes of parts of an axis."""
+        split = self.kernel.parts
+        assert split is not None  # by the stage
+        made = np.empty((*x.shape[: split.axis], split.extent * split.makes, *x.shape[split.axis + 1 :]))
+        with np.errstate(all="ignore"):
+            return np.asarray(split.fill(made, stage.expressions, {**leaves, "x": x}, NUMPY))
 
     def _parameters(self, places: Mapping[str, int]) -> Mapping[str, np.float64]:
         names = self.kernel.parameters

@@ -121,13 +121,14 @@ class Reduction(ReductionKnobs):
 def _held(kernel: Kernel, cells: int) -> int:
     """Bytes of src that are gone through together: a cell's, or those of a task's columns."""
     lattice = Lattice(kernel)
-    return lattice.element_count * (1 if lattice.is_along else cells) * kernel.src.itemsize
+    elements = lattice.element_count * len(lattice.starts)
+    return elements * (1 if lattice.is_along else cells) * kernel.src.itemsize
 
 
 def _can_stream(kernel: Kernel, target: Target) -> bool:
     """Whether src and dst exceed the last cache, and dst is written in long runs."""
     lattice = Lattice(kernel)
-    if kernel.open_axis is not None or not lattice.is_along or lattice.is_reduced:
+    if kernel.open_axis is not None or kernel.parts or not lattice.is_along or lattice.is_reduced:
         return False
     is_large = kernel.src.nbytes + kernel.dst.nbytes > target.l3_bytes
     is_dense = lattice.run.steps[lattice.tensors.index("dst")] == 1

@@ -25,9 +25,9 @@ def kept_part(kernel: Kernel) -> tuple[Scalar | None, tuple[Stage, ...]]:
     """The part of the last statistic's terms that dst's formula has; the epilogue that reads it as `KEPT`.
 
     None where there is none, where dst's formula reads the element besides, or where the element's stages
-    have further results.
+    have further results or read an axis in parts.
     """
-    if not kernel.statistics or any(stage.saves for stage in kernel.prologue):
+    if not kernel.statistics or kernel.parts or any(stage.saves for stage in kernel.prologue):
         return None, ()
     statistic, (first, *behind) = kernel.statistics[-1], kernel.epilogue
     numbers = dict(zip(statistic.names, statistic.numbers, strict=True))

@@ -12,11 +12,10 @@ dst is made of the last level's terms where its formula has them, so that softma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 
 from fuseplan.backends.cpu import dialect, storage
-from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import BITS, I64
@@ -24,13 +23,15 @@ from fuseplan.backends.cpu.lanes import chosen_lanes, lane, lane_numbers
 from fuseplan.backends.cpu.loops import streamed, unaligned
 from fuseplan.backends.cpu.template import CpuTemplate
 from fuseplan.backends.cpu.templates.reduction_loops import UNROLL, Loops, Offsets, Unit, rounded
+from fuseplan.backends.cpu.templates.reduction_spots import Chain, Leaves, Spot, SpotFormulas
 from fuseplan.backends.cpu.templates.reduction_terms import kept_part, levels, slow
 from fuseplan.backends.lattice import KEPT, Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Stage
 from fuseplan.kernels.target import Target
+from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX, Part, Statistic, merged
-from fuseplan.scalar import Scalar, fold
+from fuseplan.scalar import Scalar, fold, leaves_of
 
 State = dict[str, Value]
 Parts = Sequence[Part]
@@ -44,40 +45,6 @@ class ReductionKnobs(CpuTemplate):
     parts: int
     near: bool = False
     stream: bool = False
-
-
-class Leaves(dict[str, Value]):
-    """Values of leaves at one place: they are loaded when a formula asks for them."""
-
-    def __init__(self, load: Callable[[str], Value]) -> None:
-        super().__init__()
-        self._load = load
-
-    def __missing__(self, name: str) -> Value:
-        self[name] = self._load(name)
-        return self[name]
-
-
-@dataclass(frozen=True)
-class Spot(Place):
-    """A vector's place: offsets of its first lane in each tensor, and the values of leaves there."""
-
-    offsets: Mapping[str, Index] = field(default_factory=dict)
-    leaves: Leaves = field(default_factory=lambda: Leaves(_no_leaf))
-
-
-def _no_leaf(name: str) -> Value:
-    raise KeyError(name)
-
-
-class SpotFormulas(Formulas):
-    """Formulas whose leaves a `Spot` has; only parameters are found elsewhere."""
-
-    def _leaf(self, name: str, x: Value | None, place: Place) -> Value:
-        if name == "x" or name in self._parameters:
-            return super()._leaf(name, x, place)
-        assert isinstance(place, Spot)
-        return place.leaves[name]
 
 
 class ReductionWriter:
@@ -107,14 +74,23 @@ class ReductionWriter:
         parts = [part.name for each in kernel.statistics for part in each.parts]
         self.numbers = {name: self.b.buffer(self.loops.width) for name in names}
         self.total, self.chunk = ({name: self.b.buffer(self.loops.width) for name in parts} for _ in range(2))
-        self.leaves = (*operands, *names, *parts, INDEX, KEPT)
-        self.before = self._formulas(kernel.prologue)
+        stages = (*kernel.prologue, *kernel.epilogue)
+        met = (leaves_of(each) for stage in stages if stage.reads_parts for each in stage.expressions)
+        self.leaves = (*operands, *names, *parts, INDEX, KEPT, *frozenset().union(*met))
+        self.before = self._chain(kernel.prologue)
         self.behind = self._formulas(ends or kernel.epilogue)
-        self.whole = self.behind if ends else self._formulas((*kernel.prologue, *kernel.epilogue))
+        self.whole = Chain(self.behind) if ends else self._chain(stages)
         if self.kept is not None:
             self.dtypes[KEPT] = kernel.compute_dtype
             room = self.frame.thread * self._kept_room
             self.pointers[KEPT] = self.b.at(self.frame.pointer("workspace"), room)
+
+    def _chain(self, stages: Sequence[Stage]) -> Chain:
+        place = next((at for at, stage in enumerate(stages) if stage.reads_parts), None)
+        if place is None:
+            return Chain(self._formulas(stages))
+        made = tuple(self._formulas((), each) for each in stages[place].expressions)
+        return Chain(self._formulas(stages[:place]), made, self._formulas(stages[place + 1 :]))
 
     def _formulas(self, stages: Sequence[Stage], *expressions: Scalar) -> SpotFormulas:
         """Formulas in which every leaf may differ between lanes."""
@@ -250,18 +226,32 @@ class ReductionWriter:
     ) -> None:
         """Vectors of elements join the state of their lanes."""
         state, made = self._held(parts, self.chunk, at), State()
-        spots = [self._spot(unit, each, count, at) for each in places]
-        elements = [(spot, self._applied(self.before, spot, keeps=keeps)) for spot in spots]
+        groups = [self._spots(unit, each, count, at) for each in places]
+        elements = [pair for spots in groups for pair in self._made(self.before, spots, keeps=keeps)]
         for part in parts:
             terms = [self._term(part, spot, x, made, count) for spot, x in elements]
             own = part.corrected(state, made, self.table)
             made[part.name] = reduce(self.table[part.join], _paired(terms, self.table[part.join]), own)
         self._keep(made, self.chunk, at)
 
-    def _applied(self, stages: SpotFormulas, spot: Spot, *, keeps: bool) -> Value:
-        """The element behind the stages; `keeps`: values with names are written."""
+    def _made(self, chain: Chain, spots: Sequence[Spot], *, keeps: bool) -> list[tuple[Spot, Value]]:
+        """The elements of all parts behind the stages, each with the place where it is stored."""
+        values = [self._applied(chain.front, spot, keeps=keeps) for spot in spots]
+        if chain.behind is None:
+            return list(zip(spots, values, strict=True))
+        parts = {f"x[{number}]": value for number, value in enumerate(values)}
+        found = []
+        for spot, formula in zip(spots, chain.made, strict=False):
+            spot.leaves.update(parts)
+            (x,) = formula.values(values[0], spot, {})
+            found.append((spot, self._applied(chain.behind, spot, x, keeps=keeps)))
+        return found
+
+    def _applied(self, stages: SpotFormulas, spot: Spot, x: Value | None = None, *, keeps: bool) -> Value:
+        """The element behind the stages, src's unless told; `keeps`: values with names are written."""
         saved: dict[str, Value] = {}
-        x = spot.leaves["src"] if stages is not self.behind else self.b.number(0.0)
+        if x is None:
+            x = spot.leaves["src"] if stages is not self.behind else self.b.number(0.0)
         made = stages.apply(x, spot, {}, saved)
         for name, value in saved.items() if keeps else ():
             self._store(name, value, spot)
@@ -278,16 +268,15 @@ class ReductionWriter:
         exists = [number < count for number in range(self.lanes)]
         return chosen_lanes(self.b, term, exists, part.identity)
 
-    def _spot(self, unit: Unit, place: Offsets, count: int, at: Index) -> Spot:
-        """A vector's place: offsets of the unit, of the elements, and of the column."""
-        column = self.loops.column(unit, at)
-        offsets = dict(
-            zip(
-                self.lattice.tensors,
-                (a + b + c for a, b, c in zip(unit.offsets, place, column, strict=True)),
-                strict=True,
-            )
-        )
+    def _spots(self, unit: Unit, place: Offsets, count: int, at: Index) -> list[Spot]:
+        """A vector's place in each part."""
+        return [self._spot(unit, place, count, at, part) for part in range(len(self.lattice.starts))]
+
+    def _spot(self, unit: Unit, place: Offsets, count: int, at: Index, part: int = 0) -> Spot:
+        """A vector's place: offsets of the unit, of the elements, of the column, and of the part."""
+        added = zip(unit.offsets, place, self.loops.column(unit, at), self.lattice.starts[part], strict=True)
+        totals = (a + b + c + start if start else a + b + c for a, b, c, start in added)
+        offsets = dict(zip(self.lattice.tensors, totals, strict=True))
 
         def load(name: str) -> Value:
             for rooms in (self.numbers, self.total):
@@ -295,7 +284,8 @@ class ReductionWriter:
                     return self.b.load(self.b.at(rooms[name], at))
             if name == INDEX:
                 return self._counted(offsets[name])
-            return self._read(name, offsets[name], count)
+            key, start = part_of(name)[0], self.lattice.start(name)
+            return self._read(key, offsets[key] + start if start else offsets[key], count)
 
         return Spot(offsets["dst"], 0, False, count, offsets=offsets, leaves=Leaves(load))
 
@@ -362,9 +352,9 @@ class ReductionWriter:
     def _finish(
         self, unit: Unit, places: Sequence[Offsets], count: int, at: Index, *, stream: bool = False
     ) -> None:
-        spots = [self._spot(unit, each, count, at) for each in places]
-        for spot in spots:
-            self._store("dst", self._applied(self.whole, spot, keeps=True), spot, stream=stream)
+        for spots in [self._spots(unit, each, count, at) for each in places]:
+            for spot, value in self._made(self.whole, spots, keeps=True):
+                self._store("dst", value, spot, stream=stream)
 
     def _store(self, name: str, value: Value, spot: Spot, *, stream: bool = False) -> None:
         b, dtype, pointer, count, offset = (

@@ -66,10 +66,11 @@ class GpuReduction(ReductionKnobs):
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuReduction]:
         """Tiles that fill the registers, with as many programs for each as fill the GPU."""
         lattice = Lattice(kernel)
-        count, cells = lattice.element_count, lattice.cell_count
+        count, cells, parts = lattice.element_count, lattice.cell_count, len(lattice.starts)
         side = 1 if lattice.is_along else min(LANES, power_of_two(lattice.run.extent))
         for warps in WARPS:
-            tile = target.warp * warps * (HELD // 2 if kernel.compute_dtype == "f64" else HELD)
+            held = HELD // 2 if kernel.compute_dtype == "f64" else HELD
+            tile = target.warp * warps * max(1, held // power_of_two(parts))
             for share in (tile, tile // 2, tile // 4):
                 elements = min(power_of_two(count), share // side)
                 rows = min(power_of_two(cells), max(side, share // elements))
@@ -93,7 +94,7 @@ class GpuReduction(ReductionKnobs):
         programs = ceil_div(lattice.cell_count, self.cells) * self.programs
         tiles = ceil_div(lattice.cell_count, self.cells) * self.cells
         tiles *= ceil_div(lattice.element_count, self.elements) * self.elements
-        used = min(1.0, programs / target.processors) * kernel.src.size / tiles
+        used = min(1.0, programs / target.processors) * kernel.src.size / (tiles * len(lattice.starts))
         estimate = model.seconds(target, self.traffic(kernel, target), used=used)
         meeting = MEETING * len(kernel.statistics) if self.programs > 1 else 0.0
         return round(estimate + meeting, 7)

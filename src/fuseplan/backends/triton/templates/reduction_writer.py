@@ -7,10 +7,10 @@ several, it joins each block's numbers to its state, which is corrected when the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import reduce
 
 from fuseplan.backends.lattice import Axis, Lattice
 from fuseplan.backends.triton import dialect
@@ -33,27 +33,22 @@ from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.storage import Storage, named
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.normalization_meeting import Meeting
+from fuseplan.backends.triton.templates.reduction_tiles import (
+    JOINED,
+    PAIRED,
+    Functions,
+    Leaves,
+    State,
+    Tile,
+    name_of,
+    once,
+)
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
 from fuseplan.kernels.kernel import Kernel, Stage
+from fuseplan.language.parts import part_of
 from fuseplan.language.reduction import INDEX, Part, Statistic
 from fuseplan.scalar import Scalar, fold, leaves_of
-
-State = dict[str, str]  # names of tensors by the names of parts
-Functions = Mapping[str, Callable[..., str]]
-# How a tile's terms are joined; functions of two values are written where a kernel needs them.
-JOINED = {
-    "add": "tl.sum({term}, {axis})",
-    "mul": "tl.reduce({term}, {axis}, product)",
-    "maximum": "tl.reduce({term}, {axis}, larger)",
-    "minimum": "tl.reduce({term}, {axis}, smaller)",
-}
-_PICKED = "tl.where((x {} other) | (x != x), x, other)"  # NaN where one is
-PAIRED = {
-    "mul": ("product", "x * other"),
-    "maximum": ("larger", _PICKED.format(">")),
-    "minimum": ("smaller", _PICKED.format("<")),
-}
 
 
 @dataclass(frozen=True)
@@ -64,33 +59,6 @@ class ReductionKnobs(GpuTemplate):
     elements: int
     programs: int
     warps: int
-
-
-class Leaves(dict[str, str]):
-    """Names of leaves' values at one place: a load is written when a formula asks for it."""
-
-    def __init__(self, load: Callable[[str], str], known: Mapping[str, str]) -> None:
-        super().__init__(known)
-        self._load = load
-
-    def __missing__(self, name: str) -> str:
-        self[name] = self._load(name)
-        return self[name]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Elements of some cells, or the cells themselves.
-
-    Attributes:
-        along: the elements' offsets in each tensor.
-        exists: which elements exist.
-        leaves: values of leaves there; of elements, `x` is behind the prologue.
-    """
-
-    along: Mapping[str, Index]
-    exists: Mask
-    leaves: Leaves
 
 
 class ReductionWriter:
@@ -161,7 +129,7 @@ class ReductionWriter:
         self.cell = text.index("cell", cell)
         self.has_cell = text.mask("has_cell", self.cell < self.cells).at(DOWN)
         self.at_cell = self._steps("cell", self.lattice.cells, self.cell, DOWN)
-        held = self._tile(self.member, keeps=True) if knobs.programs >= self.blocks else None
+        held = self._tiles(self.member, keeps=True) if knobs.programs >= self.blocks else None
         for statistic in self.kernel.statistics:
             text.line(f"# {statistic.text}")
             self._numbers(statistic, self._met(statistic, self._state(statistic, held)))
@@ -188,11 +156,13 @@ class ReductionWriter:
             made[name] = found[listed]
         return made
 
-    def _where(self, name: str, along: Mapping[str, Index], tile: Mask) -> tuple[Index, Mask]:
+    def _where(self, leaf: str, along: Mapping[str, Index], tile: Mask, part: int) -> tuple[Index, Mask]:
         """The offset of a tensor's elements in the tile, and which of them exist."""
+        name = part_of(leaf)[0]
         down, across = self.at_cell[name], along.get(name, as_index(0))
+        start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf)
         exists = self.has_cell if down.constant is None else ALL
-        return down + across, self._mask(exists & tile) if across.constant is None else exists
+        return down + across + start, self._mask(exists & tile) if across.constant is None else exists
 
     def _mask(self, both: Mask) -> Mask:
         """The mask of a tile by its name, which is written where it is asked for first."""
@@ -202,26 +172,27 @@ class ReductionWriter:
             self.masks[str(both)] = self.text.mask(self.text.name("mask"), both)
         return self.masks[str(both)]
 
-    def _tile(self, block: Index, *, keeps: bool) -> Tile:
-        """The elements of a block behind the prologue; `keeps`: values with names are written."""
+    def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
+        """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
         text, knobs = self.text, self.knobs
         element = block * knobs.elements + arange(knobs.elements).wide(self.is_wide)
         element = text.index(text.name("element"), element)
         exists = text.mask(text.name("has_element"), element < self.lattice.element_count).at(ACROSS)
         along = self._steps("element", self.lattice.elements, element, ACROSS)
-        tile = self._made(along, exists)
-        tile.leaves["x"] = self._applied(self.kernel.prologue, tile.leaves["src"], tile, keeps=keeps)
-        return tile
+        tiles = [self._made(along, exists, part) for part in range(len(self.lattice.starts))]
+        for tile in tiles:
+            tile.leaves["x"] = tile.leaves["src"]
+        return self._behind(self.kernel.prologue, tiles, keeps=keeps)
 
-    def _made(self, along: Mapping[str, Index], exists: Mask) -> Tile:
-        def load(name: str) -> str:
-            where, mask = self._where(name, along, exists)
+    def _made(self, along: Mapping[str, Index], exists: Mask, part: int = 0) -> Tile:
+        def load(leaf: str) -> str:
+            name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
             if name == INDEX:
                 return self.text.let("index", f"({where}).to({self.compute})")
             slot = Slot(name) if name == "src" else Slot("operand", name)
             return self._loaded(name, argument(slot), where, mask)
 
-        return Tile(along, exists, Leaves(load, self.known))
+        return Tile(along, exists, part, Leaves(load, self.known))
 
     def _loaded(self, name: str, pointer: str, where: Index, mask: Mask) -> str:
         is_src = name == "src"
@@ -229,8 +200,9 @@ class ReductionWriter:
         if not is_src:
             operand = self.kernel.operand(name)
             dtype = self.kernel.compute_dtype if operand.packed else operand.dtype
-        if is_src and where.constant == 0:
-            where = Index(f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)")
+        if is_src and where.constant is not None:
+            zeros = f"tl.zeros(({self.knobs.cells}, {self.knobs.elements}), tl.int32)"
+            where = Index(f"{zeros} + {where}" if where.constant else zeros)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
         loaded = self.text.let(name, f"tl.load({address}{mask.guard()})")
         return self.storage.widen(dtype, loaded, name)
@@ -246,6 +218,22 @@ class ReductionWriter:
             return value
         return self.text.let("constant", f"tl.zeros_like({like}) + {value}")
 
+    def _behind(self, stages: Sequence[Stage], tiles: list[Tile], *, keeps: bool) -> list[Tile]:
+        """The tiles with `x` behind the stages: of an axis in parts as many as the stages leave."""
+        place = next((at for at, stage in enumerate(stages) if stage.reads_parts), None)
+        for tile in tiles:
+            tile.leaves["x"] = self._applied(stages[:place], tile.leaves["x"], tile, keeps=keeps)
+        if place is None:
+            return tiles
+        parts = {f"x[{number}]": tile.leaves["x"] for number, tile in enumerate(tiles)}
+        made = list(zip(tiles, stages[place].expressions, strict=False))
+        self.text.line(f"# {stages[place].op_text}")
+        for tile, formula in made:
+            tile.leaves.update(parts)
+            x = self._value(formula, tile.leaves, tile.leaves["x"])
+            tile.leaves["x"] = self._applied(stages[place + 1 :], x, tile, keeps=keeps)
+        return [tile for tile, _ in made]
+
     def _applied(self, stages: Sequence[Stage], x: str, tile: Tile, *, keeps: bool) -> str:
         for stage in stages:
             self.text.line(f"# {stage.op_text}")
@@ -259,7 +247,7 @@ class ReductionWriter:
         return x
 
     def _store(self, name: str, pointer: str, dtype: str, x: str, tile: Tile) -> None:
-        where, mask = self._where(name, tile.along, tile.exists)
+        where, mask = self._where(name, tile.along, tile.exists, tile.part)
         stored = self.storage.narrow(dtype, x)
         address = pointer if where.constant == 0 else f"{pointer} + {where}"
         one = where.constant is not None  # a tile of one number is stored at one address
@@ -268,7 +256,7 @@ class ReductionWriter:
 
     # ---- statistics
 
-    def _state(self, statistic: Statistic, held: Tile | None) -> State:
+    def _state(self, statistic: Statistic, held: list[Tile] | None) -> State:
         """The state of a program's elements: names of columns with a row for each cell."""
         if held:
             return self._joined(statistic, held, {})
@@ -276,32 +264,36 @@ class ReductionWriter:
         state: State = {}
         for part in statistic.parts:
             identity = self.table["const"](part.identity)
-            state[part.name] = text.let(_word(part), f"tl.full({shape}, {identity}, {self.compute})")
+            state[part.name] = text.let(name_of(part), f"tl.full({shape}, {identity}, {self.compute})")
         keeps = statistic is self.kernel.statistics[0] and self.lattice.is_reduced
         with self._program_blocks() as block:
-            tile = self._tile(block, keeps=keeps)
-            made = self._joined(statistic, tile, state)
+            made = self._joined(statistic, self._tiles(block, keeps=keeps), state)
             self.text.line(*(f"{name} = {made[part]}" for part, name in state.items()))
         return state
 
-    def _joined(self, statistic: Statistic, tile: Tile, state: State) -> State:
-        """The numbers of a tile, joined to a state where there is one."""
+    def _joined(self, statistic: Statistic, tiles: list[Tile], state: State) -> State:
+        """The numbers of tiles, joined to a state where there is one."""
         made: State = {}
-        table = _once(self.table)
-        tile.leaves.update(self.known)
+        table = once(self.table)
+        for tile in tiles:
+            tile.leaves.update(self.known)
         for part in statistic.parts:
-            tile.leaves.update(made)
-            term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
-            exists = self._mask(self.has_cell & tile.exists)
-            if exists:
-                identity = self.table["const"](part.identity)
-                term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
-            joined = self.text.let(_word(part), JOINED[part.join].format(term=term, axis=1) + "[:, None]")
+            joined = reduce(self.table[part.join], (self._term(part, tile, made, table) for tile in tiles))
             if state:
                 own = part.corrected(state, made, table)
                 joined = self.table[part.join](own, joined)
             made[part.name] = joined
         return made
+
+    def _term(self, part: Part, tile: Tile, made: State, table: Functions) -> str:
+        """One part of the state of a tile's elements."""
+        tile.leaves.update(made)
+        term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
+        exists = self._mask(self.has_cell & tile.exists)
+        if exists:
+            identity = self.table["const"](part.identity)
+            term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
+        return self.text.let(name_of(part), JOINED[part.join].format(term=term, axis=1) + "[:, None]")
 
     @contextmanager
     def _program_blocks(self) -> Iterator[Index]:
@@ -321,7 +313,7 @@ class ReductionWriter:
         for part in statistic.parts:
             own = part.corrected(shares, made, self.table)
             joined = JOINED[part.join].format(term=own, axis=0)
-            made[part.name] = self.text.let(_word(part), f"{joined}[None, :]")
+            made[part.name] = self.text.let(name_of(part), f"{joined}[None, :]")
         return {
             name: self.text.let("all", f"tl.reshape({value}, ({cells}, 1))") for name, value in made.items()
         }
@@ -358,7 +350,7 @@ class ReductionWriter:
                 value = self._value(result.expression, tile.leaves, self._of_cells)
                 self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
-    def _write(self, held: Tile | None) -> None:
+    def _write(self, held: list[Tile] | None) -> None:
         """All elements: those at hand, or read once more."""
         self._write_results()
         self.text.line("# dst")
@@ -366,26 +358,10 @@ class ReductionWriter:
             self._finish(held)
             return
         with self._program_blocks() as block:
-            self._finish(self._tile(block, keeps=True))
+            self._finish(self._tiles(block, keeps=True))
 
-    def _finish(self, tile: Tile) -> None:
-        tile.leaves.update(self.known)
-        x = self._applied(self.kernel.epilogue, tile.leaves["x"], tile, keeps=True)
-        self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
-
-
-def _once(table: Functions) -> Functions:
-    """The functions of a table; of calls with the same values one is written, while their names last."""
-    made: dict[tuple[str, ...], str] = {}
-
-    def called(name: str, *values: str) -> str:
-        if (name, *values) not in made:
-            made[name, *values] = table[name](*values)
-        return made[name, *values]
-
-    return {name: partial(called, name) for name in table}
-
-
-def _word(part: Part) -> str:
-    """The name of a part in the text."""
-    return part.name.replace(".", "_")
+    def _finish(self, tiles: list[Tile]) -> None:
+        for tile in tiles:
+            tile.leaves.update(self.known)
+        for tile in self._behind(self.kernel.epilogue, tiles, keeps=True):
+            self._store("dst", "dst", self.kernel.dst.dtype, tile.leaves["x"], tile)

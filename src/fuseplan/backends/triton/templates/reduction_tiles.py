@@ -1,0 +1,72 @@
+"""How elements become numbers in the text of kernels with statistics: joins, and tiles with their leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fuseplan.backends.triton.index import Index, Mask
+from fuseplan.language.reduction import Part
+
+State = dict[str, str]  # names of tensors by the names of parts
+Functions = Mapping[str, Callable[..., str]]
+# How a tile's terms are joined; functions of two values are written where a kernel needs them.
+JOINED = {
+    "add": "tl.sum({term}, {axis})",
+    "mul": "tl.reduce({term}, {axis}, product)",
+    "maximum": "tl.reduce({term}, {axis}, larger)",
+    "minimum": "tl.reduce({term}, {axis}, smaller)",
+}
+_PICKED = "tl.where((x {} other) | (x != x), x, other)"  # NaN where one is
+PAIRED = {
+    "mul": ("product", "x * other"),
+    "maximum": ("larger", _PICKED.format(">")),
+    "minimum": ("smaller", _PICKED.format("<")),
+}
+
+
+class Leaves(dict[str, str]):
+    """Names of leaves' values at one place: a load is written when a formula asks for it."""
+
+    def __init__(self, load: Callable[[str], str], known: Mapping[str, str]) -> None:
+        super().__init__(known)
+        self._load = load
+
+    def __missing__(self, name: str) -> str:
+        self[name] = self._load(name)
+        return self[name]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements of some cells, or the cells themselves.
+
+    Attributes:
+        along: the elements' offsets in each tensor.
+        exists: which elements exist.
+        part: of an axis in parts.
+        leaves: values of leaves there; of elements, `x` is behind the prologue.
+    """
+
+    along: Mapping[str, Index]
+    exists: Mask
+    part: int
+    leaves: Leaves
+
+
+def once(table: Functions) -> Functions:
+    """The functions of a table; of calls with the same values one is written, while their names last."""
+    made: dict[tuple[str, ...], str] = {}
+
+    def called(name: str, *values: str) -> str:
+        if (name, *values) not in made:
+            made[name, *values] = table[name](*values)
+        return made[name, *values]
+
+    return {name: partial(called, name) for name in table}
+
+
+def name_of(part: Part) -> str:
+    """The name of a part in the text."""
+    return part.name.replace(".", "_")
