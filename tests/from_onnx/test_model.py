@@ -398,6 +398,7 @@ MODULES = (
     "gemm",
     "hardswish",
     "maxpool",
+    "rnn",
     "scan",
     "selu",
     "softmax",

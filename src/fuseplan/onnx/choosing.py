@@ -84,10 +84,10 @@ def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:
     inside = {node.origin for site in cut.sites for node in site.nodes}
     found = dict[Origin, Reason]()
     for node in cut.graph.nodes:
-        reason, made = cut.reason(node), cut.graph.types[node.outputs[0]]
-        if reason is None or node.origin in inside or not made.is_float or not isinstance(node.op, COMPUTED):
+        reason = cut.reason(node)
+        if reason is None or node.origin in inside or not isinstance(node.op, COMPUTED):
             continue
-        if framework.takes(node.origin):
+        if cut.graph.types[node.outputs[0]].is_float and framework.takes(node.origin):
             found[node.origin] = reason
     return found
 
