@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 from fuseplan.backward.factors import Chain, Piece
-from fuseplan.backward.walk import GRADIENT, Walk, gradient, refused
-from fuseplan.graph.node import Origin
-from fuseplan.graph.ops import Flip, Permute, Reshape
+from fuseplan.backward.walk import Walk, gradient, refused
+from fuseplan.graph.ops import Flip, Pad, Permute, Reshape, Slice
 from fuseplan.language.declarations import Operand
-from fuseplan.language.layouts import ROWS
+from fuseplan.language.layouts import ROWS, dense
 from fuseplan.language.tensor import TensorSpec
+from fuseplan.ops.activation import Identity
 from fuseplan.ops.conv import CONVOLUTIONS, Conv
 from fuseplan.ops.gradient import (
     Conv1dWeightGradient,
@@ -21,6 +22,7 @@ from fuseplan.ops.gradient import (
     LinearWeightGradient,
 )
 from fuseplan.ops.matmul import Matmul, Product
+from fuseplan.ops.windows import Window
 from fuseplan.plans.step import Step
 
 WEIGHT_GRADIENTS: dict[int, type[ConvWeightGradient]] = {
@@ -57,8 +59,7 @@ def _of_batches(op: Product, walk: Walk, step: Step, grad: str, key: str) -> str
         raise refused(step, f"a batched product of {step.src.rank} axes")
     first, second = (grad, walk.before(step)) if op.transposed else (walk.before(step), grad)
     spec, other = (step.dst, step.src) if op.transposed else (step.src, step.dst)
-    turned = walk.named(f"{first}_transposed")
-    walk.add(Permute((0, 2, 1)), (first,), (turned,), Origin(key, GRADIENT))
+    turned = walk.viewed(first, [Permute((0, 2, 1))], f"{first}_transposed")
     batch, rows, columns = spec.shape
     steps = spec.element_strides
     names = ROWS[3]
@@ -81,34 +82,86 @@ def _(op: Conv, walk: Walk, step: Step, chain: Chain) -> Chain:
         walk.gradients[weight.key] = walk.emit(source, f"{weight.key}_gradient")
     if not walk.is_ahead(step):
         return chain
+    back = _back(op, step)
+    chain = chain.then([Piece(back, (("weight", _turned(op, walk, weight, op.window(step.src))),))])
+    return chain if op.stride == 1 else _spread(op, walk, step, chain)
+
+
+def _back(op: Conv, step: Step) -> Conv:
+    """The convolution of the output's gradient that gives src's.
+
+    Places of src that are a stride apart read the same taps. With a stride s along an axis, the features are
+    those of s neighbouring places, each with its own taps, and the others 0.
+    """
     window = op.window(step.src)
-    if any(each > 1 for each in window.stride):
-        raise refused(step, f"stride={op.stride}; the gradient of src is a convolution where the stride is 1")
-    reach = [(kernel - 1) * dilation for kernel, dilation in zip(window.kernel, window.dilation, strict=True)]
-    padding = tuple(
-        (most - low, most - high) for most, (low, high) in zip(reach, window.padding, strict=True)
-    )
+    dilated = [each for each, stride in zip(window.dilation, window.stride, strict=True) if stride > 1]
+    if any(each > 1 for each in dilated):
+        raise refused(step, f"stride={op.stride} with dilation={op.dilation}")
+    kernel, padding = [], []
+    for axis, stride in enumerate(window.stride):
+        low, high = _ends(op, axis, window)
+        kernel.append((low + window.kernel[axis] + high) // stride)
+        reach, front = (kernel[-1] - 1) * window.dilation[axis], -(-window.padding[axis][0] // stride)
+        padding.append((reach - front, -(-step.src.spatial[axis] // stride) - window.dst[axis] + front))
     if any(side < 0 for pair in padding for side in pair):
         raise refused(step, f"padding={op.padding}, as far as the windows reach")
-    back = BY_AXES[op.axes](**{**_same_fields(op), "features": step.src.channels, "padding": padding})
-    return chain.then([Piece(back, (("weight", _turned(op, walk, weight)),))])
+    features = step.src.channels * prod(window.stride)
+    same = {**_same_fields(op), "features": features, "kernel": tuple(kernel), "stride": 1}
+    return BY_AXES[op.axes](**{**same, "padding": tuple(padding)})
 
 
-def _turned(op: Conv, walk: Walk, weight: Operand) -> str:
-    """The weight (features, c/groups, *kernel) as (c, features/groups, *kernel), its taps turned around."""
+def _ends(op: Conv, axis: int, window: Window) -> tuple[int, int]:
+    """Taps of 0 in front of an axis's and behind them: as many as make each place's the same number."""
+    stride = window.stride[axis]
+    low = -window.padding[axis][0] % stride
+    return low, -(window.kernel[axis] + low) % stride
+
+
+def _turned(op: Conv, walk: Walk, weight: Operand, window: Window) -> str:
+    """The weight (features, c/groups, *kernel) as (c * strides, features/groups, *taps), its taps turned."""
     features, channels, *kernel = weight.shape
-    grouped = (op.groups, features // op.groups, channels, *kernel)
-    spatial = tuple(range(3, len(grouped)))
-    turned = (op.groups * channels, features // op.groups, *kernel)
-    name = weight.key
+    ends = [_ends(op, axis, window) for axis in range(op.axes)]
+    own = features // op.groups
+    split, steps, taps = [op.groups, own, channels], [], []
+    for stride, extent, (low, high) in zip(window.stride, kernel, ends, strict=True):
+        taps.append(len(split))
+        steps.append(len(split) + 1)
+        split += [(low + extent + high) // stride, stride]
+    turned = (op.groups * channels * prod(window.stride), own, *(split[place] for place in taps))
     nodes = (
-        Reshape(grouped),
-        Permute((0, 2, 1, *spatial)),
+        *([Pad(((0, 0), (0, 0), *ends))] if any(map(any, ends)) else []),
+        Reshape(tuple(split)),
+        Permute((0, 2, *steps, 1, *taps)),
         Reshape(turned),
         Flip(tuple(range(2, len(turned)))),
     )
-    for node in nodes:
-        made = walk.named(f"{weight.key}_turned")
-        walk.add(node, (name,), (made,), Origin(f"{weight.key} as the data gradient's", GRADIENT))
-        name = made
-    return name
+    return walk.viewed(weight.key, nodes, f"{weight.key}_turned")
+
+
+def _spread(op: Conv, walk: Walk, step: Step, chain: Chain) -> Chain:
+    """src's gradient from the features of neighbouring places, each in its place."""
+    src, strides = step.src, op.window(step.src).stride
+    order = sorted(range(src.rank), key=lambda axis: -src.element_strides[axis])  # as src lies in memory
+    back = chain.pieces[-1].op.output(chain.spec)
+    split, places = [], {}
+    for axis in order:
+        places[axis] = len(split)
+        split += [src.channels, *strides] if axis == 1 else [back.shape[axis]]
+    pairs = [[places[axis], *([places[1] + axis - 1] if axis > 1 else [])] for axis in order]
+    whole = [prod(split[place] for place in pair) for pair in pairs]
+    cuts = [
+        Slice(place, 0, src.shape[axis]) for place, axis in enumerate(order) if whole[place] > src.shape[axis]
+    ]
+    undone = tuple(map(order.index, range(src.rank)))
+    nodes = (
+        Permute(tuple(order)),
+        Reshape(tuple(split)),
+        Permute(tuple(place for pair in pairs for place in pair)),
+        Reshape(tuple(whole)),
+        *cuts,
+        Permute(undone),
+    )
+    name = walk.viewed(walk.value(chain, f"grad_{op.name}_steps"), nodes, f"grad_{op.name}")
+    lies = dense(tuple(whole), range(src.rank))
+    spec = TensorSpec(src.shape, src.dtype, strides=[lies[place] for place in undone], names=src.names)
+    return Chain(name, spec, (Piece(Identity()),) if cuts else ())

@@ -13,7 +13,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Planned
 from fuseplan.graph.node import Node
-from fuseplan.graph.ops import Flip, Permute, Reshape
+from fuseplan.graph.ops import Flip, Pad, Permute, Reshape, Slice
 
 
 class CompiledBackward:
@@ -82,9 +82,14 @@ class CompiledBackward:
 
 def _viewed(op: Any, tensor: Any) -> Any:
     """A tensor's elements in another order or shape, in its own library."""
-    if isinstance(tensor, np.ndarray):
+    if isinstance(tensor, np.ndarray) or isinstance(op, Slice):
         return op.evaluate([tensor])[0]
     if isinstance(op, Reshape):
         return tensor.reshape(op.shape)
-    assert isinstance(op, Permute | Flip)  # the views that the walk makes
-    return tensor.permute(op.order) if isinstance(op, Permute) else tensor.flip(op.axes)
+    if isinstance(op, Permute | Flip):
+        return tensor.permute(op.order) if isinstance(op, Permute) else tensor.flip(op.axes)
+    assert isinstance(op, Pad)  # the last of the operators that the walk makes
+    around = list(zip(tensor.shape, op.padding, strict=True))
+    made = tensor.new_full([low + extent + high for extent, (low, high) in around], op.value)
+    made[tuple(slice(low, low + extent) for extent, (low, _) in around)] = tensor
+    return made

@@ -103,6 +103,14 @@ class Walk:
         """Adds a node."""
         self.nodes.append(Node(op, tuple(inputs), tuple(outputs), origin))
 
+    def viewed(self, name: str, views: Sequence[GraphOp], wanted: str) -> str:
+        """Adds views of a value, one after the other, and gives the name of the last."""
+        for view in views:
+            made = self.named(wanted)
+            self.add(view, (name,), (made,), Origin(wanted, GRADIENT))
+            name = made
+        return name
+
     def emit(self, chain: Chain, wanted: str) -> str:
         """Adds the plan of a chain, and gives the name of its output; saved values have the plan's names."""
         plan = FusionPlan(chain.spec, *(piece.op for piece in chain.pieces))
@@ -242,8 +250,7 @@ class Walk:
         if operand.axes or operand.per == "element":
             self.gradients[operand.key] = name
             return
-        made = self.named(f"{operand.key}_gradient")
-        self.add(Reshape(operand.shape), (name,), (made,), Origin(made, GRADIENT))
+        made = self.viewed(name, [Reshape(operand.shape)], f"{operand.key}_gradient")
         self.gradients[operand.key] = made
 
     def _summed(self, step: Step, operand: Operand, *, is_wide: bool) -> list[Piece]:
