@@ -22,11 +22,18 @@ F = torch.nn.functional
 THEIRS: dict[str, Any] = {
     "layer_norm_backward": lambda x, scale: F.layer_norm(x, x.shape[-1:], scale, None, 1e-5),
     "rms_norm_backward": lambda x, scale: F.rms_norm(x, x.shape[-1:], scale, 1e-5),
+    "group_norm_backward(2)": lambda x, scale: F.group_norm(x, 2, scale),
+    "instance_norm_backward": lambda x, scale: F.instance_norm(x, weight=scale),
     "softmax_backward(1)": lambda x: F.softmax(x, 1),
     "log_softmax_backward": lambda x: F.log_softmax(x, -1),
 }
 ROWS = ("[37x70] -> layer_norm_backward -> add", "[3x4x7] -> gelu -> rms_norm_backward")
-CELLS = ("[2x5x3x7, nhwc] -> softmax_backward(hw) -> bias", "[33x40] -> scale -> log_softmax_backward")
+CELLS = (
+    "[2x6x5x3, nhwc] -> group_norm_backward(3) -> add",
+    "[3x5x21] -> relu -> instance_norm_backward",
+    "[2x5x3x7, nhwc] -> softmax_backward(hw) -> bias",
+    "[33x40] -> scale -> log_softmax_backward",
+)
 
 
 @pytest.mark.parametrize("text", THEIRS)

@@ -143,7 +143,8 @@ def _spread(op: Conv, walk: Walk, step: Step, chain: Chain) -> Chain:
     src, strides = step.src, op.window(step.src).stride
     order = sorted(range(src.rank), key=lambda axis: -src.element_strides[axis])  # as src lies in memory
     back = chain.pieces[-1].op.output(chain.spec)
-    split, places = [], {}
+    split: list[int] = []
+    places: dict[int, int] = {}
     for axis in order:
         places[axis] = len(split)
         split += [src.channels, *strides] if axis == 1 else [back.shape[axis]]

@@ -9,9 +9,12 @@ from fuseplan.backward.walk import Walk, gradient, refused
 from fuseplan.op import Op
 from fuseplan.ops.affine import Mul
 from fuseplan.ops.conversion import Cast
+from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.parts import Glu, GluBackward, Rotary
 from fuseplan.ops.reductions import LogSoftmax, Softmax
 from fuseplan.ops.row_gradients import (
+    GroupNormBackward,
+    InstanceNormBackward,
     LayerNormBackward,
     LogSoftmaxBackward,
     RmsNormBackward,
@@ -32,11 +35,22 @@ def _(op: RmsNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
     return _of_rows(walk, step, chain, replace(op, affine=False), RmsNormBackward(op.affine, op.epsilon))
 
 
+@gradient.register
+def _(op: GroupNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
+    backward = GroupNormBackward(op.groups, op.affine, op.epsilon)
+    return _of_rows(walk, step, chain, replace(op, affine=False), backward)
+
+
+@gradient.register
+def _(op: InstanceNorm, walk: Walk, step: Step, chain: Chain) -> Chain:
+    return _of_rows(walk, step, chain, replace(op, affine=False), InstanceNormBackward(op.affine, op.epsilon))
+
+
 def _of_rows(walk: Walk, step: Step, chain: Chain, plain: Op, backward: Op) -> Chain:
     """The gradients of shift and scale, sums over the rows, and of src, by the statistics of a row.
 
     The scale's reads the normalized rows, which a kernel of their own computes again times the gradient:
-    sums along a row and sums over the rows are two kernels.
+    sums along a row and sums over the rows are two kernels. Groups of an image are as rows.
     """
     at = walk.before(step)
     for operand in walk.wanted(step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.language.extents import is_integer
@@ -60,26 +61,11 @@ class PerImage(Standardized):
         return apart * (factor * leaf(keys["scale"])) + leaf(keys["shift"]) if self.affine else apart * factor
 
 
-@operator
-class GroupNorm(PerImage):
-    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+class OfGroups(PerImage):
+    """An operator with the statistics of groups of channels."""
 
-    Normalizes each group of an image's channels by its own statistics, as torch.nn.functional.group_norm:
-    c / groups neighbouring channels, at all places, have one mean and one variance. The variance is the mean
-    of the squared deviations. Without `affine` there are no scale and shift.
-
-    scale, shift: (c,), torch's weight and bias.
-    """
-
-    onnx = "GroupNormalization"
-    torch = "group_norm"
     least = 2
-
-    scale = operand("channel", when=_is_affine)
-    shift = operand("channel", when=_is_affine)
     groups: int
-    affine: bool = True
-    epsilon: float = parameter(default=1e-5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,15 +87,52 @@ class GroupNorm(PerImage):
     @classmethod
     def samples(cls) -> Iterator[tuple[str, Op]]:
         """Each rank, both orders of the axes, odd sizes."""
-        yield "f32[3x6]", cls(2)
-        yield "f32[2x6x7]", cls(3, affine=False)
-        yield "f32[2x6x3x7, nhwc]", cls(2)
-        yield "f32[2x9x5x7]", cls(3)
-        yield "f32[1x4x3x2x5]", cls(1)
+        make: Any = cls  # one with the fields
+        yield "f32[3x6]", make(2)
+        yield "f32[2x6x7]", make(3, affine=False)
+        yield "f32[2x6x3x7, nhwc]", make(2)
+        yield "f32[2x9x5x7]", make(3)
+        yield "f32[1x4x3x2x5]", make(1)
+
+
+class OfChannels(PerImage):
+    """An operator with the statistics of each channel."""
+
+    least = 3
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """Each rank, both orders of the axes, odd sizes."""
+        make: Any = cls  # one with the fields
+        yield "f32[2x6x7]", make()
+        yield "f32[2x5x3x7, nhwc]", make(affine=False)
+        yield "f32[3x5x9x7]", make()
+        yield "f32[1x3x3x2x5]", make()
 
 
 @operator
-class InstanceNorm(PerImage):
+class GroupNorm(OfGroups):
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift
+
+    Normalizes each group of an image's channels by its own statistics, as torch.nn.functional.group_norm:
+    c / groups neighbouring channels, at all places, have one mean and one variance. The variance is the mean
+    of the squared deviations. Without `affine` there are no scale and shift.
+
+    scale, shift: (c,), torch's weight and bias.
+    """
+
+    onnx = "GroupNormalization"
+    torch = "group_norm"
+
+    scale = operand("channel", when=_is_affine)
+    shift = operand("channel", when=_is_affine)
+    groups: int
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+@operator
+class InstanceNorm(OfChannels):
     """(x - mean) / sqrt(variance + epsilon) * scale + shift
 
     Normalizes each channel of each image by its own statistics: mean and variance of all its places, as
@@ -121,20 +144,11 @@ class InstanceNorm(PerImage):
 
     onnx = "InstanceNormalization"
     torch = "instance_norm"
-    least = 3
 
     scale = operand("channel", when=_is_affine)
     shift = operand("channel", when=_is_affine)
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
-
-    @classmethod
-    def samples(cls) -> Iterator[tuple[str, Op]]:
-        """Each rank, both orders of the axes, odd sizes."""
-        yield "f32[2x6x7]", cls()
-        yield "f32[2x5x3x7, nhwc]", cls(affine=False)
-        yield "f32[3x5x9x7]", cls()
-        yield "f32[1x3x3x2x5]", cls()
 
 
 GROUP_NORMALIZATIONS = (GroupNorm, InstanceNorm)

@@ -1,4 +1,4 @@
-"""Gradients of normalizations of rows and of softmax: statistics, then a formula of one element."""
+"""Gradients of normalizations and of softmax: statistics, then a formula of one element."""
 
 from __future__ import annotations
 
@@ -7,32 +7,45 @@ from fuseplan.language.fields import true_or_false
 from fuseplan.language.reduction import Moments, Statistic, Sums
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import operator
+from fuseplan.ops.groups import OfChannels, OfGroups
 from fuseplan.ops.normalization import Keys
 from fuseplan.ops.reductions import Axes, OverAxes
-from fuseplan.ops.rows import RowNormalization
+from fuseplan.ops.rows import RowNormalization, Standardized
 from fuseplan.scalar import Scalar, exp, leaf, sqrt
 
 
-def _is_affine(op: LayerNormBackward | RmsNormBackward) -> bool:
+def _is_affine(op: StandardizedBackward | RmsNormBackward) -> bool:
     return op.affine
 
 
-class RowBackward(RowNormalization):
-    """What gradients of normalizations of rows share: the scaled gradient, and the field `affine`."""
+def _scaled(op: StandardizedBackward | RmsNormBackward, keys: Keys) -> Scalar:
+    """The gradient behind the normalization: x, times the scale where there is one."""
+    return leaf("x") * leaf(keys["scale"]) if op.affine else leaf("x")
 
-    affine: bool
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false(self.name, "affine", self.affine)
+class StandardizedBackward(Standardized):
+    """inverse * (g - sum(g)/count - n * sum(g*n)/count): the gradient of src of a `Standardized`."""
 
-    def scaled(self, keys: Keys) -> Scalar:
-        """The gradient behind the normalization: x, times the scale where there is one."""
-        return leaf("x") * leaf(keys["scale"]) if self.affine else leaf("x")
+    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
+        """Mean and variance of input; then the two sums of the gradient."""
+        scaled, moments = _scaled(self, keys), (keys["row_mean"], keys["row_variance"])
+        apart, inverse = self.normalized(keys)
+        sums = Sums((keys["gradient_sum"], keys["product_sum"]), (scaled, scaled * (apart * inverse)))
+        return Moments(moments, (leaf(keys["input"]),)), sums
+
+    def normalized(self, keys: Keys, at: str = "input") -> tuple[Scalar, Scalar]:
+        """Of input."""
+        return super().normalized(keys, at)
+
+    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
+        """The formula; the factors that elements share are computed once."""
+        gradient, product = (leaf(keys[name]) / self.count(src) for name in ("gradient_sum", "product_sum"))
+        apart, inverse = self.normalized(keys)
+        return inverse * (_scaled(self, keys) - gradient - apart * inverse * product)
 
 
 @operator
-class LayerNormBackward(RowBackward):
+class LayerNormBackward(StandardizedBackward, RowNormalization):
     """inverse * (g - sum(g)/c - n * sum(g*n)/c)
 
     The gradient of src of `layer_norm`: x is the gradient of its output, g = x * scale, inverse =
@@ -47,26 +60,47 @@ class LayerNormBackward(RowBackward):
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
 
-    def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
-        """Mean and variance of a row of input; then the two sums of the gradient."""
-        scaled, moments = self.scaled(keys), (keys["row_mean"], keys["row_variance"])
-        sums = Sums((keys["gradient_sum"], keys["product_sum"]), (scaled, scaled * self._normalized(keys)))
-        return Moments(moments, (leaf(keys["input"]),)), sums
-
-    def _inverse(self, keys: Keys) -> Scalar:
-        return 1 / sqrt(leaf(keys["row_variance"]) + leaf(keys["epsilon"]))
-
-    def _normalized(self, keys: Keys) -> Scalar:
-        return (leaf(keys["input"]) - leaf(keys["row_mean"])) * self._inverse(keys)
-
-    def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
-        """The formula; the factors of a row are computed once."""
-        gradient, product = (leaf(keys[name]) / self.count(src) for name in ("gradient_sum", "product_sum"))
-        return self._inverse(keys) * (self.scaled(keys) - gradient - self._normalized(keys) * product)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "affine", self.affine)
 
 
 @operator
-class RmsNormBackward(RowBackward):
+class GroupNormBackward(StandardizedBackward, OfGroups):
+    """inverse * (g - sum(g)/count - n * sum(g*n)/count)
+
+    The gradient of src of `group_norm` with the same fields: x is the gradient of its output, g = x * scale,
+    inverse = 1/sqrt(variance + epsilon) and n = (input - mean) * inverse, by the statistics of each group of
+    an image of input, which are computed again. Sums are over the `count` elements of a group.
+
+    input: the shape of src, group_norm's src. scale: (c,), with `affine`.
+    """
+
+    input: str | None = operand("element", default=None, kw_only=True)
+    scale = operand("channel", when=_is_affine)
+    groups: int
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+@operator
+class InstanceNormBackward(StandardizedBackward, OfChannels):
+    """inverse * (g - sum(g)/count - n * sum(g*n)/count)
+
+    The gradient of src of `instance_norm` with the same fields, as `group_norm_backward` with a group for
+    each channel.
+
+    input: the shape of src, instance_norm's src. scale: (c,), with `affine`.
+    """
+
+    input: str | None = operand("element", default=None, kw_only=True)
+    scale = operand("channel", when=_is_affine)
+    affine: bool = True
+    epsilon: float = parameter(default=1e-5)
+
+
+@operator
+class RmsNormBackward(RowNormalization):
     """inverse * (g - n * sum(g*n)/c)
 
     The gradient of src of `rms_norm`: x is the gradient of its output, g = x * scale, inverse =
@@ -81,17 +115,21 @@ class RmsNormBackward(RowBackward):
     affine: bool = True
     epsilon: float = parameter(default=1e-5)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        true_or_false(self.name, "affine", self.affine)
+
     def reductions(self, keys: Keys, src: TensorSpec) -> tuple[Statistic, ...]:
         """The sums of a row's squares, and of input times the gradient."""
         at = leaf(keys["input"])
-        return (Sums((keys["square_sum"], keys["product_sum"]), (at * at, self.scaled(keys) * at)),)
+        return (Sums((keys["square_sum"], keys["product_sum"]), (at * at, _scaled(self, keys) * at)),)
 
     def formula(self, keys: Keys, src: TensorSpec) -> Scalar:
         """The formula; the factors of a row are computed once."""
         count = self.count(src)
         inverse = 1 / sqrt(leaf(keys["square_sum"]) / count + leaf(keys["epsilon"]))
         mean = leaf(keys["product_sum"]) / count * (inverse * inverse)
-        return inverse * (self.scaled(keys) - leaf(keys["input"]) * mean)
+        return inverse * (_scaled(self, keys) - leaf(keys["input"]) * mean)
 
 
 @operator
@@ -138,4 +176,11 @@ class LogSoftmaxBackward(OverAxes):
         return leaf("x") - exp(leaf(keys["result"])) * leaf(keys["gradient_sum"])
 
 
-ROW_GRADIENTS = (LayerNormBackward, RmsNormBackward, SoftmaxBackward, LogSoftmaxBackward)
+ROW_GRADIENTS = (
+    LayerNormBackward,
+    RmsNormBackward,
+    GroupNormBackward,
+    InstanceNormBackward,
+    SoftmaxBackward,
+    LogSoftmaxBackward,
+)

@@ -30,10 +30,10 @@ class Standardized(Normalization):
         apart, factor = self.normalized(keys)
         return apart * factor * leaf(keys["scale"]) + leaf(keys["shift"]) if self.affine else apart * factor
 
-    def normalized(self, keys: Keys) -> tuple[Scalar, Scalar]:
-        """The distance from the mean, and the factor that all elements of a mean share."""
+    def normalized(self, keys: Keys, at: str = "x") -> tuple[Scalar, Scalar]:
+        """The distance of a leaf from the mean, and the factor that all elements of a mean share."""
         mean, variance, epsilon = (leaf(keys[name]) for name in ("row_mean", "row_variance", "epsilon"))
-        return leaf("x") - mean, 1 / sqrt(variance + epsilon)
+        return leaf(keys.get(at, at)) - mean, 1 / sqrt(variance + epsilon)
 
 
 class RowNormalization(Normalization):
