@@ -89,6 +89,11 @@ def fused(
     for node in module.graph.nodes:
         node.target = VIEWS.get(node.target, node.target)
     writer.restore()
+    computed = {found.makers.get(name) for site in cut.sites for node in site.nodes for name in node.outputs}
+    for node in reversed(module.graph.nodes):
+        # To torch, attention is no dead code: its dropout would draw random numbers.
+        if node in computed and not node.users:
+            module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
     return Fusion(module, given.graph, cut)
