@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -17,7 +19,6 @@ from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
-from fuseplan.system.untraced import untraced
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported, tensors_of
 from fuseplan.torch.opening import Extents
@@ -72,8 +73,16 @@ def fuse(
     made = copy.copy(module)
     made.fusion = Fused(made, exported(module, *example, dynamic_shapes), example, mode, rules)
     made.report = made.fusion.report
-    made.forward = made.fusion
+    made.forward = _method(made.fusion, inspect.signature(module.forward))
     return made
+
+
+def _method(fusion: Fused, signature: inspect.Signature) -> MethodType:
+    """The call as a method with a module's own signature: torch.compile and torch.export read both."""
+    call: Any = FunctionType(Fused.__call__.__code__, globals(), "__call__")
+    owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    call.__signature__ = signature.replace(parameters=[owner, *signature.parameters.values()])
+    return MethodType(call, fusion)
 
 
 class Fused:
@@ -99,7 +108,6 @@ class Fused:
         self._form, self._mode, self._is_told = self._form_of(example), module.training, False
         self._functions = given.functions
 
-    @untraced
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((inputs, kwargs))
         is_known = spec == self._in and self._module.training == self._mode

@@ -7,6 +7,7 @@ values: none of its numbers depends on an open extent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -110,10 +111,27 @@ class Extents:
         self._ranges = ranges
         self.axes = {place: {axis for at, axis in self._open if at == place} for place, _ in self._open}
         self._met: dict[tuple[int, ...], bool] = {}
+        self._bounds = self._apart()
+
+    def _apart(self) -> list[tuple[int, float]] | None:
+        """The least and the largest number of each open extent; None where they depend on each other."""
+        symbols = [*self._open.values()]
+        is_apart = all(each.is_Symbol for each in symbols) and len({*symbols}) == len(symbols)
+        if not is_apart or (self._solver is not None and self._solver.guards):
+            return None
+        found = [self._ranges.get(each) for each in symbols]
+        return [(0, math.inf) if each is None else (int(each.lower), float(each.upper)) for each in found]
 
     def hold(self, leaves: Sequence[Any]) -> bool:
-        """Whether a call's tensors have extents that the graph is for."""
+        """Whether a call's tensors have extents that the graph is for.
+
+        Torch's expressions are asked where they say more than bounds; torch.compile does not follow these.
+        """
         numbers = tuple(leaves[place].shape[axis] for place, axis in self._open)
+        if self._bounds is not None:
+            return all(
+                low <= number <= high for number, (low, high) in zip(numbers, self._bounds, strict=True)
+            )
         if numbers not in self._met:
             self._met[numbers] = self._holds(numbers)
         return self._met[numbers]

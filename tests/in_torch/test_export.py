@@ -1,0 +1,108 @@
+"""Fused modules inside torch's own compilers: torch.compile without breaks, torch.export, AOTInductor."""
+
+import copy
+import inspect
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Two products around an activation, a shortcut, and an operator that no plan computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(16, 32), nn.Linear(32, 16), nn.LayerNorm(16)
+
+    def forward(self, tokens: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        inner = self.down(nn.functional.gelu(self.up(tokens))) * scale
+        return {"out": self.norm(inner + tokens), "sums": inner.cumsum(-1)}
+
+
+def _run() -> nn.Module:
+    return fused.Fused(nn.Linear(16, 32), nn.GELU()).eval()
+
+
+def _fused() -> tuple[Block, nn.Module, torch.Tensor]:
+    module, src = Block().eval(), torch.randn(3, 16)
+    return module, fused.fuse(module, src), src
+
+
+def test_a_fused_module_has_its_own_signature() -> None:
+    module, whole, src = _fused()
+    twin = copy.deepcopy(whole)
+    for each in (whole, twin):
+        assert inspect.signature(each.forward) == inspect.signature(module.forward)
+    with torch.no_grad():
+        twin.up.weight.zero_()
+        torch.testing.assert_close(whole(src), module(src), rtol=1e-4, atol=1e-5)
+        assert not torch.equal(twin(src)["out"], whole(src)["out"])
+
+
+def test_torch_compile_follows_a_fused_module() -> None:
+    """In one graph, with the gradients; another mode of the module is another graph."""
+    module, whole, src = _fused()
+    torch.compiler.reset()
+    compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
+    found = []
+    for call in (compiled, module):
+        module.zero_grad()
+        made = call(src)
+        (made["out"] ** 3).sum().backward()
+        found.append((made, [each.grad for each in module.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_torch_compile_follows_open_extents() -> None:
+    module, src = Block().eval(), torch.randn(3, 16)
+    shapes = {"tokens": {0: torch.export.Dim("rows", max=64)}}
+    whole = fused.fuse(module, src, dynamic_shapes=shapes)
+    torch.compiler.reset()
+    compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            src = torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(src), module(src), rtol=1e-4, atol=1e-5)
+
+
+def _plans(graph: torch.fx.Graph) -> list[str]:
+    return [str(node.args[0]) for node in graph.nodes if node.target is torch.ops.fuseplan.run.default]
+
+
+def test_exported_modules_are_saved_and_loaded() -> None:
+    _, whole, src = _fused()
+    with torch.no_grad():
+        want, program = whole(src), torch.export.export(whole, (src,))
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        loaded = torch.export.load(file)
+        torch.testing.assert_close(loaded.module()(src), want, rtol=0, atol=0)
+    assert len(_plans(loaded.graph)) == len(whole.fusion.cut.sites) == 3
+    assert loaded.state_dict.keys() == whole.state_dict().keys()
+
+
+@pytest.mark.part(50)  # a compiler's 10 s
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles its package with g++")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning"
+)  # torch's own, of its parts
+@pytest.mark.parametrize("made", [_run, lambda: _fused()[1]], ids=["run", "whole"])
+def test_packages_of_aotinductor_hold_the_kernels(made: Callable[[], nn.Module], tmp_path: Path) -> None:
+    module, src = made(), torch.randn(3, 16)
+    with torch.no_grad():
+        want = module(src)
+        program = torch.export.export(module, (src,))
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "module.pt2"))
+        package = torch._inductor.aoti_load_package(path)
+        with torch.profiler.profile() as profiled:
+            torch.testing.assert_close(package(src), want, rtol=1e-5, atol=1e-5)
+    called = {each.key: each.count for each in profiled.key_averages()}
+    assert called["fuseplan::run"] == len(_plans(program.graph)) > 0
