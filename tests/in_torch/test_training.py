@@ -1,0 +1,80 @@
+"""Training steps under torch.compile: the backward passes run plans, and give torch's gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuseplan.torch import dynamo
+from fuseplan.torch.cutting import Fusion, fused
+
+F = nn.functional
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A transformer's block, its attention spelt out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(src).chunk(3, -1)
+        src = src + self.out(torch.softmax(query @ key.transpose(1, 2) / 4, -1) @ value)
+        return src + self.down(F.gelu(self.up(src)))
+
+
+class Classifier(nn.Module):  # type: ignore[misc]
+    """Convolutions, each activation that has a row, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3, stride=2, groups=8)
+        self.classes = nn.Linear(8, 10)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        made = F.mish(F.silu(self.second(self.first(src).relu()))).mean((2, 3))
+        return F.log_softmax(self.classes(made.tanh().sigmoid()), -1)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "wanted"),
+    [
+        (
+            Block,
+            (2, 6, 16),
+            {"linear_weight_gradient": 4, "activation_backward(gelu)": 1, "softmax_backward": 1},
+        ),
+        (
+            Classifier,
+            (2, 4, 9, 9),
+            {"linear_weight_gradient": 1, "log_softmax_backward": 1}
+            | {f"activation_backward({each})": 1 for each in ("relu", "silu", "mish")},
+        ),
+    ],
+)
+def test_a_training_steps_backward_is_plans(
+    make: type[nn.Module], shape: tuple[int, ...], wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module, src = make(), torch.randn(shape, requires_grad=True)
+    made: list[Fusion] = []
+
+    def kept(*given: Any, **how: Any) -> Fusion:
+        made.append(fused(*given, **how))
+        return made[-1]
+
+    monkeypatch.setattr(dynamo, "fused", kept)
+    found: list[Any] = []
+    for each in (copy.deepcopy(module), torch.compile(module, backend=dynamo.compile_graph)):
+        out = each(src)
+        found.append(torch.autograd.grad(out.square().sum(), [src, *each.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    _, backward = made
+    plans = [str(site.plan) for site in backward.cut.sites]
+    assert {word: sum(word in plan for plan in plans) for word in wanted} == wanted
