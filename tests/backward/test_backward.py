@@ -54,6 +54,8 @@ PLANS = (
     "f64[3x8] -> gelu -> glu(gelu, interleaved=True) -> add",
     "f64[2x6x3x5, nhwc] -> scale -> glu(axis=c) -> bias",
     "f64[4x9] -> bias -> save(y) -> gelu -> add(other=y) -> linear(5) -> gelu -> linear(3)",
+    "f64[2x4x5x8, bhsd] -> attention -> tanh",
+    "f64[2x4x5x8, bshd of bhsd] -> attention(keys=7, key_heads=2, features=3, scale=0.5)",
     "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",
     "f64[4x9] -> gelu -> batch_norm_training(saved=False)",
 )
@@ -144,7 +146,8 @@ def run(made: Backward, arrays: Arrays) -> tuple[Arrays, Arrays]:
 
 
 @pytest.mark.parametrize(
-    "text", [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, *range(11, 18), 22, *range(24, 32))]
+    "text",
+    [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, *range(11, 18), 22, *range(24, 32), 33, 34)],
 )
 def test_compiled_gradients_are_those_of_float64(text: str) -> None:
     made = FusionPlan.parse(text).backward()
@@ -174,6 +177,20 @@ def test_a_strided_convolution_has_torchs_gradients(layout: torch.memory_format)
     torch.testing.assert_close(got.weight, weight.grad, rtol=1e-4, atol=1e-4)
 
 
+def test_attention_has_torchs_gradients() -> None:
+    made = FusionPlan.parse("f64[2x4x5x8, bhsd] -> attention(key_heads=2, keys=7)").backward()
+    rng = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(shape, generator=rng, dtype=torch.float64).requires_grad_()
+              for shape in ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))]  # fmt: skip
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True)
+    grad = torch.randn(out.shape, generator=rng, dtype=torch.float64)
+    out.backward(grad)
+    given = zip(("src", "key", "value", "grad"), [*leaves, grad], strict=True)
+    got = made.evaluate({name: each.detach().numpy() for name, each in given})
+    for name, leaf in zip(("src", "key", "value"), leaves, strict=True):
+        np.testing.assert_allclose(got[name], leaf.grad, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
 def test_gradients_are_torchs() -> None:
     made = FusionPlan.parse("f32[8x16] -> linear(12) -> bias -> gelu").backward()
     arrays = random_arrays(made.forward, 0)
@@ -196,6 +213,7 @@ def test_gradients_are_torchs() -> None:
         ("f32[8x16] -> layer_norm", 4, {}, {"layer_norm": 512}),
         ("f32[8x16] -> linear(12) -> glu(silu)", 4, {}, {"linear": 384}),
         ("f32[8x16] -> glu -> linear(3)", 4, {}, {"glu": 256}),
+        ("f32[2x4x5x8, bhsd] -> attention", 7, {}, {"matmul": 800, "elementwise -> softmax": 800}),
         ("f32[8x16] -> batch_norm_training", 1, {"saved_mean": 64, "saved_inverse_variance": 64}, {}),
         ("bf16[8x16] -> add -> softmax -> gelu", 1, {"gelu_input": 256}, {}),
     ],
@@ -231,6 +249,8 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, stride=2, dilation=2)", 0),
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, padding=3)", 0),
         ("f32[8x16] -> bias -> cast(i8)", 1),
+        ("f32[2x4x5x8, bhsd] -> attention(is_causal=True)", 0),
+        ("f32[2x4x5x8, bshd of bhsd] -> relu -> attention", 1),
         ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )

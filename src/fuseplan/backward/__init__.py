@@ -2,6 +2,6 @@
 
 - factors: what a gradient is multiplied by, as operators of plans
 - walk: the operators of a plan, last to first; contractions: gradients of products and convolutions;
-  statistics: of norms and softmax
+  attention; statistics: of norms and softmax
 - value: the graph with the bytes of each choice; run: its plans compiled
 """

@@ -59,13 +59,19 @@ def _of_batches(op: Product, walk: Walk, step: Step, grad: str, key: str) -> str
         raise refused(step, f"a batched product of {step.src.rank} axes")
     first, second = (grad, walk.before(step)) if op.transposed else (walk.before(step), grad)
     spec, other = (step.dst, step.src) if op.transposed else (step.src, step.dst)
-    turned = walk.viewed(first, [Permute((0, 2, 1))], f"{first}_transposed")
+    back = Matmul(other.channels, batched=True, precision=op.precision)
+    return turned_product(walk, (first, spec), second, back, key)
+
+
+def turned_product(walk: Walk, first: tuple[str, TensorSpec], second: str, back: Matmul, wanted: str) -> str:
+    """The products of the transposes of matrices (n, rows, columns) with as many (n, rows, features)."""
+    name, spec = first
+    turned = walk.viewed(name, [Permute((0, 2, 1))], f"{name}_transposed")
     batch, rows, columns = spec.shape
     steps = spec.element_strides
-    names = ROWS[3]
-    made = TensorSpec((batch, columns, rows), spec.dtype, strides=(steps[0], steps[2], steps[1]), names=names)
-    back = Matmul(other.channels, batched=True, precision=op.precision)
-    return walk.emit(Chain(turned, made, (Piece(back, (("weight", second),)),)), key)
+    strides = (steps[0], steps[2], steps[1])
+    made = TensorSpec((batch, columns, rows), spec.dtype, strides=strides, names=ROWS[3])
+    return walk.emit(Chain(turned, made, (Piece(back, (("weight", second),)),)), wanted)
 
 
 def _same_fields(op: Conv) -> dict[str, Any]:

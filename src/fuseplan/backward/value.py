@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuseplan.backward import contractions, statistics  # noqa: F401  their rules
+from fuseplan.backward import attention, contractions, statistics  # noqa: F401  their rules
 from fuseplan.backward.run import CompiledBackward
 from fuseplan.backward.walk import RECOMPUTES, Walk, gradient_of
 from fuseplan.errors import PlanError, Unsupported, did_you_mean

@@ -37,6 +37,8 @@ def gradient_of(result: str) -> str:
 
 GRADIENT, RECOMPUTES = "gradient", "recomputes"  # what a node is for, in its comment
 
+WALLS = ("contraction", "attention")  # no kernel saves a value in front of them
+
 
 class Walk:
     """The nodes of the gradients of a plan, collected from its last operator to its first.
@@ -56,7 +58,7 @@ class Walk:
         self._joined: dict[str, list[str]] = {}
         self._taken = {"src", "grad", "out", *map(gradient_of, of)}
         self._taken |= {each.key for each in plan.operands} | {each.key for each in plan.results}
-        walls = [step.index for step in plan if step.op.kind == "contraction" or step.op.has_parts]
+        walls = [step.index for step in plan if step.op.kind in WALLS or step.op.has_parts]
         self._last_wall = max(walls, default=-1)
         self._first = min((step.index for step in plan if self.wanted(step)), default=len(plan))
         self._needed = {step.index for step in plan if self._is_needed(step)}
