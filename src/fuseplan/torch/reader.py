@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fuseplan.errors import PlanError
+from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.ops import Foreign, Reshape
@@ -39,7 +40,7 @@ def read(given: fx.GraphModule) -> ReadGraph:
     for node in given.graph.nodes:
         reader.read(node)
     outputs = list(dict.fromkeys(reader.outputs))
-    graph = Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded)
+    graph = with_axes(Graph(reader.inputs, reader.nodes, outputs, folded=reader.folded))
     return ReadGraph(graph, reader.makers, reader.values)
 
 

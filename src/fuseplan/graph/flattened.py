@@ -1,0 +1,60 @@
+"""Products of rows: what a framework writes with its first axes as one, between two views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.graph.ops import Reshape
+from fuseplan.ops.affine import Bias
+from fuseplan.ops.matmul import Product
+
+
+def with_axes(graph: Graph) -> Graph:
+    """The graph whose products have the axes of the tensors around such views: plans go on behind them.
+
+    The views count as taken away; one that others read too stays.
+    """
+    made, gone = dict[int, Node](), dict[int, Node]()
+    for nodes, before, after in _between_views(graph):
+        names = [before.inputs[0], *(node.outputs[0] for node in nodes[:-1]), after.outputs[0]]
+        for node, src, dst in zip(nodes, names, names[1:], strict=False):
+            made[id(node)] = replace(node, inputs=(src, *node.inputs[1:]), outputs=(dst,))
+        gone[id(after)] = after
+        readers = [each for each in graph.readers[before.outputs[0]] if id(each) not in made]
+        if not readers and before.outputs[0] not in graph.outputs:
+            gone[id(before)] = before
+    if not made:
+        return graph
+    nodes = [made.get(id(node), node) for node in graph.nodes if id(node) not in gone]
+    folded = [*graph.folded, *(node.origin for node in gone.values() if node.origin.kind)]
+    return Graph(graph.inputs, nodes, graph.outputs, graph.constants, folded)
+
+
+def _between_views(graph: Graph) -> Iterator[tuple[list[Node], Node, Node]]:
+    """Products, each with its bias, and the views before and behind."""
+    for node in graph.nodes:
+        op, before = node.op, graph.made_by.get(node.inputs[0]) if node.inputs else None
+        is_product = isinstance(op, Layer) and isinstance(op.op, Product) and not op.op.batched
+        if not is_product or before is None or not isinstance(before.op, Reshape):
+            continue
+        nodes, after = [node], _reader(graph, node)
+        if after is not None and isinstance(after.op, Layer) and isinstance(after.op.op, Bias):
+            nodes, after = [node, after], _reader(graph, after)
+        if after is None or not isinstance(after.op, Reshape):
+            continue
+        src, rows, dst = (graph.types[each] for each in (before.inputs[0], node.inputs[0], after.outputs[0]))
+        kept, features = (src.shape or ())[-1:], (graph.types[node.outputs[0]].shape or ())[-1:]
+        is_rows = src.is_spec and kept == (rows.shape or ())[-1:]
+        if is_rows and dst.shape == (*(src.shape or ())[:-1], *features):
+            yield nodes, before, after
+
+
+def _reader(graph: Graph, node: Node) -> Node | None:
+    """The only reader of a node's value."""
+    name = node.outputs[0]
+    readers = graph.readers[name] if name not in graph.outputs else []
+    return readers[0] if len(readers) == 1 and readers[0].inputs[0] == name else None
