@@ -1,6 +1,7 @@
 """The matrix product on the CPU against the float64 reference: ranks, layouts, weights, dtypes, borders."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +137,21 @@ def test_pairs_are_one_instruction() -> None:
     assert asm.count("vdpbf16ps") == products
     assert not re.search(r"%zmm\d+, -?\d*\(%rsp\)", asm), "sums stay in registers"
     assert not first(kernel, PAIRED, "strict").pairs
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows"),
+    [
+        ("f32[12x4096] -> matmul(64)", range(1, 9)),
+        ("f32[12x4080] -> matmul(64)", [12]),
+        ("bf16[12x4096] -> matmul(64)", range(1, 9)),
+        ("bf16[12x1024] -> matmul(64)", [12]),
+    ],
+)
+def test_rows_of_a_tile_stay_in_the_first_cache(plan: str, rows: Sequence[int]) -> None:
+    """A cache of 32 KiB holds 8 lines that lie whole pages apart."""
+    kernel = lower(match(FusionPlan.parse(plan)))
+    assert first(kernel, PAIRED, "default").rows in rows
 
 
 @WEIGHTS
