@@ -177,6 +177,23 @@ def test_a_strided_convolution_has_torchs_gradients(layout: torch.memory_format)
     torch.testing.assert_close(got.weight, weight.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "text", ["f32[6x9] -> bias -> cross_entropy(0.25)", "f32[2x5x3x4, nhwc] -> gelu -> cross_entropy"]
+)
+def test_a_loss_has_torchs_gradients(text: str) -> None:
+    plan = FusionPlan.parse(text)
+    made = plan.backward()
+    arrays = random_arrays(made.forward, 0)
+    got, grad = run(made, arrays)
+    leaves = {name: torch.from_numpy(arrays[name].copy()).requires_grad_() for name in made.gradients}
+    front = leaves["src"] + leaves["bias"] if "bias" in leaves else torch.nn.functional.gelu(leaves["src"])
+    smoothing, target = (0.25 if "bias" in leaves else 0), torch.from_numpy(arrays["target"]).long()
+    loss = torch.nn.functional.cross_entropy(front, target, reduction="none", label_smoothing=smoothing)
+    loss.backward(torch.from_numpy(grad["grad"]))
+    for name, each in leaves.items():
+        np.testing.assert_allclose(got[name], each.grad, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_attention_has_torchs_gradients() -> None:
     made = FusionPlan.parse("f64[2x4x5x8, bhsd] -> attention(key_heads=2, keys=7)").backward()
     rng = torch.Generator().manual_seed(0)

@@ -10,6 +10,7 @@ from fuseplan.op import Op
 from fuseplan.ops.affine import Mul
 from fuseplan.ops.conversion import Cast
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
+from fuseplan.ops.losses import CrossEntropy, CrossEntropyBackward
 from fuseplan.ops.parts import Glu, GluBackward, Rotary
 from fuseplan.ops.reductions import LogSoftmax, Softmax
 from fuseplan.ops.row_gradients import (
@@ -90,6 +91,13 @@ def _(op: Softmax, walk: Walk, step: Step, chain: Chain) -> Chain:
 @gradient.register
 def _(op: LogSoftmax, walk: Walk, step: Step, chain: Chain) -> Chain:
     return chain.then([Piece(LogSoftmaxBackward(axes=op.axes), (("result", walk.after(step)),))])
+
+
+@gradient.register
+def _(op: CrossEntropy, walk: Walk, step: Step, chain: Chain) -> Chain:
+    back = CrossEntropyBackward(op.label_smoothing, op.ignore_index, op.z_loss)
+    given = walk.operands(step) | {"lse": step.keys["lse"], "gradient": walk.stored(chain, step).start}
+    return Chain(walk.before(step), step.src, (Piece(back, tuple(given.items())),))
 
 
 @gradient.register
