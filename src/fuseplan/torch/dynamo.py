@@ -14,17 +14,19 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.choose import Mode
+from fuseplan.graph.rules import Rule
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.reporting import report_of, trace
 
 
 @dataclass(frozen=True)
 class Options:
-    """What torch.compile is given as `options`; the values that each may have, its default first."""
+    """What torch.compile is given as `options`; the words that each may be, its default first; and rules."""
 
     rest: Literal["torch", "inductor"] = "torch"
     choose: Mode = "predicted"
     dryrun: Literal[False, True] = False
+    rules: Sequence[Rule] = ()
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
@@ -33,8 +35,8 @@ class Options:
         Raises:
             ArgumentError: there is no such option, or it has no such value, or not beside the others.
         """
-        known = {name: get_args(hint) for name, hint in get_type_hints(cls).items()}
-        if any(value not in known.get(name, ()) for name, value in given.items()):
+        known = {name: get_args(hint) for name, hint in get_type_hints(cls).items() if name != "rules"}
+        if any(value not in known.get(name, ()) for name, value in given.items() if name != "rules"):
             told = ", ".join(f"{name}={' or '.join(map(repr, values))}" for name, values in known.items())
             raise ArgumentError(f"the backend fuseplan has the options {told}; got {dict(given)}")
         made = cls(**given)
@@ -55,13 +57,13 @@ def _compiled(
     if not is_known or device is None:
         return _boxed(given)
     if options.dryrun:
-        print(report_of(fused(given, device, is_built=False), device))
+        print(report_of(fused(given, device, is_built=False, rules=options.rules), device))
         return _boxed(given)
     if options.rest == "inductor":
         from fuseplan.torch import inductor
 
-        return inductor.compiled(given, inputs, device, is_inference=is_inference)
-    made = fused(given, device, choose=options.choose)
+        return inductor.compiled(given, inputs, device, options.rules, is_inference=is_inference)
+    made = fused(given, device, choose=options.choose, rules=options.rules)
     trace(lambda: report_of(made, device))
     return _boxed(made.module)
 
@@ -85,7 +87,7 @@ def compile_graph(
         options: `rest` names what computes the operators that no plan does: `torch`, its operators one by one
             (the default), or `inductor`, which also computes plans without weights. `choose` is that of
             `fuseplan.torch.fuse`. `dryrun=True` prints the report on each graph; nothing is compiled, and
-            torch runs the graph.
+            torch runs the graph. `rules` is what `fuseplan.rule` made.
 
     Raises:
         ArgumentError: there is no such option, or it has no such value.

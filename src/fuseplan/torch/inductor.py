@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuseplan.graph.cut import Site
+from fuseplan.graph.rules import Rule
 from fuseplan.stores.cache import fingerprint
 from fuseplan.torch.cutting import fused
 from fuseplan.torch.reporting import report_of, trace
@@ -31,7 +32,12 @@ def has_weights(site: Site) -> bool:
 
 
 def compiled(
-    given: fx.GraphModule, inputs: Sequence[Any], device: torch.device, *, is_inference: bool = False
+    given: fx.GraphModule,
+    inputs: Sequence[Any],
+    device: torch.device,
+    rules: Sequence[Rule] = (),
+    *,
+    is_inference: bool = False,
 ) -> Callable[..., Any]:
     """A graph of ATen operators with plans, and Inductor's kernels for the rest.
 
@@ -39,18 +45,21 @@ def compiled(
         given: the graph, as autograd leaves it.
         inputs: tensors like those of its calls.
         device: what they lie on.
+        rules: of the caller.
         is_inference: no gradient is taken: Inductor chooses layouts then.
     """
-    traced = _traced(given, inputs, device)
+    traced = _traced(given, inputs, device, rules)
     with V.set_fake_mode(detect_fake_mode(inputs)):
         joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
     made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
     return made
 
 
-def _traced(given: fx.GraphModule, inputs: Sequence[Any], device: torch.device) -> fx.GraphModule:
+def _traced(
+    given: fx.GraphModule, inputs: Sequence[Any], device: torch.device, rules: Sequence[Rule] = ()
+) -> fx.GraphModule:
     """The graph with plans, in the operators that Inductor takes."""
-    fusion = fused(given, device, has_weights, opens=False)
+    fusion = fused(given, device, has_weights, opens=False, rules=rules)
     trace(lambda: report_of(fusion, device))
     mode = detect_fake_mode(inputs)
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements
