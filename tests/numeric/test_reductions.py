@@ -210,21 +210,25 @@ def test_indices_that_f32_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "cells", "parts"),
+    ("plan", "cut"),
     [
-        ("f32[3x9001] -> add -> softmax", 1, 3),
-        ("f32[3x9001] -> add -> softmax", 2, 2),
-        ("f32[5x600x13] -> softmax(1)", 8, 3),
-        ("f32[5x600x13] -> sum(1) -> add", 8, 2),
-        ("f64[2x3x5000, strides=20000:6000:1] -> sum -> tanh", 1, 4),
-        ("f32[700x21] -> log_softmax(0)", 16, 2),
-        ("f32[4x3x50x70, strides=10500:1:210:3 of bhsc] -> layer_norm", 3, 1),
-        ("f32[2x3x2x9000, strides=108000:9000:27000:1 of bhsc] -> layer_norm", 1, 2),
+        ("f32[3x9001] -> add -> softmax", Reduction(1, 3)),
+        ("f32[3x9001] -> add -> softmax", Reduction(2, 2)),
+        ("f32[5x600x13] -> softmax(1)", Reduction(8, 3)),
+        ("f32[5x600x13] -> sum(1) -> add", Reduction(8, 2)),
+        ("f64[2x3x5000, strides=20000:6000:1] -> sum -> tanh", Reduction(1, 4)),
+        ("f32[700x21] -> log_softmax(0)", Reduction(16, 2)),
+        ("f32[4x3x50x70, strides=10500:1:210:3 of bhsc] -> layer_norm", Reduction(3, 1)),
+        ("f32[2x3x2x9000, strides=108000:9000:27000:1 of bhsc] -> layer_norm", Reduction(1, 2)),
+        ("f32[2x12x9x7, nhwc] -> relu -> group_norm(4) -> add", Reduction(24, 1, folded=True)),
+        ("f16[2x30x20x30, nhwc] -> group_norm(3) -> relu", Reduction(16, 2, folded=True)),
+        ("f64[3x22x5x7, nhwc] -> group_norm(2, affine=False)", Reduction(99, 1, folded=True)),
+        ("f32[40x21x3x3] -> softmax((0, 2, 3))", Reduction(63, 1, folded=True)),
     ],
 )
-def test_any_cut(plan: str, cells: int, parts: int) -> None:
+def test_any_cut(plan: str, cut: Reduction) -> None:
     made = FusionPlan.parse(plan)
-    compiled = forced(made, Reduction, narrowed(32, threads=2), Reduction(cells, parts))
+    compiled = forced(made, Reduction, narrowed(32, threads=2), cut)
     assert_close(compiled, random_arrays(made, 5), slack=64)
 
 
@@ -238,6 +242,14 @@ def test_rows_past_the_caches(plan: str, dtype: str, near: bool) -> None:
     compiled = forced(made, Reduction, target)
     assert f"near={near}, stream=True" in compiled.choice.template.text
     assert_close(compiled, random_arrays(made, 5), slack=64)
+
+
+@pytest.mark.parametrize("groups", [2, 32])
+def test_short_runs_of_a_groups_channels_are_columns(groups: int) -> None:
+    """Channels last, lanes are channels: a run of 8 elements leaves most lanes of 16 empty."""
+    kernel = lower(match(FusionPlan.parse(f"f32[8x256x14x14, nhwc] -> group_norm({groups})")))
+    (chosen,) = Reduction.candidates(kernel, narrowed(64), "default")
+    assert chosen.knobs["folded"] == (groups == 32)
 
 
 @pytest.mark.parametrize(

@@ -174,12 +174,13 @@ def test_an_exported_kernel_computes_what_the_compiled_one_does(
 
 
 def test_an_open_extent_is_an_argument(tmp_path: Path) -> None:
-    text = "f32[*x48] -> layer_norm"
-    exported(text, "--target", "cpu:avx2", "--name", "norm", "-o", str(tmp_path / "norm.o"))
-    header = (tmp_path / "norm.h").read_text()
-    assert "int64_t extent);" in header
-    assert "extent: elements along the open axes" in header
-    assert "#define NORM_WORKSPACE_BYTES(threads, extent)" in header
+    plans = ("f32[*x48] -> layer_norm", False), ("f32[*x24x9x9] -> conv2d(40, kernel=3, padding=1)", True)
+    for text, has_workspace in plans:
+        exported(text, "--target", "cpu:avx2", "--name", "made", "-o", str(tmp_path / "made.o"))
+        header = (tmp_path / "made.h").read_text()
+        assert "int64_t extent);" in header
+        assert "extent: elements along the open axes" in header
+        assert ("#define MADE_WORKSPACE_BYTES(threads, extent)" in header) == has_workspace
 
 
 CHAINS = (

@@ -2,6 +2,9 @@
 
 A cell is a place along the axes that are kept, an element a place along the reduced axes. A tensor's offset
 is the sum of its steps along both; a tensor without an axis has the step 0 there.
+
+Where src's innermost axes are reduced ones that are too short for vectors, they and the innermost kept axis
+may be one loop over columns: several neighbouring columns belong to one cell (`fold`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 
-from fuseplan.kernels.kernel import Kernel, KernelOperand
+from fuseplan.kernels.kernel import Kernel, KernelOperand, Output
+from fuseplan.language.layouts import dense, image_strides
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import INDEX
 from fuseplan.scalar import leaves_of
@@ -34,26 +38,33 @@ class Axis:
 class Lattice:
     """The loops of a kernel.
 
+    Args:
+        kernel: has statistics.
+        folded: lanes are columns of which several belong to a cell; only where `can_fold`.
+
     Attributes:
         tensors: src, dst, the keys of operands and outputs, and `INDEX` where a formula reads it, in the
             order of an axis' steps; an offset of the last is the index itself.
-        cells: the axes that are kept, outermost in src first.
+        cells: the axes that are kept, outermost in src first; folded, the last one is that of the columns.
         elements: the reduced axes, likewise.
         starts: elements from a place to that of each part, in each tensor; one row without parts.
-        is_along: src's innermost axis is a reduced one.
+        is_along: src's innermost axis is a reduced one, and lanes lie along it.
         is_reduced: dst has one element for each cell.
+        fold: columns that belong to one cell.
+        uneven: the tensors with one element for all columns of a cell.
+        cell_steps: a step to the next cell of a run of columns, in each tensor.
     """
 
     starts: tuple[tuple[int, ...], ...]
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, *, folded: bool = False) -> None:
         made = kernel.reduction
         index = [made.index] if made.index else []
         keys = [*(each.key for each in kernel.operands), *(each.key for each in kernel.outputs)]
         self.tensors = ("src", "dst", *keys, *(INDEX for _ in index))
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
-        others = (_written(each.strides, each.shape) for each in kernel.outputs)
-        read = (_steps(each, kernel.src.rank) for each in kernel.operands)
+        others = (_output_steps(kernel, each) for each in kernel.outputs)
+        read = (_operand_steps(kernel, each) for each in kernel.operands)
         steps: list[Sequence[int]] = [kernel.src.element_strides, dst, *read, *others, *index]
         extents, self.starts = kernel.src.shape, (tuple(0 for _ in steps),)
         if kernel.parts:
@@ -69,13 +80,16 @@ class Lattice:
         self.is_along = not listed or listed[-1][0]
         reads_elements = "x" in leaves_of(kernel.epilogue[0].expression)  # the operator's own formula
         self.is_reduced = not reads_elements and all(kernel.dst.shape[place] == 1 for place in made.over)
+        self.fold, self.uneven, self.cell_steps = 1, frozenset[str](), (0,) * len(self.tensors)
+        if folded:
+            self._fold()
 
     def keeping(self) -> Lattice:
         """The same loops, with a tensor that has the elements of one cell side by side."""
         made, step = copy(self), 1
         made.tensors, made.starts = (*self.tensors, KEPT), tuple((*each, 0) for each in self.starts)
         made.cells = tuple(replace(axis, steps=(*axis.steps, 0)) for axis in self.cells)
-        made.elements = ()
+        made.cell_steps, made.elements = (*self.cell_steps, 0), ()
         for axis in reversed(self.elements):
             made.elements = (replace(axis, steps=(*axis.steps, step)), *made.elements)
             step *= axis.extent
@@ -107,14 +121,39 @@ class Lattice:
         return 0 if index is None else index * self._apart[key]
 
     @property
+    def can_fold(self) -> bool:
+        """Whether the innermost kept axis and the reduced axes in it are one loop."""
+        if not (self.is_along and self.cells and self.elements) or self.is_reduced or len(self.starts) > 1:
+            return False
+        around, inner, run = self.elements[:-1], self.elements[-1], self.cells[-1]
+        rows = [axis for axis in around if axis.steps[0] > run.steps[0]]
+        is_alone = len(rows) == len(around) and inner.steps[0] == 1 and run.steps[0] == inner.extent
+        uneven = self._uneven(run, inner)
+        return is_alone and not any(axis.steps[place] for place in uneven for axis in (inner, *rows))
+
+    def _uneven(self, run: Axis, inner: Axis) -> list[int]:
+        """The tensors in which the two axes are not one."""
+        pairs = enumerate(zip(run.steps, inner.steps, strict=True))
+        return [place for place, (step, below) in pairs if step != inner.extent * below]
+
+    def _fold(self) -> None:
+        if not self.can_fold:
+            raise ValueError("no columns: a cell's innermost elements and the next cell's are not one loop")
+        run, inner = self.cells[-1], self.elements[-1]
+        self.uneven = frozenset(self.tensors[place] for place in self._uneven(run, inner))
+        self.fold, self.cell_steps, self.is_along = inner.extent, run.steps, False
+        self.cells = (*self.cells[:-1], Axis(run.extent * inner.extent, inner.steps))
+        self.elements = self.elements[:-1]
+
+    @property
     def cell_count(self) -> int:
         """Number of cells."""
-        return prod(axis.extent for axis in self.cells)
+        return prod(axis.extent for axis in self.cells) // self.fold
 
     @property
     def element_count(self) -> int:
         """Number of elements of one cell."""
-        return prod(axis.extent for axis in self.elements)
+        return prod(axis.extent for axis in self.elements) * self.fold
 
     @property
     def run(self) -> Axis:
@@ -142,10 +181,30 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def _steps(operand: KernelOperand, rank: int) -> list[int]:
-    """An operand's steps along all axes of the kernel."""
-    found = dict(zip(operand.axes, operand.strides, strict=True))
+def _operand_steps(kernel: Kernel, operand: KernelOperand) -> list[int]:
+    """An operand's steps along all axes of the kernel; none where its places follow from those of dst."""
+    rank, dst, strides = kernel.src.rank, kernel.dst, operand.strides
+    if not kernel.has_cells:
+        if not operand.packed:
+            return list(dst.element_strides)
+        if operand.is_scattered:
+            return [0] * rank
+        first = len(operand.shape) - len(operand.axes) + 1
+        strides = dense((prod(operand.shape[:first]), *operand.shape[first:]), range(len(operand.axes)))
+        if operand.is_inside and len(operand.axes) == rank - 1:
+            strides = image_strides(dst.shape, dst.element_strides)[1:]
+    found = dict(zip(operand.axes, strides, strict=False))
     return [found.get(axis, 0) for axis in range(rank)]
+
+
+def _output_steps(kernel: Kernel, made: Output) -> list[int]:
+    """An output's steps along all axes of the kernel."""
+    if kernel.has_cells:
+        return _written(made.strides, made.shape)
+    if made.after is not None:
+        return _written(kernel.dst.element_strides, kernel.dst.shape)
+    found = dict(zip(made.axes, dense(made.shape, range(len(made.axes))), strict=True))
+    return [found.get(axis, 0) for axis in range(kernel.src.rank)]
 
 
 def _written(strides: Iterable[int], shape: Iterable[int]) -> list[int]:

@@ -24,7 +24,6 @@ from fuseplan.system.locks import cached_property
 # `gelu` written out, and 0.3 s for them as a function; the kernel is as fast.
 _WRITTEN_OUT = 48
 _X = leaf("x")
-Seen = Callable[[KernelOperand], tuple[int, ...]]  # the axes that an operand has for those who read it
 
 
 @dataclass(frozen=True)

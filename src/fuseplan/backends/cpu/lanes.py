@@ -1,9 +1,9 @@
-"""A vector's lanes: one of them, some of them, and their sum."""
+"""A vector's lanes: one of them, or some of them."""
 
 from __future__ import annotations
 
 from fuseplan.backends.cpu.ir import Builder, Value
-from fuseplan.backends.cpu.ir_text import element_of, lanes_of, literal
+from fuseplan.backends.cpu.ir_text import element_of, literal
 
 
 def lane(b: Builder, value: Value, number: int) -> Value:
@@ -23,29 +23,11 @@ def with_lane(b: Builder, value: Value, number: int, one: Value) -> Value:
     return b.op(value.type, text)
 
 
-def first_lanes(b: Builder, value: Value, count: int) -> Value:
-    """The first lanes, and zero in the others."""
-    lanes = lanes_of(value.type)
-    if count == lanes:
-        return value
-    return chosen_lanes(b, value, [number < count for number in range(lanes)])
-
-
 def chosen_lanes(b: Builder, value: Value, chosen: list[bool], other: float = 0.0) -> Value:
     """Some lanes, and zero or another number in the others, whatever these hold."""
     bits = ", ".join(f"i1 {str(each).lower()}" for each in chosen)
     mask = Value(b, f"<{len(chosen)} x i1>", f"<{bits}>")
     return b.select(mask, value, other)
-
-
-def lane_sum(b: Builder, value: Value) -> Value:
-    """The sum of all lanes, by halves."""
-    lanes = lanes_of(value.type)
-    while lanes > 1:
-        lanes //= 2
-        low, high = (b.shuffle(value, value, range(first, first + lanes)) for first in (0, lanes))
-        value = low + high
-    return lane(b, value, 0)
 
 
 def widened(b: Builder, value: Value) -> Value:

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from fuseplan.backends.cpu import model
 from fuseplan.backends.cpu.loops import STREAMED_RUN
-from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS
-from fuseplan.backends.cpu.templates.reduction_writer import ReductionKnobs, ReductionWriter
+from fuseplan.backends.cpu.template import CpuTemplate
+from fuseplan.backends.cpu.templates.reduction_loops import CHUNK, ROWS, Cut, chunking
+from fuseplan.backends.cpu.templates.reduction_writer import ReductionWriter
 from fuseplan.backends.lattice import Lattice
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
@@ -32,10 +33,12 @@ from fuseplan.scalar import functions
 _TASK = 16384  # elements: fewer are not worth another thread
 _WIDEST = 1024  # columns of a task: their states stay in the first cache
 _NARROWEST = 64  # bytes of a row that are worth fetching alone
+_SHORT = 128  # elements: a run of fewer is better columns, where there are rows of them
+_FOLDED = 8  # times the run: with fewer rows, gathering the columns of cells costs more than it saves
 
 
 @dataclass(frozen=True)
-class Reduction(ReductionKnobs):
+class Reduction(CpuTemplate):
     """Statistics over any axes, then one element for each cell, or all elements once more.
 
     reads:  src and operands once for each statistic, and once more where dst has src's axes; once in all
@@ -45,11 +48,18 @@ class Reduction(ReductionKnobs):
 
     Attributes:
         cells: cells of a task, or columns where src's innermost axis is kept.
-        parts: parts of the elements of a cell, each a task of its own; their states are merged.
+        parts: parts of the elements of a cell, each a task of its own; their states are gathered.
         near: the elements of a cell, or of the columns of a task, stay in the second cache: each level of a
             statistic's parts has a pass of its own.
         stream: writes go past the caches.
+        folded: lanes are columns of which several belong to a cell; otherwise, elements of one cell or cells.
     """
+
+    cells: int
+    parts: int
+    near: bool = False
+    stream: bool = False
+    folded: bool = False
 
     name: ClassVar[str] = "reduction"
     opens: ClassVar[bool] = True
@@ -67,23 +77,30 @@ class Reduction(ReductionKnobs):
 
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
-        lattice = Lattice(kernel)
+        lattice, width = Lattice(kernel), lanes(kernel, target)
+        is_short = (
+            lattice.is_along
+            and lattice.run.extent < _SHORT
+            and lattice.element_count >= _FOLDED * lattice.run.extent
+        )
+        folded = is_short and lattice.can_fold and kernel.open_axis is None
+        lattice = Lattice(kernel, folded=True) if folded else lattice
         wanted = max(1, min(4 * target.threads, kernel.src.size // _TASK))
         if lattice.is_along:
             cells = max(1, min(lattice.cell_count // wanted, -(-_TASK // lattice.element_count)))
             blocks = -(-lattice.cell_count // cells)
         else:
             run, least = lattice.run.extent, _NARROWEST // kernel.src.itemsize
-            outer = lattice.cell_count // run
+            outer = lattice.cell_count * lattice.fold // run
             cells = min(run, _WIDEST, max(least, run * outer // wanted))
             blocks = outer * -(-run // cells)
-        chunks = ReductionWriter(cls(cells, 1), kernel, target).loops.chunk_count
+        _, size, pieces = chunking(lattice, width)
         is_split = blocks < target.threads and kernel.open_axis is None
-        parts = max(1, min(wanted // blocks, chunks)) if is_split else 1
-        near = parts == 1 and _held(kernel, cells) <= target.l2_bytes // 2
-        if _can_stream(kernel, target) and parts == 1:
+        parts = max(1, min(wanted // blocks, -(-pieces // size))) if is_split else 1
+        near = parts == 1 and not folded and _held(kernel, cells) <= target.l2_bytes // 2
+        if _can_stream(kernel, target) and parts == 1 and not folded:
             yield cls(cells, parts, near, stream=True)
-        yield cls(cells, parts, near)
+        yield cls(cells, parts, near, folded=folded)
 
     def traffic(self, kernel: Kernel, target: Target) -> Traffic:
         passes = kernel.passes - Lattice(kernel).is_reduced
@@ -106,16 +123,17 @@ class Reduction(ReductionKnobs):
 
         Lanes are those of the narrowest vectors.
         """
-        lanes = 16 // dtype_of(kernel.compute_dtype).itemsize
         made = [stage.expression for stage in (*kernel.prologue, *kernel.epilogue)]
         made += [part.term for each in kernel.statistics for part in each.parts]
         count = kernel.reduced_count
-        chunk = max(min(count, CHUNK) / lanes, min(count, ROWS))
-        rounded = chunk + count / min(CHUNK, ROWS) + log2(lanes)
+        narrowest = 16 // dtype_of(kernel.compute_dtype).itemsize
+        chunk = max(min(count / narrowest, CHUNK), min(count, ROWS))
+        rounded = chunk + count / min(CHUNK, ROWS) + log2(narrowest)
         return (sum(map(functions, made)) + rounded) * unit_roundoff(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> Source:
-        return ReductionWriter(self, kernel, target).source()
+        cut = Cut(self.cells, self.parts, self.parts == 1, self.folded, self.stream, self.near)
+        return ReductionWriter(self, cut, kernel, target).source()
 
 
 def _held(kernel: Kernel, cells: int) -> int:
