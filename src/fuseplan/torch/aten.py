@@ -20,7 +20,6 @@ from fuseplan.op import Op
 from fuseplan.ops import activation
 from fuseplan.ops.affine import BatchNorm, Bias
 from fuseplan.ops.attention import Attention
-from fuseplan.ops.gradient import LinearWeightGradient
 from fuseplan.ops.groups import GroupNorm, InstanceNorm
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AVG_POOLS, MAX_POOLS
@@ -120,27 +119,15 @@ def _linear(given: Given) -> str:
 
 
 def _product(given: Given, first: str, second: str) -> str:
-    """A matrix times a matrix; one that was only transposed before is read as it lies.
-
-    A transposed one times a matrix is the gradient of a weight.
-    """
-    src, other, precision = given.tensor(first), given.tensor(second), given.precision("matmul")
-    if (weight := _turned(given, second)) is not None:
-        return given.layer(Linear(given.shape(weight)[0], precision=precision), src, weight)
-    if (grad := _turned(given, first)) is not None:
-        made = LinearWeightGradient(given.shape(grad)[1], precision)
-        return given.layer(made, other, grad)
-    return given.layer(Matmul(given.shape(other)[1], precision=precision), src, other)
-
-
-def _turned(given: Given, name: str) -> str | None:
-    """The matrix whose transpose an argument is."""
-    maker = given.maker(name)
-    if maker is None or maker.target not in TURNED:
-        return None
-    matrix = given.value(maker.args[0])
-    shapes = given.shape(matrix), given.shape(given.tensor(name))
-    return matrix if len(shapes[0]) == 2 and shapes[0][::-1] == shapes[1] else None
+    """A matrix times a matrix; one that was only transposed before is read as it lies."""
+    maker, src, precision = given.maker(second), given.tensor(first), given.precision("matmul")
+    given.tensor(second)
+    if maker is not None and maker.target in TURNED and given.value(maker.args[0]) is not None:
+        weight = given.value(maker.args[0])
+        if len(given.shape(weight)) == 2 and given.shape(weight)[::-1] == given.shape(given.tensor(second)):
+            return given.layer(Linear(given.shape(weight)[0], precision=precision), src, weight)
+    op = Matmul(given.shape(given.tensor(second))[1], precision=precision)
+    return given.layer(op, src, given.tensor(second))
 
 
 def _addmm(given: Given) -> str:
