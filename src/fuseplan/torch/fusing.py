@@ -19,6 +19,7 @@ from fuseplan.graph.cut import Cut
 from fuseplan.graph.rules import Rule
 from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
+from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
 from fuseplan.torch.exporting import Exported, exported, tensors_of
 from fuseplan.torch.opening import Extents
@@ -105,6 +106,8 @@ class Fused:
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
         self._extents = Extents(given.inputs, given.ranges)
+        is_planned = given.device.type == "cpu" and not self._extents.axes
+        self._planned = Arenas(made.module, len(self._held)) if is_planned else unplanned
         self._form, self._mode, self._is_told = self._form_of(example), module.training, False
         self._functions = given.functions
 
@@ -115,8 +118,10 @@ class Fused:
             return self._unfused(inputs, kwargs)
         if self._functions != () and self._backward_is_own(inputs, kwargs, leaves):
             return self._unfused(inputs, kwargs, OWN_BACKWARD)
+        own = tensors_of(self._held)
         try:
-            made = self._graph(*tensors_of(self._held), *leaves)
+            made = None if torch.compiler.is_compiling() else self._planned(own, leaves)
+            made = self._graph(*own, *leaves) if made is None else made
         except (PlanError, Unsupported):
             if not self._extents.axes:
                 raise
@@ -135,12 +140,15 @@ class Fused:
         """The call of a copy of the module; the graph has no tensors of the module's."""
         made = copy.copy(self)
         made._module, made._held = copy.deepcopy(self._module, memo), copy.deepcopy(self._held, memo)
+        made._planned = copy.copy(self._planned)
         return made
 
     def _backward_is_own(self, inputs: Any, kwargs: Any, leaves: list[Any]) -> bool:
         """Whether a gradient is asked for that a torch.autograd.Function of the module defines."""
+        if not torch.is_grad_enabled():
+            return False
         tensors = (each for each in (*tensors_of(self._held), *leaves) if isinstance(each, torch.Tensor))
-        if not torch.is_grad_enabled() or not any(each.requires_grad for each in tensors):
+        if not any(each.requires_grad for each in tensors):
             return False
         if self._functions is None:
             plain = copy.copy(self._module)

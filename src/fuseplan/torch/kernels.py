@@ -126,8 +126,12 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        made = self._bound(given)(_aligned(src), **values)
+        made = self._bound(given)(aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
+
+    def bound(self, given: Tensors) -> BoundPlan:
+        """The plan with all operands bound; those per element lie as the kernel reads them."""
+        return self._bound(given).further({self._keys[place]: given[place] for place in self._per_call})
 
     def _bound(self, given: Tensors) -> BoundPlan:
         """The plan with the constant operands bound: as they were packed before, where they are the same."""
@@ -148,7 +152,7 @@ class Kernel:
         return held[1]
 
     def _bind(self, given: Tensors) -> BoundPlan:
-        pairs = [(given[place], _aligned(given[place])) for place in self._constant]
+        pairs = [(given[place], aligned(given[place])) for place in self._constant]
         values = {self._keys[place]: made for place, (_, made) in zip(self._constant, pairs, strict=True)}
         if all(made.data_ptr() == each.data_ptr() for each, made in pairs):
             return self._compiled.borrow(values)
@@ -215,7 +219,7 @@ def _compiled(plan: FusionPlan, target: str, threads: int | None) -> tuple[Compi
     return compile_plan(plan, target, threads=threads), {}
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy that a kernel can read where it lies."""
     plain = tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
     if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
@@ -225,7 +229,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     """The tensor, or a copy whose elements lie as the kernel reads them."""
-    plain, strides = _aligned(tensor), spec.element_strides
+    plain, strides = aligned(tensor), spec.element_strides
     if plain.shape != spec.shape or same_strides(spec.shape, plain.stride(), strides):
         return plain
     return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)

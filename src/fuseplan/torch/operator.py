@@ -96,7 +96,7 @@ def launched(
     operators: str, src: torch.Tensor, given: Tensors, parameters: Sequence[float] = ()
 ) -> list[torch.Tensor]:
     """The operator's outputs, for tensors and numbers in its order."""
-    if not _is_seen(src, given):
+    if not is_seen((src, *given)):
         return _computed(operators, src, given, parameters)
     if "torch.distributed.tensor" in sys.modules:
         import fuseplan.torch.sharing  # noqa: F401 - how the operator takes DTensors, whose import takes 0.5 s
@@ -104,8 +104,8 @@ def launched(
     return made
 
 
-def _is_seen(src: torch.Tensor, given: Tensors) -> bool:
-    """Whether anything of torch's watches the call: gradients, a trace, a mode, a transform, a profiler.
+def is_seen(tensors: Tensors) -> bool:
+    """Whether anything of torch's watches calls: gradients, a trace, a mode, a transform, a profiler.
 
     Otherwise the operator's kernel is called without torch's dispatcher, which takes 30 us.
     """
@@ -117,8 +117,8 @@ def _is_seen(src: torch.Tensor, given: Tensors) -> bool:
         or any(count() for count in _STACKS)
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or not {src.device.type} <= {"cpu", "cuda"}
-        or any(type(each) not in PLAIN for each in (src, *given))
+        or not {tensors[0].device.type} <= {"cpu", "cuda"}
+        or any(type(each) not in PLAIN for each in tensors)
     )
 
 

@@ -1,0 +1,185 @@
+"""Which values of a graph of torch's lie in memory that is planned, and for how long."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fuseplan.graph.memory import Buffer
+from fuseplan.language.layouts import same_strides
+from fuseplan.tensors.torch_tensors import DTYPES
+from fuseplan.torch.cutting import first, laid_out
+from fuseplan.torch.kernels import given_of, plan_on
+from fuseplan.torch.operator import launched, readable
+
+COPYING = (laid_out, first, operator.getitem)  # of Python: the same elements, copied where they lie otherwise
+
+
+@dataclass
+class Lifetimes:
+    """The values of a graph, followed by tensors without elements.
+
+    A launch is *bound* where its operands are all known before a call; a value is *known* if it is the
+    module's own, the output of a bound launch that stays in the graph, or a view of known values.
+
+    Attributes:
+        known: the nodes with such values.
+        bound: the launches; their src may be a call's.
+        strides: of the src of each of them.
+        buffers: places for their outputs that do not leave the graph.
+    """
+
+    known: set[fx.Node] = field(default_factory=set)
+    bound: set[fx.Node] = field(default_factory=set)
+    strides: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
+    _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, own: int) -> Lifetimes:
+        """Those of a graph.
+
+        Args:
+            module: the graph, with plans.
+            own: how many of its first inputs are the module's own tensors.
+        """
+        values = _Values(module)
+        made, constant = cls(), set[fx.Node]()
+        for place, node in enumerate(module.graph.nodes):
+            if node.op == "get_attr" or (node.op == "placeholder" and place < own):
+                constant.add(node)
+            elif node.target is launched:
+                made._launch(node, place, values)
+            elif node.target is first and node.args[0] in made.buffers:
+                made.known.add(node)
+            elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
+                is_constant = constant.issuperset(node.all_input_nodes) and bool(node.all_input_nodes)
+                if values.is_view(node) or (is_constant and values.is_copy(node)):
+                    made.known.add(node)
+                    constant |= {node} if is_constant else set()
+            made.known |= constant
+        return made
+
+    def _launch(self, node: fx.Node, place: int, values: _Values) -> None:
+        if not self.known.issuperset(node.args[2]) or not values.is_read_in_place(node):
+            return
+        self.bound.add(node)
+        self.strides[node] = values.found[node.args[1]].stride()
+        (out,) = values.found[node]
+        storage = _storage(out)
+        if storage in values.leaving:
+            return
+        bits = np.dtype(f"u{out.itemsize}")  # NumPy has no bf16
+        last = values.last.get(storage, place)
+        self.buffers[node], self._outs[node] = Buffer(tuple(out.shape), out.stride(), bits, place, last), out
+
+    def out(self, node: fx.Node, memory: torch.Tensor) -> torch.Tensor:
+        """The output of a launch, in its place in an arena of bytes."""
+        buffer, made = self.buffers[node], self._outs[node]
+        within = memory[buffer.offset : buffer.offset + buffer.nbytes].view(made.dtype)
+        return within.as_strided(made.shape, made.stride())
+
+
+class _Values:
+    """A graph's values as tensors of the meta device, which share memory where torch's would.
+
+    Attributes:
+        found: by node.
+        last: the place of the last node that reads a storage.
+        leaving: the storages of results, and of what an operator may keep that does not tell.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.found: dict[fx.Node, Any] = {}
+        self.last: dict[int, int] = {}
+        self.leaving: set[int] = set()
+        for place, node in enumerate(module.graph.nodes):
+            for storage in self._read(node):
+                self.last[storage] = place
+            self.found[node] = self._made(node, module)
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether all memory of the value is that of values which it reads."""
+        return {*_storages(self.found[node])} <= {*self._read(node)}
+
+    def is_copy(self, node: fx.Node) -> bool:
+        """Whether the value has elements of what it reads, in memory of its own that stays in the graph."""
+        is_known = node.target in COPYING or _tells_views(node)
+        return is_known and self.leaving.isdisjoint(_storages(self.found[node]))
+
+    def is_read_in_place(self, node: fx.Node) -> bool:
+        """Whether a launch gives its output alone, and reads its tensors where they lie."""
+        operators, src, given = node.args
+        value = self.found[src]
+        plan = plan_on(operators, readable(value))
+        wanted = [(each.spec, self.found[node]) for each, node in zip(given_of(plan), given, strict=True)]
+        return (
+            not plan.results
+            and not plan.views
+            and all(user.target is first for user in node.users)
+            and readable(value) is value
+            and not any(each.is_neg() for each in (value, *(tensor for _, tensor in wanted)))
+            and all(
+                spec is None or same_strides(spec.shape, tensor.stride(), spec.element_strides)
+                for spec, tensor in wanted
+            )
+        )
+
+    def _read(self, node: fx.Node) -> Iterator[int]:
+        for each in node.all_input_nodes:
+            yield from _storages(self.found[each])
+
+    def _made(self, node: fx.Node, module: fx.GraphModule) -> Any:
+        if node.op == "get_attr":
+            return pytree.tree_map_only(torch.Tensor, _empty, getattr(module, str(node.target)))
+        if node.target is launched:
+            operators, src, _ = node.args
+            plan = plan_on(operators, readable(self.found[src]))
+            ends = (plan.output, *(each.spec for each in plan.results))
+            return [_like(each.shape, each.element_strides, DTYPES[each.dtype]) for each in ends]
+        if node.op == "call_function" and (node.target in COPYING or _may_view(node)):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self.found.__getitem__)
+            try:
+                return node.target(*args, **kwargs)
+            except Exception:  # of many kinds, by operators that the meta device lacks
+                self.leaving |= {*self._read(node)}
+        if node.op == "output":
+            self.leaving |= {*self._read(node)}
+        return pytree.tree_map_only(torch.Tensor, _empty, node.meta.get("val"))
+
+
+def _may_view(node: fx.Node) -> bool:
+    """Whether a value may share memory with those that its operator reads."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    composite = "CompositeImplicitAutograd"  # such operators tell nothing of their parts
+    return _tells_views(node) or torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
+
+
+def _tells_views(node: fx.Node) -> bool:
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    return is_op and any(each.alias_info is not None for each in node.target._schema.returns)
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return _like(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _like(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def _storages(value: Any) -> Iterator[int]:
+    return (_storage(each) for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor))

@@ -1,0 +1,148 @@
+"""Calls of fused modules whose values share memory that is planned once."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+from fuseplan.torch.arenas import Arenas
+
+F = nn.functional
+SHAPE = (2, 6, 8, 8)
+waits: Callable[[], object] = int  # what the operator between plans does
+
+
+@torch.library.custom_op("fuseplan_tests::between", mutates_args=())  # type: ignore[untyped-decorator]
+def between(src: torch.Tensor) -> torch.Tensor:
+    """An operator that no plan computes."""
+    waits()
+    return src.flip(0)
+
+
+@between.register_fake  # type: ignore[untyped-decorator]
+def _(src: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(src)
+
+
+class Long(nn.Module):  # type: ignore[misc]
+    """Values that live long and shortly, views of them, an operator of torch's, a result that is read too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(6, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.more = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)])
+        self.last, self.head = nn.Conv2d(8, 8, 1), nn.Linear(64, 8)
+        self.norm.running_mean.normal_()
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        begin = out = self.norm(self.first(src)).relu()
+        for each in self.more:
+            out = F.relu(each(out))
+        turned = between(out)
+        out = self.last(turned) + begin
+        rows = self.head(out.flatten(2))
+        return rows.transpose(1, 2), F.gelu(rows), out.cumsum(1) + turned
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def _close(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def _made() -> tuple[nn.Module, nn.Module, Arenas]:
+    module = Long().eval()
+    whole = fused.fuse(module, torch.randn(SHAPE))
+    assert isinstance(whole.fusion._planned, Arenas)
+    return module, whole, whole.fusion._planned
+
+
+def test_results_are_nobody_elses() -> None:
+    module, whole, arenas = _made()
+    one, other = torch.randn(SHAPE), torch.randn(SHAPE)
+    want = module(one), module(other)
+    first = whole(one)
+    kept = [each.clone() for each in first]
+    _close(first, want[0])
+    _close(whole(other), want[1])
+    assert all(torch.equal(each, was) for each, was in zip(first, kept, strict=True))
+    with torch.inference_mode():
+        _close(whole(one), want[0])
+    _close(whole(one), want[0])
+    assert len(arenas._free) == 1  # all calls had the one
+
+
+def test_values_share_memory_that_their_sum_exceeds() -> None:
+    _, _, arenas = _made()
+    buffers = list(arenas._lives.buffers.values())
+    assert arenas._bytes < sum(each.nbytes for each in buffers)
+    pairs = ((a, b) for a in buffers for b in buffers if a is not b)
+    for one, other in pairs:
+        lives_apart = one.last < other.first or other.last < one.first
+        lies_apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
+        assert lives_apart or lies_apart
+
+
+def test_calls_at_once_have_arenas_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, whole, arenas = _made()
+    tensors = [torch.randn(SHAPE) for _ in range(2)]
+    want = [module(each) for each in tensors]
+    monkeypatch.setattr(f"{__name__}.waits", threading.Barrier(2, timeout=60).wait)
+
+    def call(src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            made: tuple[torch.Tensor, ...] = whole(src)
+            return made
+
+    with ThreadPoolExecutor(2) as pool:
+        for got, exact in zip(pool.map(call, tensors), want, strict=True):
+            _close(got, exact)
+    assert len(arenas._free) == 2
+
+
+def test_changed_weights_are_seen() -> None:
+    module, whole, arenas = _made()
+    src = torch.randn(SHAPE)
+    whole(src)
+
+    def replaced() -> None:
+        module.last.weight = whole.last.weight = nn.Parameter(torch.randn(8, 8, 1, 1))
+
+    def swapped() -> None:
+        module.first.weight.data = torch.randn(8, 6, 3, 3)
+
+    def turned() -> None:
+        module.to(memory_format=torch.channels_last)
+
+    changes = (replaced, swapped, turned, lambda: module.norm.running_var.mul_(2), module.head.weight.zero_)
+    for change in changes:
+        change()
+        _close(whole(src), module(src))
+    twin = copy.deepcopy(whole)
+    twin.more[0].weight.zero_()
+    _close(whole(src), module(src))
+    own = twin.fusion._planned
+    assert own is not arenas
+    assert not own._free
+    _close(twin(src), type(module).forward(twin, src))
+
+
+def test_other_calls_are_torchs() -> None:
+    module, whole, arenas = _made()
+    src = torch.randn(SHAPE)
+    _close(whole(src.to(memory_format=torch.channels_last)), module(src))
+    whole.requires_grad_(False)
+    with torch.enable_grad():
+        _close(whole(src), module(src))
+    assert not arenas._free
