@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +77,7 @@ def fused(
         if other
         else {site.dst: () for site in cut.sites}
     )
-    cut = _without(cut, Why.INNER, lambda site: site.dst not in found.makers)
+    cut = _without(cut, Why.INNER, lambda site: not {*_values(site)} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
@@ -150,6 +150,12 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     return replace(cut, sites=sites, left={**cut.left, **reasons})
 
 
+def _values(site: Site) -> Iterator[str]:
+    """The values that a site reads, and that which it makes."""
+    yield from (site.dst, site.src)
+    yield from (each for each in site.operands.values() if isinstance(each, str))
+
+
 def _is_attention(site: Site) -> bool:
     return any(op.kind == "attention" for op in site.plan.ops)
 
@@ -198,21 +204,36 @@ class _Writer:
         head = self._makers[site.dst]
         following = head.next
         with self._graph.inserting_before(following):
-            src = self._lain(self._makers[site.src], site.plan.src)
+            src = self._src(site)
             operands = [self._operand(site, each) for each in given_of(site.plan)]
             call = self._graph.call_function(launched, (operators_text(site.plan, opened), src, operands))
             made = self._graph.call_function(first, (call,))
-        made.meta = {**head.meta, ORDER: tuple(_by_stride(site.plan.output.element_strides))}
+        made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
+        if self._is_lain(src, site.plan.src):
+            made.meta[ORDER] = tuple(_by_stride(site.plan.output.element_strides))
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
         if head in self._strides:
             self._strides[made] = self._strides.pop(head)
 
+    def _src(self, site: Site) -> fx.Node:
+        """The input: an elementwise plan reads it as it lies, where no layout was wanted."""
+        node, spec = self._makers[site.src], site.plan.src
+        is_plain = tuple(_by_stride(spec.element_strides)) == tuple(range(spec.rank))
+        if is_plain and all(op.kind == "elementwise" for op in site.plan.ops):
+            return node
+        return self._lain(node, spec)
+
+    def _is_lain(self, node: fx.Node, spec: TensorSpec) -> bool:
+        """Whether the value is known to lie as a plan has it; calls may give inputs in any order."""
+        order = tuple(_by_stride(spec.element_strides))
+        return order in (node.meta.get(ORDER), node.args[1] if node.target is laid_out else None)
+
     def _lain(self, node: fx.Node, spec: TensorSpec | Dense) -> fx.Node:
         """The value with its axes in memory in the order that a plan has them in; a range as it lies."""
         order = tuple(_by_stride(spec.element_strides))
         is_range = isinstance(spec, TensorSpec) and not spec.is_dense
-        if is_range or order == tuple(range(len(spec.shape))) or node.meta.get(ORDER) == order:
+        if is_range or node.meta.get(ORDER) == order:
             return node
         if (node, order) not in self._laid_out:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))
@@ -223,8 +244,10 @@ class _Writer:
         if not isinstance(value, str):
             return self._constant(np.asarray(value))
         node, shape = self._makers[value], operand.shape
-        if tuple(node.meta["val"].shape) != shape:
+        told = node.meta["val"]
+        if tuple(told.shape) != shape:
             node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
+            node.meta["val"] = told.reshape(shape)
         return node if operand.spec is None else self._lain(node, operand.spec)
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
