@@ -1,6 +1,7 @@
 """Attention on CPUs, and on GPUs in Triton's interpreter: every candidate beside float64."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fuseplan.backends.triton.templates.attention_writer import pieces
 from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
-from fuseplan.kernels.target import parse_target
+from fuseplan.kernels.target import KINDS, parse_target
 from fuseplan.kernels.template import Template
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.ground import allowed_deviation
@@ -102,3 +103,14 @@ def test_rows_are_padded_by_less_than_a_quarter() -> None:
     assert [pieces(size) for size in (8, 32, 80, 96, 100, 128, 256)] == [
         (16,), (32,), (64, 16), (64, 32), (128,), (128,), (256,),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cpu", "vectors"), [("znver4", 1), ("znver5", 4)])
+def test_tiles_are_narrower_where_loads_keep_up(cpu: str, vectors: int) -> None:
+    """197 queries are 256 in tiles of four vectors, 224 in tiles of two, and 208 in tiles of one."""
+    kernel = lower(match(FusionPlan.parse("f32[1x12x197x64, bhsd] -> attention")))
+    target = replace(KINDS["cpu:avx512"], cpu=cpu)
+    candidates = Attention.candidates(kernel, target, "default")
+    best = min(candidates, key=lambda each: each.seconds(kernel, target))
+    assert isinstance(best, Attention)
+    assert (best.vectors, best.keys) == (vectors, 384 // vectors)

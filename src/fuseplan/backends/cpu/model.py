@@ -34,6 +34,11 @@ def itemsize(kernel: Kernel) -> int:
     return 8 if kernel.compute_dtype == "f64" else 4
 
 
+def in_halves(target: Target) -> bool:
+    """Whether a vector takes two cycles, in which loads keep up: Zen 4 computes halves of 64 bytes."""
+    return target.cpu == "znver4" and target.vector_bytes == 64
+
+
 def features_innermost(kernel: Kernel) -> bool:
     """Whether the features of one position follow one another in dst."""
     return kernel.dst.is_channels_last or prod(kernel.dst.shape[2:]) == 1

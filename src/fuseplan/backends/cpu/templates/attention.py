@@ -34,7 +34,8 @@ from fuseplan.language.layouts import image_strides
 from fuseplan.messages.reasons import Claim, Reason, claim
 
 EFFICIENCY = {4: 0.8, 2: 0.7, 1: 0.5}  # of the multiply-adds, by the vectors of queries in a tile
-KEYS = 96  # of a block: with 64 queries, its scores fit the first cache
+IN_HALVES = {4: 0.8, 2: 0.78, 1: 0.77}  # measured on Zen 4, of 128 to 659 queries and head sizes 64 to 128
+KEYS = 96  # of a block with four vectors: with 64 queries, its scores fit the first cache
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Attention(AttentionKnobs):
                 continue
             for tiles in (1, 2, 4):
                 if tiles == 1 or (vectors == 4 and rows > tiles * vectors * width // 2):
-                    yield cls(vectors, tiles, KEYS)
+                    yield cls(vectors, tiles, KEYS * 4 // vectors)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, width = kernel.attention, lanes(kernel, target)
@@ -82,7 +83,7 @@ class Attention(AttentionKnobs):
         tasks = heads.groups * blocks
         waste *= -(-tasks // target.threads) * target.threads / tasks
         moved = self.traffic(kernel, target)
-        efficiency = EFFICIENCY[self.vectors]
+        efficiency = (IN_HALVES if model.in_halves(target) else EFFICIENCY)[self.vectors]
         return model.seconds(kernel, target, flops=made.flops * waste, traffic=moved, efficiency=efficiency)
 
     @staticmethod
