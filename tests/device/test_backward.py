@@ -13,6 +13,12 @@ PLANS = (
     "f32[64x1000] -> softmax -> mul",
     "f32[8x32x28x28, nhwc] -> conv2d(64, kernel=3, padding=1, groups=2) -> bias -> relu",
     "f32[8x32x28x28] -> batch_norm_training -> prelu",
+    "f32[512x768] -> linear(1024) -> bias -> glu(silu, gate=first)",
+    "f32[8x32x29x28, nhwc] -> conv2d(64, kernel=3, stride=2, padding=1) -> bias -> relu",
+    "f32[8x32x28x28] -> conv2d(32, kernel=3, stride=2, padding=1, groups=32) -> relu",
+    "f32[8x32x28x28, nhwc] -> group_norm(8) -> silu",
+    "f32[8x32x28x28] -> instance_norm -> relu",
+    "f32[2x4x129x64, bhsd] -> attention(key_heads=2, keys=200)",
 )
 
 

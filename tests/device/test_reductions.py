@@ -59,6 +59,8 @@ PLANS = (
     "[1000x768] -> scale -> softmax_backward",
     "[3x17x57x55, nhwc] -> log_softmax_backward(hw) -> bias",
     "[3x17x57x55, nhwc] -> instance_norm -> add",
+    "[2x64x57x55] -> group_norm_backward(8) -> add",
+    "[3x17x57x55, nhwc] -> instance_norm_backward",
 )
 SPECIAL = (float("inf"), float("-inf"), float("nan"))
 REPEATS = 8
