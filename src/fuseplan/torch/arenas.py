@@ -7,7 +7,7 @@ the system would clear first, and launches on tensors that stay where they are t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class Arenas:
         if is_seen(given) or [*map(_strides, leaves)] != self._strides[len(own) :]:
             return None
         try:
-            marks = (torch.get_num_threads(), *[_mark(each) for each in own])
+            marks = (torch.get_num_threads(), *_marks(own))
         except RuntimeError:  # tensors of inference mode count no versions
             return None
         try:
@@ -99,6 +99,7 @@ class _Arena:
     def bind(self, marks: Marks, module: fx.GraphModule, own: Values, slots: Sequence[fx.Node]) -> None:
         """Binds the launches for tensors of the module."""
         self.marks, self._known = (), own  # bound launches keep no tensor alive
+        self._storages = [each.untyped_storage() for each in own.values()]
         for node in module.graph.nodes:
             is_held = node in self._lives.known or node in self._lives.bound
             if is_held and node not in own:
@@ -165,10 +166,13 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
     return fx.GraphModule({}, made), slots
 
 
-def _mark(tensor: torch.Tensor) -> Marks:
-    """What tells that a tensor lies where it did, and was not written; while it lives, no other has it."""
-    storage = tensor.untyped_storage()._cdata
-    return storage, tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride()
+def _marks(tensors: Tensors) -> Iterator[list[Any]]:
+    """What tells that tensors lie where they did, and were not written, while they and their memory live."""
+    yield [*map(id, tensors)]
+    yield [*map(torch.Tensor.data_ptr, tensors)]
+    yield [each._version for each in tensors]
+    yield [each.shape for each in tensors]
+    yield [*map(torch.Tensor.stride, tensors)]
 
 
 def _strides(value: Any) -> tuple[int, ...] | None:
