@@ -33,7 +33,7 @@ PUBLIC = {
         *("torch.fuse", "torch.run", "torch.plan_of", "torch.operators_of", "torch.operands_of"),
         "torch.Fused",
     ),
-    "Extending": ("register_operator", "register_template"),
+    "Extending": ("register_operator", "register_template", "rule", "Rule"),
     "The cache": ("cache_info", "CacheInfo", "clear_cache"),
     "Errors": ("FuseplanError", "PlanError", "Unsupported", "BuildError", "ArgumentError"),
 }
