@@ -143,14 +143,9 @@ class Runtime:
 
     def takes(self, origin: Origin) -> bool:
         """Whether ONNX Runtime runs one of the model's operators."""
-        graph, library = self._plain, Onnx(self._proto, self._threads)
-        try:
-            library.prepare(
-                graph, unit_of(graph, tuple(each for each in graph.nodes if each.origin == origin))
-            )
-        except BuildError:
-            return False
-        return {*library.names.values()} == {RUNTIME}
+        graph = self._plain
+        nodes = tuple(each for each in graph.nodes if each.origin == origin)
+        return Onnx(self._proto, self._threads).takes(graph, unit_of(graph, nodes))
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A launch of the site's plan, as a session has it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,12 @@ from fuseplan.errors import BuildError, installing
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, told
 from fuseplan.graph.op import Tensor
-from fuseplan.graph.schedule import Unit
+from fuseplan.graph.schedule import Unit, unit_of
 from fuseplan.graph.type import Type
 from fuseplan.onnx.protos import proto_of_node, proto_of_type
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-RUNTIME, REFERENCE = "onnxruntime", "onnx's reference evaluator"
+RUNTIME, REFERENCE, PARTS = "onnxruntime", "onnx's reference evaluator", "both"
 # Dtypes that ONNX Runtime's arrays have in Python.
 KNOWN = ("f64", "f32", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool", "str")
 # Operators of which ONNX Runtime 1.32 computes another result than ONNX's own tests have, and when.
@@ -42,25 +44,62 @@ class Onnx:
 
     def __init__(self, model: Any, threads: int) -> None:
         self._model, self._threads = model, threads
-        self._runs: dict[int, _Runs] = {}
+        self._runs: list[_Runs] = []
 
     def prepare(self, graph: Graph, unit: Unit) -> Run:
         """A function of the unit's `reads` that gives its `writes`.
+
+        Where ONNX Runtime does not take all operators of the unit, it runs the neighbours that it takes.
 
         Raises:
             BuildError: neither takes the operators.
         """
         model, inputs = _model_of(self._model, graph, unit.nodes, unit.reads, unit.writes)
         places = [unit.reads.index(name) for name in inputs]
-        runtime = partial(self._runtime, graph, unit, model, inputs)
-        runs = _Runs(unit, [(RUNTIME, runtime), (REFERENCE, partial(_reference, unit, model, inputs))])
-        self._runs[id(unit.nodes[0])] = runs
+        ways = [
+            (RUNTIME, partial(self._runtime, graph, unit, model, inputs)),
+            (PARTS, partial(self._parts, graph, unit, places)),
+            (REFERENCE, partial(_reference, unit, model, inputs)),
+        ]
+        runs = _Runs(unit, [way for way in ways if way[0] != PARTS or len(unit.nodes) > 1])
+        self._runs.append(runs)
         return lambda values: runs([values[place] for place in places])
 
     @property
     def names(self) -> dict[int, str]:
-        """The name of what runs each unit, by the identity of the unit's first node."""
-        return {key: runs.name for key, runs in self._runs.items()}
+        """What runs each operator, by the identity of its node; the reason where ONNX Runtime does not."""
+        return {id(node): runs.told for runs in self._runs if runs.name != PARTS for node in runs.unit.nodes}
+
+    def _parts(self, graph: Graph, unit: Unit, places: Sequence[int]) -> Run:
+        """The neighbours that ONNX Runtime takes, and the others, in turns."""
+        singles = [unit_of(graph, (node,)) for node in unit.nodes]
+        found = [[*part] for _, part in groupby(singles, partial(self.takes, graph))]
+        if len(found) == 1:
+            raise BuildError("it takes all of the operators, or none")
+        parts = []
+        for each in found:
+            part = unit_of(graph, tuple(single.nodes[0] for single in each))
+            made = {name for node in part.nodes for name in node.outputs}
+            part = replace(part, writes=tuple(sorted({*part.writes, *made.intersection(unit.writes)})))
+            parts.append((part, self.prepare(graph, part)))
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            live = {unit.reads[place]: value for place, value in zip(places, values, strict=True)}
+            for part, call in parts:
+                made = call([live.get(name) for name in part.reads])
+                live.update(zip(part.writes, made, strict=True))
+            return [live[name] for name in unit.writes]
+
+        return run
+
+    def takes(self, graph: Graph, unit: Unit) -> bool:
+        """Whether ONNX Runtime runs the operators."""
+        model, inputs = _model_of(self._model, graph, unit.nodes, unit.reads, unit.writes)
+        try:
+            self._runtime(graph, unit, model, inputs)
+        except Exception:  # ONNX Runtime has errors of its own
+            return False
+        return True
 
     def _runtime(self, graph: Graph, unit: Unit, model: Any, inputs: Sequence[str]) -> Run:
         for name in (*inputs, *unit.writes):
@@ -126,8 +165,13 @@ class _Runs:
     """The first way to run a unit that takes it; where a run fails, the next one takes its place."""
 
     def __init__(self, unit: Unit, ways: list[tuple[str, Callable[[], Run]]]) -> None:
-        self._unit, self._ways, self._problems = unit, ways, list[str]()
+        self.unit, self._ways, self._problems = unit, ways, list[str]()
         self.name, self._run = self._next()
+
+    @property
+    def told(self) -> str:
+        """The name, with the problem of the first way where that does not run the unit."""
+        return f"{self.name} ({self._problems[0]})" if self._problems else self.name
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         while True:
@@ -144,7 +188,7 @@ class _Runs:
                 return name, make()
             except Exception as error:
                 self._failed(name, error)
-        nodes = ", ".join(map(told, self._unit.nodes[:3]))
+        nodes = ", ".join(map(told, self.unit.nodes[:3]))
         raise BuildError("\n  ".join([f"nothing runs {nodes}", *self._problems]))
 
     def _failed(self, name: str, error: Exception) -> None:

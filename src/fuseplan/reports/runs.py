@@ -22,14 +22,13 @@ def report_of(placement: Placement, target: Target | str, ran: Mapping[int, str]
     Args:
         placement: the steps.
         target: the machine.
-        ran: what runs the operators of another library, by the identity of the first of each run; without it,
+        ran: what runs the operators of another library, by the identity of the node; without it,
             the library's word stands for it.
     """
     libraries: collections.Counter[str] = collections.Counter()
     for step in placement.steps:
         if isinstance(step, Call):
-            nodes = step.unit.nodes
-            libraries[(ran or {}).get(id(nodes[0]), step.unit.library)] += len(nodes)
+            libraries.update((ran or {}).get(id(node), step.unit.library) for node in step.unit.nodes)
     by_numpy = sum(isinstance(step, Compute) and not _is_copy(step) for step in placement.steps)
     copies = tuple(_copies(placement))
     return books(placement.cut, target, numpy=by_numpy, libraries=libraries, copies=copies)

@@ -1,0 +1,65 @@
+"""The operators of a model that no plan computes: ONNX Runtime, else ONNX's reference evaluator, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import fuseplan.onnx
+from fuseplan.errors import BuildError
+from fuseplan.graph.type import type_of
+from fuseplan.onnx.model import OnnxModel
+from onnx_models import cnn, model
+
+RNG = np.random.default_rng(5)
+
+
+def test_without_onnx_runtime_the_reference_evaluator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
+    (made,), (exact,) = ours.run(None, given), ours.exact(given)
+    np.testing.assert_allclose(made, exact, rtol=1e-5)
+    ((name, count),) = ours.report({"x": type_of(given["x"])}).launches.libraries.items()
+    assert (name.split(":")[0], count) == ("onnx's reference evaluator (onnxruntime", 1)
+    assert "onnxruntime is not installed" in name
+    with pytest.raises(BuildError, match="onnxruntime is not installed"):
+        ours.peer(given)
+
+
+def test_an_operator_that_onnx_runtime_refuses_takes_no_neighbours_with_it() -> None:
+    """ONNX Runtime runs what it takes, and the report tells its reason for the rest."""
+    nodes = [
+        helper.make_node("CumSum", ["x", "axis"], ["a"], "before"),
+        helper.make_node(
+            "Resize",
+            ["a", "", "scales"],
+            ["b"],
+            "resize",
+            mode="linear",
+            coordinate_transformation_mode="align_corners",
+        ),
+        helper.make_node("CumSum", ["b", "axis"], ["c"], "behind"),
+        helper.make_node("CumSum", ["c", "axis"], ["y"], "last"),
+    ]
+    stored = {"axis": np.array(3), "scales": np.array([1, 1, 2, 2], np.float32)}
+    given = {"x": RNG.standard_normal((1, 2, 3, 4), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(model(nodes, {"x": [1, 2, 3, 4]}, ["a", "y"], stored), threads=1)
+    for made, exact in zip(ours.run(None, given), ours.exact(given), strict=True):
+        np.testing.assert_allclose(made, exact, rtol=1e-5, atol=1e-5)
+    assert ours.report().launches.libraries == {
+        "onnxruntime": 3,
+        "onnx's reference evaluator (onnxruntime: BuildError: its Resize gives another result than ONNX "
+        "defines)": 1,
+    }
+
+
+def test_a_run_that_fails_goes_to_the_reference_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession.run", broken)
+    given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.exact(given)[0], rtol=1e-5)
