@@ -12,7 +12,7 @@ import numpy as np
 
 from fuseplan.errors import BuildError
 from fuseplan.graph.choose import Mode, chosen
-from fuseplan.graph.cut import Cut, Site
+from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
@@ -63,17 +63,19 @@ def cut_of(
         example: arrays for the inputs, which sites are measured with; random ones where there are none.
     """
     framework, left = Runtime(proto, types, how.target.threads, example), dict[Origin, Reason]()
-    reverted: list[Site] = []
+    reverted, tried = list[Site](), list[Attempt]()
     while True:
         model = read(proto, types, left.get)
         found = find(model.graph, how.target, accuracy=how.accuracy, rules=how.rules)
         cut = chosen(found, framework, how.choose, is_built)
         reverted += cut.reverted
-        known = len(left)
-        left |= {node.origin: cut.left[id(node)] for site in cut.reverted for node in site.nodes}
-        left |= _computed(cut, framework)
-        if len(left) == known:
-            return model, replace(cut, reverted=tuple(reverted))
+        gone = {node.origin: cut.left[id(node)] for site in cut.reverted for node in site.nodes}
+        gone |= _computed(cut, framework)
+        if not gone:
+            return model, replace(cut, reverted=tuple(reverted), tried=(*tried, *cut.tried))
+        left |= gone
+        ends = (each for each in cut.tried if not each.is_site)
+        tried += [each for each in ends if any(node.origin in gone for node in each.nodes)]
 
 
 def _computed(cut: Cut, framework: Runtime) -> dict[Origin, Reason]:

@@ -93,8 +93,7 @@ def tried(cut: Cut, name: str) -> Tried:
         hint = near_miss(name, list(known)) or "The report lists all"
         raise ArgumentError(f"the model has no operator named {name!r}. {hint}")
     origin, nodes = known[name]
-    own = {id(node) for node in nodes}
-    attempts = (each for each in cut.tried if any(id(node) in own for node in each.nodes))
+    attempts = (each for each in cut.tried if any(named(node) == origin for node in each.nodes))
     reasons = dict.fromkeys(
         f"{reason}  [{reason.code}]" for node in nodes if (reason := cut.reason(node)) is not None
     )

@@ -236,7 +236,7 @@ class _Writer:
         if is_range or node.meta.get(ORDER) == order:
             return node
         if (node, order) not in self._laid_out:
-            self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order))
+            self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order, True))
         return self._laid_out[node, order]
 
     def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
@@ -290,7 +290,7 @@ def _order_of(tensor: torch.Tensor) -> list[int]:
 
 def is_copied(node: fx.Node) -> bool:
     """Whether `laid_out` copies the tensor that it is given: it lies in another order."""
-    value, order = node.args
+    value, order, *_ = node.args
     assert isinstance(value, fx.Node)  # by the writer
     tensor = value.meta["val"]
     lies = value.meta.get(ORDER) or _order_of(tensor)
@@ -299,10 +299,18 @@ def is_copied(node: fx.Node) -> bool:
     ]
 
 
-def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """The tensor, dense with its axes in memory in an order, outermost first: itself where it lies so."""
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = False) -> torch.Tensor:
+    """The tensor with its axes in memory in an order, outermost first: itself where it lies so.
+
+    Args:
+        tensor: the tensor.
+        order: its axes.
+        has_gaps: a tensor in the order of its axes that is not dense will do.
+    """
     if order == tuple(range(len(order))):
-        return tensor.contiguous()  # no view, which FSDP warns of
+        steps = [step for step, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
+        is_taken = has_gaps and steps == sorted(steps, reverse=True)
+        return tensor if is_taken else tensor.contiguous()  # no view, which FSDP warns of
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
 
