@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -10,7 +13,7 @@ import fuseplan.onnx
 from fuseplan.errors import BuildError
 from fuseplan.graph.type import type_of
 from fuseplan.onnx.model import OnnxModel
-from onnx_models import cnn, model
+from onnx_models import cnn, mlp, model, weights
 
 RNG = np.random.default_rng(5)
 
@@ -63,3 +66,40 @@ def test_a_run_that_fails_goes_to_the_reference_evaluator(monkeypatch: pytest.Mo
     given = {"x": RNG.standard_normal((1, 3, 32, 32), np.float32)}
     ours: OnnxModel = fuseplan.onnx.load(cnn(), threads=1)
     np.testing.assert_allclose(ours.run(None, given)[0], ours.exact(given)[0], rtol=1e-5)
+
+
+def peer(proto: Any, given: dict[str, Any]) -> list[Any]:
+    return list(onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given))
+
+
+@pytest.mark.parametrize("proto", [cnn(), mlp()], ids=["cnn", "mlp"])
+def test_one_loaded_model_takes_every_batch(proto: Any) -> None:
+    """Of a model whose first extent is open; the first batch comes again behind the others."""
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    rest = (3, 32, 32) if len(ours.inputs) == 1 else (7, 24)
+    for batch in (1, 2, 5, 1):
+        given = {name: RNG.standard_normal((batch, *rest), np.float32) for name in ours.inputs}
+        for made, want in zip(ours.run(None, given), peer(proto, given), strict=True):
+            assert made.shape == want.shape
+            np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"group": 2},
+        {"strides": [2, 3], "pads": [1, 0, 0, 1]},
+        {"strides": [2, 2], "output_padding": [1, 1], "dilations": [2, 1]},
+    ],
+)
+def test_transposed_convolutions_are_onnx_runtimes(attributes: dict[str, Any]) -> None:
+    features = 4 // attributes.get("group", 1)
+    nodes = [helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up", **attributes)]
+    proto = model(nodes, {"x": [2, 4, 5, 6]}, ["y"], {"w": weights(4, features, 3, 3)})
+    given = {"x": RNG.standard_normal((2, 4, 5, 6), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    (made,), (want,) = ours.run(None, given), peer(proto, given)
+    np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+    told = ours.report()
+    assert told.launches.libraries == {"onnxruntime": 1}
+    assert [(row.code, row.cases) for row in told.left] == [("not-in-table", {"ConvTranspose": ("up",)})]
