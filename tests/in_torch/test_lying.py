@@ -46,3 +46,13 @@ def test_plans_read_values_that_torch_has() -> None:
     module, src = Split(), torch.randn(1, 4, 16)
     with torch.no_grad():
         torch.testing.assert_close(fused.fuse(module, src)(src), module(src))
+
+
+def test_elements_may_share_memory() -> None:
+    module, dense = nn.Sequential(nn.Softmax(0), nn.GELU()), torch.randn(3, 5, 8)
+    shared = torch.randn(100).as_strided((3, 5, 8), (10, 4, 1))
+    for example, given in ((shared, dense), (dense, shared)):
+        made = fused.fuse(module, example)
+        for each in (example, given, example[:1].expand(3, 5, 8)):
+            with torch.no_grad():
+                torch.testing.assert_close(made(each), module(each))

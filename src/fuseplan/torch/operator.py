@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fuseplan.errors import ArgumentError
+from fuseplan.language.layouts import shared_stride
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch import meaning
 from fuseplan.torch.kernels import NAME, Tensors, check_count, given_of, kernel_on, plan_on
@@ -87,9 +88,10 @@ torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
 
 
 def readable(src: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a dense copy where elements share memory, as `expand` makes them."""
-    shared = any(step == 0 and extent > 1 for step, extent in zip(src.stride(), src.shape, strict=True))
-    return src.contiguous() if shared else src
+    """The tensor, or a dense copy where elements share memory, as `expand` and `as_strided` make them."""
+    if src.is_contiguous() or shared_stride(src.stride(), src.shape) is None:
+        return src
+    return src.contiguous()
 
 
 def launched(
