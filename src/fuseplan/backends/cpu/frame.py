@@ -16,6 +16,7 @@ from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template, lanes
 
 ENTRY = "kernel"
+_WIDEST = 64  # bytes of a vector of AVX-512
 _MACHINE = {"avx2": "x86_64", "avx512": "x86_64", "neon": "aarch64"}
 
 
@@ -49,7 +50,8 @@ class Frame:
         self.header = [choice.text, described, *(planned or kernel).text.splitlines()]
         self.lanes = lanes(kernel, target)
         self.element = COMPUTED[kernel.compute_dtype]
-        self.module = Module(_attributes(target), target.features)
+        # LLVM has no instructions for vectors that are wider than those that the attributes tell.
+        self.module = Module(_attributes(target), target.features if target.vector_bytes == _WIDEST else "")
         self._phases = 0
         self._names = [_parameter_name(slot) for slot in self.slots]
         parameters = [
