@@ -126,6 +126,7 @@ CASES = [(each, "plain") for each in COMBINATIONS] + [
 
 
 @pytest.mark.parametrize(("letters", "geometry"), dict.fromkeys(CASES))
+@pytest.mark.part(2)
 def test_combinations_compute_what_they_say(letters: str, geometry: str) -> None:
     x = random(*GEOMETRIES[geometry][0])
     made = written(letters, geometry, x, tensor(*x.shape))
@@ -164,6 +165,7 @@ def test_parameters_may_have_the_type_of_the_data() -> None:
 @pytest.mark.parametrize("numbers", [("TANH", 0.3, -1.7, 0.0), ("POWER", 8.0, 0.5, 1.75)], ids=lambda n: n[0])
 @pytest.mark.parametrize("mode", [SPATIAL, PER_ACTIVATION], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("shape", [(16, 6), (5, 4, 9), (7, 3, 5, 4), (3, 2, 4, 3, 5)], ids=str)
+@pytest.mark.part(2)
 def test_training_and_its_gradients(shape: tuple[int, ...], mode: Any, numbers: tuple[Any, ...]) -> None:
     """Statistics over the batch, and over space where they are a channel's; factors for y and dx."""
     word, *abg = numbers

@@ -13,7 +13,7 @@ from training import assert_trained, training_arrays
 WIDTH = 32  # bytes of a vector of cpu:avx2
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(10)
 @pytest.mark.parametrize(("kind", "plan"), parameters("cpu:avx2"))
 def test_a_cell_is_computed(kind: type[Template], plan: FusionPlan) -> None:
     compiled = forced(plan, kind, narrowed(WIDTH))

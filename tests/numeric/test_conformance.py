@@ -63,7 +63,7 @@ def test_output_has_the_size_miopen_expects(case: dict[str, Any]) -> None:
         assert plan.output.shape == (case["shape"][0], case["features"], *case["spatial"])
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(12)
 def test_fused_result_is_within_the_bounds(plan: FusionPlan) -> None:
     arrays = random_arrays(plan, seed=7)
     want, results = evaluated(plan, arrays)

@@ -83,7 +83,7 @@ def assert_right(
     return results
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize(("text", "knobs"), cases())
 def test_every_cut(text: str, knobs: tuple[str, int, int, int, int, int]) -> None:
     assert_right(text, GpuNormalization(*knobs, warps=4, resident=1))

@@ -105,7 +105,7 @@ def suits(knobs: GpuPointwise, kernel: Kernel) -> bool:
     return area == 1 or kernel.dst.is_channels_last == (knobs.form == "rows")
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("tensor", ["2x20x9x11", "2x20x9x11, nhwc", "64x5", "1x3x40x40, nhwc"])
 def test_every_candidate_and_other_knobs(chain: str, tensor: str) -> None:

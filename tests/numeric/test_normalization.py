@@ -152,6 +152,7 @@ def test_any_small_tensor(src: Any, chain: str, width: int, threads: int) -> Non
 
 @pytest.mark.parametrize("chain", ["batch_norm_training(running=True) -> relu", BACKWARD])
 @pytest.mark.parametrize("tensor", ["64x32x7x7", "5x6x70x70", "8x64x20x20, nhwc", "2x1x100000", "3000x24"])
+@pytest.mark.part(2)
 def test_the_same_numbers_on_any_number_of_threads(tensor: str, chain: str) -> None:
     """Whole sums and parts, on one thread and many: the same parts are combined in the same order."""
     text = f"f32[{tensor}] -> {chain}"

@@ -21,6 +21,7 @@ from fuseplan.graph.why import Reason, Why
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
 from fuseplan.torch.opening import points
@@ -247,7 +248,7 @@ class _Writer:
         told = node.meta["val"]
         if tuple(told.shape) != shape:
             node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
-            node.meta["val"] = told.reshape(shape)
+            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), told.dtype, told.device)
         return node if operand.spec is None else self._lain(node, operand.spec)
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
