@@ -246,7 +246,7 @@ class _Finder:
     def _spines(self, node: Node) -> list[str]:
         """The inputs that may be src of a plan of formulas."""
         whole = self.graph.types[node.outputs[0]].shape
-        names = [name for name in node.inputs if self.graph.types[name].shape == whole]
+        names = [name for name in filter(None, node.inputs) if self.graph.types[name].shape == whole]
         return [
             name for name in dict.fromkeys(names) if name not in self.graph.constants.keys() | self.weights
         ]

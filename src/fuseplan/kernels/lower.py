@@ -37,7 +37,8 @@ def lower(match: Match) -> Kernel:
     *others, last = match.steps
     kernel = _lowered(others if isinstance(last.op, RANGES) and others else match.steps)
     if isinstance(last.op, Within) and last.dst.layout is None:
-        kernel = replace(kernel, dst=last.src.canonical, whole=last.op.features)
+        dst = kernel.dst if kernel.has_cells else last.src.canonical  # no reduction's template writes ranges
+        kernel = replace(kernel, dst=dst, whole=last.op.features)
     if not match.opened:
         return kernel
     axis = 1 if kernel.statistics and not kernel.has_cells else 0  # rows are channels
