@@ -235,13 +235,6 @@ def test_nodes_may_stand_in_any_order() -> None:
     assert fuseplan.onnx.load(proto, threads=1).run(["y"], given)[0].shape == want.shape
 
 
-def test_a_missing_input_is_no_src_of_a_plan() -> None:
-    node = helper.make_node
-    nodes = [node("Resize", ["x", "", "by"], ["r"], mode="nearest"), node("LogSoftmax", ["r"], ["y"])]
-    proto = model(nodes, {"x": [1, 3, 2, 2]}, ["y"], {"by": np.float32([1, 1, 2, 2])})
-    check(proto, {"x": RNG.standard_normal((1, 3, 2, 2), np.float32)})
-
-
 def test_control_flow_reads_values_from_outside() -> None:
     node = helper.make_node
     told = helper.make_tensor_value_info("t", TensorProto.FLOAT, None)

@@ -42,3 +42,14 @@ def test_a_window_that_holds_the_image_is_a_mean() -> None:
     np.testing.assert_allclose(ours.run(None, given)[0], given["x"].mean((2, 3), keepdims=True), atol=1e-6)
     sites = ours.prepare().session.cut.sites
     assert [str(site.plan) for site in sites] == ["f32[2x3x7x5] -> mean((2, 3), keepdim=True)"]
+
+
+def test_a_missing_input_is_no_src_of_a_plan() -> None:
+    nodes = [
+        helper.make_node("Resize", ["x", "", "by"], ["r"], mode="nearest"),
+        helper.make_node("LogSoftmax", ["r"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [1, 3, 2, 2]}, ["y"], {"by": np.float32([1, 1, 2, 2])})
+    given = {"x": RNG.standard_normal((1, 3, 2, 2), np.float32)}
+    want = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)[0]
+    np.testing.assert_allclose(fuseplan.onnx.load(proto, threads=1).run(None, given)[0], want, rtol=1e-5)
