@@ -2,11 +2,15 @@
 
     python -m benchmarks.models_of_torch --results benchmarks/results
     python -m benchmarks.models_of_torch --device cuda --batch 1 32 --dtype float16
+    python -m benchmarks.models_of_torch --device cuda ... --compile --share 0/8
+
+The last command fills the caches of the compilers, as one of eight processes.
 
 On a CPU, each library runs the model for one input in f32: torch in both layouts of images, torch.compile,
 and the runtimes of ONNX on the export of it. On a GPU, each is captured in a CUDA graph, torch.compile in its
-default mode and with all choices tuned, and `host` has the times of calls without a graph. All take turns on
-the same tensors. A result is right where it is at most twice as far from float64 as torch's.
+default mode and with all choices tuned, and fuseplan with the rest left to Inductor, or to eager torch.
+`host` has the times of calls without a graph. All take turns on the same tensors. A result is right where it
+is at most twice as far from float64 as torch's.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,6 +36,7 @@ from benchmarks.zoo import EIGHT, MODELS, built
 from fuseplan.bench.results import append_json
 from fuseplan.measure.clock import GpuClock, HostClock, Protocol
 from fuseplan.measure.stats import Timing
+from fuseplan.torch.dynamo import compile_graph
 
 PROTOCOL = Protocol(rounds=7, block_seconds=0.1)
 TOLERANCE = 1e-5  # of the largest element of the output, where torch is nearer to float64 than its dtype
@@ -59,12 +64,16 @@ def on_a_cpu(module: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple
         yield peer, partial(lambda run: torch.from_numpy(run(array)), call)
 
 
-def on_a_gpu(module: nn.Module, x: torch.Tensor) -> Iterator[tuple[str, Call]]:
+def on_a_gpu(module: nn.Module, x: torch.Tensor, left_out: Collection[str]) -> Iterator[tuple[str, Call]]:
     """What takes turns on a GPU, each compiled and called once."""
     yield "torch", partial(module, x)
     for name, mode in COMPILED.items():
-        torch._dynamo.reset()
-        yield name, partial(torch.compile(module, dynamic=False, mode=mode), x)
+        if name not in left_out:
+            torch._dynamo.reset()
+            yield name, partial(torch.compile(module, dynamic=False, mode=mode), x)
+    torch._dynamo.reset()
+    rest = {"rest": "inductor"}
+    yield "fuseplan", partial(torch.compile(module, dynamic=False, backend=compile_graph, options=rest), x)
     yield "fuseplan.torch", partial(fuseplan.torch.fuse(module, x), x)
 
 
@@ -91,15 +100,29 @@ def launches(call: Call) -> int:
     return sum(1 for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
 
 
-def measured(name: str, batch: int, threads: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def compiled(name: str, batch: int, given: argparse.Namespace) -> None:
+    """Compiles a model for a GPU as each library does, and calls it once."""
+    device, dtype = torch.device(given.device), getattr(torch, given.dtype)
+    module, x = built(name, batch)
+    module.to(device, dtype)
+    with torch.no_grad():
+        x = x.to(device, dtype) if x.is_floating_point() else x.to(device)
+        for _, call in on_a_gpu(module, x, given.without):
+            call()
+
+
+def measured(name: str, batch: int, given: argparse.Namespace) -> dict[str, Any]:
     """A model's row: errors and seconds of each library."""
+    threads, device, dtype = given.threads, torch.device(given.device), getattr(torch, given.dtype)
     module, x = built(name, batch)
     with torch.no_grad():
-        exact = module.double()(x.double() if x.is_floating_point() else x)
-        module.to(device, dtype)
-        x = x.to(device, dtype) if x.is_floating_point() else x.to(device)
+        module.to(device, torch.float64)
+        x = x.to(device, torch.float64) if x.is_floating_point() else x.to(device)
+        exact = module(x).cpu()
+        module.to(dtype)
+        x = x.to(dtype) if x.is_floating_point() else x
         on_gpu = device.type == "cuda"
-        made = on_a_gpu(module, x) if on_gpu else on_a_cpu(module, x, threads)
+        made = on_a_gpu(module, x, given.without) if on_gpu else on_a_cpu(module, x, threads)
         calls: dict[str, Call] = {}
         for peer, call in made:
             call()
@@ -149,12 +172,22 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument("--results", type=Path, help="the folder of models_of_torch.jsonl")
     parser.add_argument("--commit", help="of the sources, where they are no checkout")
+    parser.add_argument("--without", nargs="*", choices=COMPILED, default=(), help="peers to leave out")
+    parser.add_argument("--compile", action="store_true", help="compile for a GPU, and measure nothing")
+    parser.add_argument("--share", default="0/1", help="this process's number from 0, and how many there are")
     given = parser.parse_args()
-    device, dtype = torch.device(given.device), getattr(torch, given.dtype)
-    torch.set_num_threads(given.threads)
+    device = torch.device(given.device)
+    if device.type == "cpu":
+        torch.set_num_threads(given.threads)
+    mine, processes = map(int, given.share.split("/"))
+    pairs = list(product(given.only, given.batch))[mine::processes]
+    if given.compile:
+        for name, batch in pairs:
+            compiled(name, batch, given)
+        return 0
     rows = []
-    for name, batch in product(given.only, given.batch):
-        rows.append(measured(name, batch, given.threads, device, dtype))
+    for name, batch in pairs:
+        rows.append(measured(name, batch, given))
         print(json.dumps(rows[-1]), flush=True)
     packages, index = ("torch", "transformers", *PEERS), 0 if device.type == "cuda" else None
     made = stamp("models_of_torch", *packages, device=index, named=given.commit or "")
