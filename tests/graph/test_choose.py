@@ -211,7 +211,7 @@ def test_failures_are_not_kept(own_folder: Path) -> None:
 
 def test_a_kernel_that_is_not_built_never_fails_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = _cut()
-    monkeypatch.setattr(choose, "build", _raise)
+    monkeypatch.setattr("fuseplan.graph.cut.build", _raise)
     made = chosen(cut, Exact(cut.graph), "predicted")
     assert not made.sites
     assert {reason.code for reason in made.left.values()} == {"failed"}

@@ -33,7 +33,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def spoilt(live: Any) -> None:
             call(live)
-            dst[...] += 1
+            dst[...] += 10
 
         return spoilt if is_block else call
 

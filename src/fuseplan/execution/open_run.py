@@ -72,7 +72,7 @@ class OpenBoundPlan(BoundPlan):
         if bound is None:
             if 0 in extents:
                 return self._empty(extents, src, out, free)
-            bound = self._prepared(extents)
+            bound = self.at(extents)
         return bound(src, out, *bare, **free)
 
     def _extents(self, src: Any) -> Extents:
@@ -82,8 +82,12 @@ class OpenBoundPlan(BoundPlan):
             fitting(memory, src, SRC, wanted)
         return extents_in("src", shape, wanted.shape)
 
-    def _prepared(self, extents: Extents) -> BoundPlan:
-        """The bound plan of extents that were not met lately."""
+    def at(self, extents: Extents) -> BoundPlan:
+        """The bound plan with numbers for its open axes, which calls on these extents share.
+
+        Raises:
+            ArgumentError: a bound tensor has other extents, or no tensor has these.
+        """
         self._check_extents(extents, self._late)
         try:
             runner = self._runner.at(extents)

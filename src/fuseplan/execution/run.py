@@ -63,7 +63,8 @@ class BoundPlan:
         self._src_bytes, self._dst_bytes = (spec.span * spec.itemsize for spec in (plan.src, plan.output))
         self._base, self._borrows = base, borrow
         self._numbers: dict[str, float] = base._numbers if base else {}
-        self._lent: set[str] = set()  # borrowed operands are not kept alive, so they are not `_in_place`
+        # Borrowed operands are not kept alive, so they are not `_in_place`.
+        self._lent: set[str] = {*base._lent} if base else set()
         self._numbers, words, self._keep, in_place = self._taken(values, keep=True)
         if self._keep:
             self._memory.settle()

@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
-from fuseplan.execution.build import build
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
 from fuseplan.graph.trial import Framework, measured, problem_of, read_by
@@ -80,9 +79,8 @@ def key_of(site: Site, framework: Framework) -> Key:
 
 def failure(site: Site) -> Reason | None:
     """Why the site's kernel is not built; None where it is."""
-    records = site.records
     try:
-        build(records.choice, records.kernel, records.target)
+        site.compiled()
     except Exception as error:  # a failure of one site never fails the model
         return Reason(Why.FAILED, problem_of(error))
     return None

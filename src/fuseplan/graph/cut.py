@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fuseplan.compile import CompiledPlan
+from fuseplan.execution.build import build
 from fuseplan.execution.stages import Records
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
 from fuseplan.graph.why import Reason
 from fuseplan.graph.write import Constant
+from fuseplan.kernels.kernel import Kernel
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.sites import Measured
 from fuseplan.system.locks import cached_property
@@ -40,6 +43,8 @@ class Site:
         measured: what was measured here; None where nothing was.
         into: where the result lies, if not in memory of its own.
         rules: names of the rules that gave operators of the plan.
+        opened: the records of the plan with an open axis, whose kernel the site launches; the reason where
+            an extent is open and no such kernel serves it; None where none is open.
     """
 
     plan: FusionPlan
@@ -53,6 +58,27 @@ class Site:
     measured: Measured | None = field(default=None, compare=False)
     into: Range | None = None
     rules: tuple[str, ...] = ()
+    opened: Records | Reason | None = field(default=None, compare=False)
+
+    @property
+    def built(self) -> Records:
+        """The records of the plan that is compiled."""
+        return self.opened if isinstance(self.opened, Records) else self.records
+
+    @property
+    def kernel(self) -> Kernel:
+        """The computation of a launch, on the site's own extents."""
+        is_open = isinstance(self.opened, Records)
+        return self.built.kernel.with_extent(self.plan.src.shape[0]) if is_open else self.records.kernel
+
+    def compiled(self) -> CompiledPlan:
+        """The plan, compiled, or found where it was compiled before.
+
+        Raises:
+            BuildError: the toolchain failed.
+        """
+        made = self.built
+        return CompiledPlan(made, build(made.choice, made.kernel, made.target))
 
 
 @dataclass(frozen=True)

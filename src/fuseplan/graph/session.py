@@ -10,8 +10,8 @@ import numpy as np
 
 from fuseplan.compile import CompiledPlan
 from fuseplan.errors import ArgumentError
-from fuseplan.execution.build import build
-from fuseplan.graph.cut import Cut
+from fuseplan.execution.open_run import OpenBoundPlan
+from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.evaluate import check_inputs
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.memory import arena, plan
@@ -63,7 +63,7 @@ class Session:
         self.arena_bytes = plan(self.placement.buffers)
         self._memory = arena(self.arena_bytes)
         self._guard = Lock()
-        self._built: dict[str, CompiledPlan] = {}
+        self._built: dict[Any, CompiledPlan] = {}
         self._lent: list[
             Tensor
         ] = []  # constants that kernels read where they lie: bound plans keep none alive
@@ -112,12 +112,11 @@ class Session:
         placed = self.placement.at.get(name)
         return None if placed is None else placed.array(self._memory)
 
-    def _compiled(self, site: Any) -> CompiledPlan:
-        text = str(site.plan)
-        if text not in self._built:
-            records = site.records
-            self._built[text] = CompiledPlan(records, build(records.choice, records.kernel, records.target))
-        return self._built[text]
+    def _compiled(self, site: Site) -> CompiledPlan:
+        key = site.plan, site.built.choice.template
+        if key not in self._built:
+            self._built[key] = site.compiled()
+        return self._built[key]
 
     def _action(self, step: Step) -> Action:
         """A step as a function of the values that a run holds."""
@@ -143,6 +142,8 @@ class Session:
         lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
         bound |= {key: each for key, each in lent.items() if each is not None}
         call = self._compiled(step.site).borrow(bound)
+        if isinstance(call, OpenBoundPlan):
+            call = call.at(step.site.plan.src.shape[:1])
         self._lent += [bound[key] for key in call.lent & bound.keys()]
         self._release()
         src, dst = step.src.array(self._memory), step.dst.array(self._memory)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from fuseplan.compile import CompiledPlan
 from fuseplan.errors import FuseplanError
-from fuseplan.execution.build import build
 from fuseplan.graph.cut import Site
 from fuseplan.graph.evaluate import evaluate
 from fuseplan.graph.graph import Graph
@@ -135,14 +133,12 @@ def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
     Raises:
         FuseplanError: the kernel is not built, or does not take the tensors.
     """
-    records = site.records
-    compiled = CompiledPlan(records, build(records.choice, records.kernel, records.target))
     shapes = {each.key: each.shape for each in site.plan.operands}
     operands = {
         key: values[each].reshape(shapes[key]) if isinstance(each, str) else aligned(each)
         for key, each in site.operands.items()
     }
-    call, src = compiled.bind(**operands), values[site.src].reshape(site.plan.src.shape)
+    call, src = site.compiled().bind(**operands), values[site.src].reshape(site.plan.src.shape)
     dst = empty(site.plan.output, src.device if is_torch(src) else None)
     return lambda: call(src, dst)
 
@@ -239,7 +235,7 @@ def _finite(error: float | None) -> float | None:
 
 def _allowed(site: Site, peer_error: float) -> float:
     """The largest error that is right, beside a framework with an error of its own."""
-    stated = allowed_deviation(site.records.kernel, site.records.choice.template)
+    stated = allowed_deviation(site.built.kernel, site.built.choice.template)
     return 2 * min(peer_error, ANOTHER) + stated
 
 

@@ -105,7 +105,7 @@ class Why(Enum):
     OPEN_EXTENT = (
         "open-extent",
         "a number of the plan depends on an extent that is open",
-        "Leave this extent out of dynamic_shapes: fuse the module for each of its numbers",
+        "Fix this extent: leave it out of dynamic_shapes, or write its number into the model",
     )
     INDUCTOR = (
         "inductor",

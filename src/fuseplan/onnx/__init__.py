@@ -6,6 +6,7 @@
 - reader: a model as a graph; table: the graph's operators of each of ONNX's; windows: rows with windows
 - runtime: what runs the operators that no plan computes; writing: models with plans as functions
 - profiling: the time of each operator
+- opening: the values that depend on the batch
 - given, protos: ONNX's messages as values of ours
 """
 

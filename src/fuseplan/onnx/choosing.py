@@ -51,7 +51,12 @@ class How:
 
 
 def cut_of(
-    proto: Any, types: Mapping[str, Type], how: How, is_built: bool = True, example: Mapping[str, Any] = NONE
+    proto: Any,
+    types: Mapping[str, Type],
+    how: How,
+    is_built: bool = True,
+    example: Mapping[str, Any] = NONE,
+    opened: Callable[[Cut], Cut] = lambda cut: cut,
 ) -> tuple[ReadModel, Cut]:
     """The model as a graph, cut into plans; an operator of a site that is reverted is ONNX's.
 
@@ -61,13 +66,14 @@ def cut_of(
         how: how the sites are chosen.
         is_built: as for `fuseplan.graph.choose.chosen`.
         example: arrays for the inputs, which sites are measured with; random ones where there are none.
+        opened: gives sites of a cut kernels that serve other extents too.
     """
     framework, left = Runtime(proto, types, how.target.threads, example), dict[Origin, Reason]()
     reverted, tried = list[Site](), list[Attempt]()
     while True:
         model = read(proto, types, left.get)
         found = find(model.graph, how.target, accuracy=how.accuracy, rules=how.rules)
-        cut = chosen(found, framework, how.choose, is_built)
+        cut = chosen(opened(found), framework, how.choose, is_built)
         reverted += cut.reverted
         gone = {node.origin: cut.left[id(node)] for site in cut.reverted for node in site.nodes}
         gone |= _computed(cut, framework)

@@ -15,6 +15,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
+from fuseplan.graph.opened import OpenKernels
 from fuseplan.graph.place import place
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
@@ -24,6 +25,7 @@ from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.onnx.choosing import NONE, How, cut_of
 from fuseplan.onnx.files import model_of
+from fuseplan.onnx.opening import open_kernels
 from fuseplan.onnx.profiling import seconds_of
 from fuseplan.onnx.protos import LIBRARY
 from fuseplan.onnx.reader import ReadModel, input_types, read
@@ -48,8 +50,15 @@ class Prepared:
         library: what runs the other operators.
     """
 
-    def __init__(self, proto: Any, types: Mapping[str, Type], how: How, example: Mapping[str, Any]) -> None:
-        self.model, cut = cut_of(proto, types, how, example=example)
+    def __init__(
+        self,
+        proto: Any,
+        types: Mapping[str, Type],
+        how: How,
+        example: Mapping[str, Any],
+        kernels: OpenKernels,
+    ) -> None:
+        self.model, cut = cut_of(proto, types, how, example=example, opened=kernels.serve)
         self.library = Onnx(proto, how.target.threads)
         self.session = Session(cut, {LIBRARY: self.library}, release)
         release()
@@ -59,7 +68,9 @@ class OnnxModel:
     """A model of ONNX; `run` is that of onnxruntime.InferenceSession.
 
     Made by `fuseplan.onnx.load`. The model is read, cut into plans and compiled for the shapes of a call's
-    inputs; calls with the same shapes share that. Any number of threads may call.
+    inputs; calls with the same shapes share that. Where the model leaves the outermost extent of an input
+    open, its batch, a plan's kernel serves every batch: another batch compiles little or nothing. The report
+    names the plans that cannot. Any number of threads may call.
 
     Attributes:
         inputs: the types of the inputs, as the model declares them; of unknown shape where an extent is none.
@@ -71,6 +82,7 @@ class OnnxModel:
         self._how = how
         self._prepared: OrderedDict[tuple[Type, ...], Prepared] = OrderedDict()
         self._guard = Lock()
+        self._kernels: OpenKernels | None = None
         self.inputs = input_types(self._proto)
         self.outputs = tuple(each.name for each in self._proto.graph.output)
 
@@ -114,7 +126,7 @@ class OnnxModel:
         with self._guard:
             prepared = self._prepared.pop(key, None)
             if prepared is None:
-                prepared = Prepared(self._proto, found, self._how, example)
+                prepared = Prepared(self._proto, found, self._how, example, self._opened(found))
             self._prepared[key] = prepared
             while len(self._prepared) > limits.SHAPES_KEPT:
                 self._prepared.popitem(last=False)
@@ -187,8 +199,14 @@ class OnnxModel:
         prepared = self._prepared.get(tuple(found.values()))
         if prepared is not None:
             return prepared, prepared.model, prepared.session.cut
-        model, cut = cut_of(self._proto, found, replace(self._how, choose="predicted"), is_built=False)
-        return None, model, cut
+        how, opened = replace(self._how, choose="predicted"), self._opened(found).serve
+        return None, *cut_of(self._proto, found, how, is_built=False, opened=opened)
+
+    def _opened(self, types: Mapping[str, Type]) -> OpenKernels:
+        """The kernels that serve every batch, where the model leaves it open."""
+        if self._kernels is None:
+            self._kernels = open_kernels(self._proto, types)
+        return self._kernels
 
     @property
     def example(self) -> dict[str, Type]:

@@ -144,7 +144,7 @@ def _function(
 ) -> Any:
     made = helper.make_function(DOMAIN, name, reads, writes, nodes, list(model.opset_import))
     made.doc_string = str(site.plan)
-    for key, value in (("plan", str(site.plan)), ("template", str(site.records.choice))):
+    for key, value in (("plan", str(site.plan)), ("template", str(site.built.choice))):
         made.metadata_props.add(key=f"{DOMAIN}.{key}", value=value)
     return made
 

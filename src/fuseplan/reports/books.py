@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from fuseplan.execution.stages import Records
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, told
@@ -136,23 +137,26 @@ def _viewed(row: OperatorRow) -> OperatorRow:
 
 
 def _site(cut: Cut, number: int, site: Site, moved: Mapping[str, int]) -> SiteRow:
-    records, graph = site.records, cut.graph
+    graph, target = cut.graph, site.records.target
+    template = site.built.choice.template
     whose = list(dict.fromkeys(named(node) for node in site.nodes))
     waiting = 0 if site.dst in graph.outputs else 2 * _bytes(graph, [site.dst])
     return SiteRow(
         number,
         str(site.plan),
-        str(records.choice),
+        template.text,
         tuple(each.name for each in whose),
         tuple(dict.fromkeys(each.line for each in whose if each.line)),
         sum(moved[each.name] for each in whose),
-        records.choice.template.traffic(records.kernel, records.target).total,
-        records.choice.seconds,
+        template.traffic(site.kernel, target).total,
+        template.seconds(site.kernel, target),
         site.ended.code,
         site.ended.got,
         waiting,
         _measured(site),
         site.rules,
+        str(site.opened.plan) if isinstance(site.opened, Records) else "",
+        f"{site.opened.code}: {site.opened}" if isinstance(site.opened, Reason) else "",
     )
 
 

@@ -15,7 +15,7 @@ from fuseplan.reports.rows import CopyRow, Launches, MeasuredRow, OperatorRow, R
 from fuseplan.system import limits
 from fuseplan.system.reading import bytes_of, json_of, record
 
-SCHEMA = "fuseplan.report/3"
+SCHEMA = "fuseplan.report/4"
 SHOWN = 6  # names in a line; the others are counted
 
 
@@ -137,6 +137,10 @@ def _plan_lines(sites: Sequence[SiteRow]) -> Iterator[str]:
     )
     if first.rules:
         yield f"      by {counted(len(first.rules), 'rule')}: {', '.join(first.rules)}"
+    if first.opened:
+        yield f"      for every batch: {first.opened}"
+    if first.fixed:
+        yield f"      for this batch alone: {first.fixed}"
     if first.measured is not None:
         yield f"      {measured_text(first.measured)}"
 

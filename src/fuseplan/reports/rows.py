@@ -81,6 +81,8 @@ class SiteRow:
         between: bytes written and read again because the plan ends there.
         measured: beside the framework's own operators; None where nothing was measured.
         rules: names of the user's rules that gave operators of the plan.
+        opened: the plan with an open batch, whose kernel serves every extent; empty where there is none.
+        fixed: of a model whose batch is open, why the kernel is for this extent alone; else empty.
     """
 
     number: int
@@ -96,6 +98,8 @@ class SiteRow:
     between: int
     measured: MeasuredRow | None = None
     rules: tuple[str, ...] = ()
+    opened: str = ""
+    fixed: str = ""
 
 
 @dataclass(frozen=True)
