@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, layers, refuse, running
 from fuseplan.plans.plan import FusionPlan
@@ -33,7 +33,7 @@ class Ncnn(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Writes the plan as an ncnn model, loads it, and makes a Mat of each copy's tensors."""
-        only_f32(plan, self.name)
+        only_in(("f32",), plan, self.name)
         if plan.src.batch != 1:
             raise CannotRunError(f"ncnn takes one image at a time; the batch is {plan.src.batch}")
         if plan.src.rank != 4:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fuseplan.bench.peers.onnx_model import onnx_model
 from fuseplan.bench.peers.onnx_peer import OnnxRuntime
-from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, aligned, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers, plain_layers
 from fuseplan.plans.plan import FusionPlan
@@ -49,7 +49,7 @@ class OpenVino(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Compiles the model, and makes a request with its own tensors for each copy."""
-        only_f32(plan, self.name)
+        only_in(("f32",), plan, self.name)
         model, inputs = onnx_model(plan, copies[0], layers(plan))
         compiled = self._core.compile_model(self._core.read_model(model), "CPU", self._configuration)
         requests, kept = [], []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fuseplan.bench.peers.torch_peer import Torch, TorchCompile
 from fuseplan.measure.layers import layers, plain_layers
-from fuseplan.measure.torch_stages import Stage, stage_of, stages_in_place
+from fuseplan.measure.torch_activations import Stage
+from fuseplan.measure.torch_stages import stage_of, stages_in_place
 from fuseplan.plans.plan import FusionPlan
 
 

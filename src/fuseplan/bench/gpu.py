@@ -16,7 +16,7 @@ from typing import Any
 from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.peers.peer import Peer, Prepared
-from fuseplan.bench.results import Row, timed_row, wrong
+from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.errors import ArgumentError, FuseplanError, installing
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -109,13 +109,14 @@ class _Bench:
             got = prepared.result()
             setup = time.perf_counter() - begin
             out, results = evaluated(*peer.asked(plan, tensors))
-            pairs = zip(got if isinstance(got, tuple) else (got,), (out, *results.values()), strict=True)
-            error = max(deviation(made, exact) for made, exact in pairs)
+            given, want = got if isinstance(got, tuple) else (got,), (out, *results.values())
+            compared = zip(given, want, dtypes_of(plan), strict=True)
+            errors = [deviation(made, exact, dtype=dtype) for made, exact, dtype in compared]
         except (CannotRunError, FuseplanError) as why:
             return _Found(refused=str(why))
         except Exception as why:
             return _Found(refused=f"{type(why).__name__}: {str(why)[:SHOWN]}")
-        why_not = wrong(error, plan)
+        why_not, error = wrong(errors, plan), max(errors)
         return _Found(prepared, setup, error) if why_not is None else _Found(refused=why_not, error=error)
 
     def _host(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:

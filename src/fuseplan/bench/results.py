@@ -7,7 +7,7 @@ for one plan in one run; a peer that refused or was wrong has a line too, which 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from fuseplan.measure.stats import Timing
 from fuseplan.plans.plan import FusionPlan
 
 OURS = "fuseplan"
-WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1}  # a deviation above it is no result to time
+# A deviation above it is no result to time; of fp8 a step between the largest elements.
+WORST = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-2, "bf16": 1e-1, "f8e4m3": 2**-3, "f8e5m2": 2**-2}
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,20 @@ def append_json(rows: Iterable[Mapping[str, Any]], name: str, folder: Path) -> P
     return place
 
 
-def wrong(error: float, plan: FusionPlan) -> str | None:
-    """Why a result with that deviation from float64 is none to time; None where it is right."""
-    return None if error <= WORST[plan.src.dtype] else f"wrong: off by {error:.1e} of the largest output"
+def dtypes_of(plan: FusionPlan) -> tuple[str, ...]:
+    """The dtypes of what a plan gives: the output's, then its results'."""
+    return plan.output.dtype, *(each.spec.dtype for each in plan.results)
+
+
+def wrong(errors: Sequence[float], plan: FusionPlan) -> str | None:
+    """Why results with these deviations from float64 are none to time; None where they are right."""
+    for error, dtype in zip(errors, dtypes_of(plan), strict=True):
+        allowed = max(
+            (WORST[each] for each in (plan.src.dtype, dtype) if each in WORST), default=WORST["f32"]
+        )
+        if not error <= allowed:
+            return f"wrong: off by {error:.1e} of the largest output"
+    return None
 
 
 def timed_row(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fuseplan.bench.options import Options, Progress, now
 from fuseplan.bench.peers import known
 from fuseplan.bench.processes import Process, processes, scratch
-from fuseplan.bench.results import Row, timed_row, wrong
+from fuseplan.bench.results import Row, dtypes_of, timed_row, wrong
 from fuseplan.bench.worker import part
 from fuseplan.kernels.lower import lower
 from fuseplan.kernels.match import match
@@ -110,10 +110,14 @@ class _Measured:
         if answer["outputs"] != len(want):
             return {"refused": f"it returned {answer['outputs']} of {len(want)} tensors"}
         parts = [part(place, number) for number in range(len(want))]
-        error = max(deviation(np.load(each), exact) for each, exact in zip(parts, want, strict=True))
+        dtypes = dtypes_of(self._plan)
+        errors = [
+            deviation(np.load(each), exact, dtype=dtype)
+            for each, exact, dtype in zip(parts, want, dtypes, strict=True)
+        ]
         for each in parts:
             each.unlink()
-        why = wrong(error, self._plan)
+        why, error = wrong(errors, self._plan), max(errors)
         return {**answer, "error": error} if why is None else {"refused": why, "error": error}
 
     def _row(

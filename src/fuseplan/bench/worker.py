@@ -27,8 +27,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from fuseplan.bench.peers import known
-from fuseplan.bench.peers.peer import Peer, Prepared
+from fuseplan.bench.peers.peer import Array, Peer, Prepared
 from fuseplan.errors import FuseplanError
+from fuseplan.language.dtypes import HELD, dtype_of
 from fuseplan.measure.clock import Protocol, block, calls_a_sample
 from fuseplan.measure.data import laid_out, random_arrays, stored
 from fuseplan.measure.layers import CannotRunError
@@ -49,6 +50,12 @@ def _arrays(plan: FusionPlan, request: Mapping[str, Any]) -> dict[str, Tensor]:
         return random_arrays(plan, **request["data"])
     with np.load(request["arrays"]) as found:
         return laid_out(plan, found)
+
+
+def _bits(array: Array) -> Array:
+    """An array that files hold: of bf16 and fp8, for which they have no name, the bits."""
+    name = HELD.get(array.dtype.name)
+    return array if name is None else array.view(dtype_of(name).array)
 
 
 class Worker:
@@ -72,7 +79,7 @@ class Worker:
         setup = time.perf_counter() - begin
         outputs = output if isinstance(output, tuple) else (output,)
         for number, each in enumerate(outputs):
-            np.save(part(Path(request["result"]), number), each)
+            np.save(part(Path(request["result"]), number), _bits(each))
         self._prepared, self._calls = prepared, calls_a_sample(prepared.call)
         return {"setup": setup, "facts": dict(prepared.facts), "outputs": len(outputs)}
 

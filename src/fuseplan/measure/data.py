@@ -156,7 +156,8 @@ def has_statistics(plan: FusionPlan) -> bool:
 
 def is_training(plan: FusionPlan) -> bool:
     """Whether an operator of the plan computes numbers of a batch, forward or backward."""
-    return any(isinstance(step.op, Normalization) and step.op.per != "row" for step in plan)
+    batch = ("channel", "activation")
+    return any(isinstance(step.op, Normalization) and step.op.per in batch for step in plan)
 
 
 def reference(plan: FusionPlan, tensors: Tensors) -> Tensor:

@@ -24,7 +24,7 @@ class Layer:
         name: its word in the plan's text.
         attributes: what is fixed in the plan, by name.
         parameters: numbers with their values, by the operator's own names.
-        keys: the plan's key of each operand, by the operator's own names.
+        keys: the plan's key of each operand, or of an earlier value, by the operator's own names.
         step: the plan's step.
     """
 
@@ -58,7 +58,7 @@ def plain_layers(plan: FusionPlan) -> list[Layer]:
             name=step.op.name,
             attributes=step.op.attributes(),
             parameters={parameter.name: parameter.value for parameter in step.op.parameters()},
-            keys={operand.name: operand.key for operand in step.operands},
+            keys={operand.name: operand.key for operand in step.operands} | step.op.again,
             step=step,
         )
         for step in plan.steps

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from fuseplan.kernels.target import Target
+from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, running
-from fuseplan.measure.spaces import Tensor, Tensors
-from fuseplan.measure.torch_stages import Stage, module_of, stage_of
+from fuseplan.measure.spaces import Tensor, Tensors, torch_dtype
+from fuseplan.measure.torch_activations import Stage
+from fuseplan.measure.torch_stages import module_of, stage_of
 from fuseplan.measure.torch_training import Compiler, training_call
 from fuseplan.plans.plan import FusionPlan
 
@@ -56,14 +58,29 @@ def eager_calls(
     if is_training(plan):
         held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
         return [training_call(plan, each, peer, compiler) for each in held]
+    from fuseplan.measure.torch_rows import saved  # it imports torch
+
     first, *others = copies
     listed = [as_taken(plan, first, keys, layout)]
     listed += [as_taken(plan, {key: each[key] for key in keys}, keys, layout) for each in others]
     dtype = listed[0]["src"].dtype
-    constant = {key: value.to(dtype) for key, value in listed[0].items() if key not in keys}
-    module = module_of(stages(plan), constant, keys).eval()
+    listed = [{key: _alike(value, dtype) for key, value in held.items()} for held in listed]
+    left = [
+        {key: each for layer in layers(plan) for key, each in saved(layer, held).items()} for held in listed
+    ]
+    constant = {key: value for key, value in listed[0].items() if key not in keys}
+    results = [each.key for each in plan.results]
+    module = module_of(stages(plan), constant, [*keys, *left[0]], results).eval()
     made = compiler(module) if compiler else module
-    return [partial(made, *(held[key].to(dtype) for key in keys)) for held in listed]
+    called = zip(listed, left, strict=True)
+    return [partial(made, *(held[key] for key in keys), *more.values()) for held, more in called]
+
+
+def _alike(tensor: Tensor, dtype: Any) -> Tensor:
+    """As torch's functions want it beside a src of that dtype: numbers in the dtype, indices in i64."""
+    if tensor.dtype.is_floating_point:
+        return tensor.to(dtype) if dtype.is_floating_point and dtype.itemsize > 1 else tensor
+    return tensor.long() if tensor.dtype.itemsize == 4 else tensor
 
 
 def as_torch(value: Any) -> Tensor:
@@ -76,6 +93,15 @@ def as_torch(value: Any) -> Tensor:
     if array.dtype.itemsize == 2 and array.dtype != np.float16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> Any:
+    """The elements in NumPy, in host memory of their own; those of bf16 and fp8 as their bits."""
+    import torch
+
+    dtype = next(each for each in DTYPES.values() if torch_dtype(each.name) == tensor.dtype)
+    octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return octets.view(dtype.array).reshape(tensor.shape).copy()
 
 
 def as_taken(plan: FusionPlan, tensors: Tensors, keys: Sequence[str], layout: str = "") -> dict[str, Tensor]:

@@ -7,34 +7,11 @@ from typing import Any
 
 from fuseplan.language.declarations import aligned
 from fuseplan.language.tensor import TensorSpec
-from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, is_usual, refuse
-from fuseplan.ops.activation import ACTIVATIONS
+from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, refuse
+from fuseplan.measure.torch_activations import BACKWARD, Held, Stage, activation_of
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.pool import AvgPool, Pool
 from fuseplan.ops.windows import Windowed
-
-# Activations, by their names in torch, whose softplus is another function above 20; and those whose numbers
-# torch takes by the same names.
-FUNCTIONS = {kind.name: kind.torch for kind in ACTIVATIONS if kind.torch and kind.name != "softplus"}
-TAKING_NUMBERS = ("leaky_relu", "elu", "clamp")
-
-# Backward passes of activations, of a gradient and the activation's input; then further arguments.
-BACKWARD: Mapping[str, Callable[[Any, Mapping[str, float]], Callable[[Any, Any], Any]]] = {
-    "relu": lambda aten, _: lambda dy, x: aten.threshold_backward(dy, x, 0),
-    "leaky_relu": lambda aten, given: (
-        lambda dy, x: aten.leaky_relu_backward(dy, x, given["negative_slope"], False)
-    ),
-    "elu": lambda aten, given: lambda dy, x: aten.elu_backward(dy, given["alpha"], 1, 1, False, x),
-    "silu": lambda aten, _: aten.silu_backward,
-    "hardswish": lambda aten, _: aten.hardswish_backward,
-    "hardsigmoid": lambda aten, _: aten.hardsigmoid_backward,
-    "mish": lambda aten, _: aten.mish_backward,
-    "gelu": lambda aten, _: aten.gelu_backward,
-}
-
-Stage = Callable[
-    [Any, Mapping[str, Any], Mapping[str, Any]], Any
-]  # (x, stored tensors, running tensors) -> x
 
 
 def stage_of(layer: Layer, peer: str = "torch") -> Stage:
@@ -43,14 +20,10 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     Raises:
         CannotRunError: `peer` is not taught it here.
     """
-    import torch
     from torch.nn import functional
 
-    if layer.name in TAKING_NUMBERS or (layer.name in FUNCTIONS and is_usual(layer)):
-        word = FUNCTIONS[layer.name]
-        function = getattr(functional, word, None) or getattr(torch, word)
-        options = layer.parameters if layer.name in TAKING_NUMBERS else {}
-        return lambda x, stored, given: function(x, **options)
+    if (activation := activation_of(layer.step.op)) is not None:
+        return lambda x, held: activation(x)
     if layer.name.startswith("conv"):
         return _convolution(functional, layer)
     if isinstance(layer.step.op, Pool):
@@ -62,15 +35,16 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
         "scale": _scale,
         "add": _add,
         "batch_norm": _batch_norm,
-        "layer_norm": _row_norm,
-        "rms_norm": _row_norm,
-        "gelu": _gelu,
         "attention": _attention,
         "activation_backward": _activation_backward,
     }
-    if layer.name not in makers:
+    if layer.name in makers:
+        return makers[layer.name](functional, layer)
+    from fuseplan.measure.torch_rows import ROWS, row_stage  # it imports torch
+
+    if layer.name not in ROWS:
         raise refuse(peer, layer)
-    return makers[layer.name](functional, layer)
+    return row_stage(layer)
 
 
 def stages_in_place(layers: Sequence[Layer]) -> list[Stage]:
@@ -89,20 +63,23 @@ def in_place(layer: Layer) -> Stage:
         CannotRunError: torch is not taught it here.
     """
     if layer.name == "relu":
-        return lambda x, stored, given: x.relu_()
+        return lambda x, held: x.relu_()
     if layer.name == "bias":
         (key,) = layer.keys.values()
-        return lambda x, stored, given: x.add_(_spread(stored[key], layer))
+        return lambda x, held: x.add_(_spread(held[key], layer))
     return stage_of(layer)
 
 
-def module_of(stages: Sequence[Stage], constant: Mapping[str, Any], keys: Sequence[str]) -> Any:
+def module_of(
+    stages: Sequence[Stage], constant: Mapping[str, Any], keys: Sequence[str], results: Sequence[str] = ()
+) -> Any:
     """A module that applies the stages in order.
 
     Args:
         stages: the plan's.
         constant: its buffers, by the plan's keys.
         keys: of the tensors that a call gives, in order; the first is `src`.
+        results: keys of the tensors that it gives besides the output.
     """
     import torch
 
@@ -113,12 +90,11 @@ def module_of(stages: Sequence[Stage], constant: Mapping[str, Any], keys: Sequen
                 self.register_buffer(key, tensor)
 
         def forward(self, *given: Any) -> Any:
-            named = dict(zip(keys, given, strict=True))
-            stored = {key: getattr(self, key) for key in constant}
-            x = named["src"]
+            held = {key: getattr(self, key) for key in constant} | dict(zip(keys, given, strict=True))
+            x = held["src"]
             for stage in stages:
-                x = stage(x, stored, named)
-            return x
+                x = stage(x, held)
+            return (x, *(held[key] for key in results)) if results else x
 
     return Plan()
 
@@ -131,8 +107,8 @@ def _convolution(functional: Any, layer: Layer) -> Stage:
     weight, bias = layer.keys["weight"], layer.keys.get("bias")
     padding = tuple(low for low, _ in shape.padding)
 
-    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
-        given = stored[weight], stored[bias] if bias else None
+    def stage(x: Any, held: Held) -> Any:
+        given = held[weight], held[bias] if bias else None
         return function(x, *given, shape.stride, padding, shape.dilation, op.groups)
 
     return stage
@@ -149,7 +125,7 @@ def _pool(functional: Any, op: Pool, src: TensorSpec) -> Stage:
     else:
         options["dilation"] = window.dilation
     function = getattr(functional, op.name)
-    return lambda x, stored, given: function(x, window.kernel, **options)
+    return lambda x, held: function(x, window.kernel, **options)
 
 
 def _matmul(functional: Any, layer: Layer) -> Stage:
@@ -163,8 +139,8 @@ def _matmul(functional: Any, layer: Layer) -> Stage:
     def plain(matrix: Any) -> Any:
         return matrix.mT if is_transposed else matrix
 
-    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
-        matrix, added = stored[weight], stored[bias] if bias else None
+    def stage(x: Any, held: Held) -> Any:
+        matrix, added = held[weight], held[bias] if bias else None
         if is_transposed and not is_batched:
             return functional.linear(x, matrix, added)
         if added is not None and x.dim() == 2 and not is_batched:
@@ -184,19 +160,19 @@ def _spread(vector: Any, layer: Layer) -> Any:
 
 def _bias(_: Any, layer: Layer) -> Stage:
     (key,) = layer.keys.values()
-    return lambda x, stored, given: x + _spread(stored[key], layer)
+    return lambda x, held: x + _spread(held[key], layer)
 
 
 def _scale(_: Any, layer: Layer) -> Stage:
     (key,) = layer.keys.values()
-    return lambda x, stored, given: x * _spread(stored[key], layer)
+    return lambda x, held: x * _spread(held[key], layer)
 
 
 def _add(_: Any, layer: Layer) -> Stage:
     if any(value != 1 for value in layer.parameters.values()):
         raise CannotRunError("the addition with factors is not measured in torch")
     (key,) = layer.keys.values()
-    return lambda x, stored, given: x + given[key]
+    return lambda x, held: x + held[key]
 
 
 def _batch_norm(functional: Any, layer: Layer) -> Stage:
@@ -205,24 +181,18 @@ def _batch_norm(functional: Any, layer: Layer) -> Stage:
     weight, bias, mean, variance = (layer.keys[name] for name in ("scale", "shift", "mean", "variance"))
     epsilon = layer.parameters["epsilon"]
 
-    def stage(x: Any, stored: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
-        statistics = stored[mean], stored[variance]
-        return functional.batch_norm(x, *statistics, stored[weight], stored[bias], False, 0.0, epsilon)
+    def stage(x: Any, held: Held) -> Any:
+        statistics = held[mean], held[variance]
+        return functional.batch_norm(x, *statistics, held[weight], held[bias], False, 0.0, epsilon)
 
     return stage
-
-
-def _row_norm(functional: Any, layer: Layer) -> Stage:
-    function, shape = getattr(functional, layer.name), (layer.step.src.channels,)
-    keys, epsilon = [*layer.keys.values()], layer.parameters["epsilon"]
-    return lambda x, stored, given: function(x, shape, *(stored[key] for key in keys), eps=epsilon)
 
 
 def _attention(functional: Any, layer: Layer) -> Stage:
     key, value, options = sdpa_of(layer)
     function = functional.scaled_dot_product_attention
     is_grouped = layer.attributes["key_heads"] != 0
-    return lambda x, stored, given: function(x, given[key], given[value], enable_gqa=is_grouped, **options)
+    return lambda x, held: function(x, held[key], held[value], enable_gqa=is_grouped, **options)
 
 
 def sdpa_of(layer: Layer) -> tuple[str, str, dict[str, Any]]:
@@ -239,11 +209,6 @@ def sdpa_of(layer: Layer) -> tuple[str, str, dict[str, Any]]:
     return layer.keys["key"], layer.keys["value"], options
 
 
-def _gelu(functional: Any, layer: Layer) -> Stage:
-    approximate = layer.attributes["approximate"]
-    return lambda x, stored, given: functional.gelu(x, approximate=approximate)
-
-
 def _activation_backward(_: Any, layer: Layer) -> Stage:
     import torch
 
@@ -253,4 +218,4 @@ def _activation_backward(_: Any, layer: Layer) -> Stage:
         raise CannotRunError(f"the backward pass of {of.name} is not measured in torch")
     function = BACKWARD[of.name](torch.ops.aten, layer.parameters)
     key = layer.keys["input"]
-    return lambda x, stored, given: function(x, given[key])
+    return lambda x, held: function(x, held[key])

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
-from fuseplan.measure.torch_stages import BACKWARD, Stage, in_place, stage_of
+from fuseplan.measure.torch_activations import BACKWARD, Stage
+from fuseplan.measure.torch_stages import in_place, stage_of
 from fuseplan.plans.plan import FusionPlan
 
 Tensor = Any
@@ -59,11 +60,11 @@ def _forward(
     running = [tensors[key].clone() for key in names]
     how = True, layer.parameters.get("momentum", 0.0), layer.parameters["epsilon"]
     given = tensors["src"], tensors[layer.keys["scale"]], tensors[layer.keys["shift"]]
-    old = running or [None, None]
+    old, held = running or [None, None], dict(tensors)
 
     def behind(x: Tensor) -> Tensor:
         for stage in stages:
-            x = stage(x, tensors, tensors)
+            x = stage(x, held)
         return x
 
     def eager(*given: Tensor) -> Results:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fuseplan.bench.peers.onnx_model import onnx_model
-from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_f32
+from fuseplan.bench.peers.peer import Array, Arrays, Peer, Prepared, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import layers
 from fuseplan.plans.plan import FusionPlan
@@ -33,7 +33,7 @@ class OnnxRuntime(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Arrays]) -> Prepared:
         """Opens a session, and binds each copy's tensors once."""
-        only_f32(plan, self.name)
+        only_in(("f32",), plan, self.name)
         model, inputs = self._model(plan, copies[0])
         session = self._runtime.InferenceSession(model, self._options, providers=["CPUExecutionProvider"])
         bindings = []

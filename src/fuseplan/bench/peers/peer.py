@@ -66,14 +66,14 @@ class Peer:
         raise NotImplementedError
 
 
-def only_f32(plan: FusionPlan, name: str) -> None:
-    """Refuses what the peers are not measured with: they convert, or compute in another precision.
+def only_in(dtypes: Sequence[str], plan: FusionPlan, name: str) -> None:
+    """Refuses dtypes that the peer is not measured with: it converts, or computes in another precision.
 
     Raises:
-        CannotRunError: the plan is not in f32.
+        CannotRunError: the plan is in another dtype.
     """
-    if plan.src.dtype != "f32":
-        raise CannotRunError(f"{name} is measured in f32; the plan is in {plan.src.dtype}")
+    if plan.src.dtype not in dtypes:
+        raise CannotRunError(f"{name} is measured in {' and '.join(dtypes)}; the plan is in {plan.src.dtype}")
 
 
 def aligned(array: Array) -> Array:

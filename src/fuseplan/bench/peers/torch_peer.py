@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from fuseplan.bench.peers.peer import Peer, Prepared, only_f32
+from fuseplan.bench.peers.peer import Peer, Prepared, only_in
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers
 from fuseplan.measure.spaces import Tensors
-from fuseplan.measure.torch_eager import eager_calls, of_gpu
-from fuseplan.measure.torch_stages import Stage, stage_of
+from fuseplan.measure.torch_activations import Stage
+from fuseplan.measure.torch_eager import as_array, eager_calls, of_gpu
+from fuseplan.measure.torch_stages import stage_of
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -46,12 +47,11 @@ class Torch(Peer):
 
     def prepare(self, plan: FusionPlan, copies: Sequence[Tensors]) -> Prepared:
         """Makes a module with the weights as its buffers; of a plan with training operators a function."""
-        torch = self._torch
         if self.threads is None:
             for place, name, value in of_gpu(plan):
                 setattr(place, name, value)
         else:
-            only_f32(plan, self.name)
+            only_in(("f32", "bf16"), plan, self.name)
             self._set_mode(plan)
         layout = self.layout or ("" if self.threads is None else "nchw")
         compiler = self._compiler() if self.mode else None
@@ -62,11 +62,7 @@ class Torch(Peer):
 
         def result() -> Any:
             made = calls[0]()
-            arrays = tuple(
-                torch.Tensor.numpy(each.contiguous()).copy()
-                for each in (made if isinstance(made, tuple) else (made,))
-            )
-            return arrays if isinstance(made, tuple) else arrays[0]
+            return tuple(map(as_array, made)) if isinstance(made, tuple) else as_array(made)
 
         return Prepared(call, result)
 
