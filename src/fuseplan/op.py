@@ -172,19 +172,18 @@ class Op(ABC):
         return {name: saved for name in fields if (saved := getattr(self, name)) is not None}
 
     def _operand(self, name: str, declared: OperandField, src: TensorSpec) -> Operand:
-        per = declared.per(self, src) if callable(declared.per) else declared.per
+        per: Any = declared.per(self, src) if callable(declared.per) else declared.per
         block = cast(int, getattr(self, "block", 1)) if per == "block" else 1
         spec: TensorSpec | Dense | None = self.output(src) if per == "element" else None
+        axes, word, shape = tuple[int, ...](), "weight", per
         if isinstance(per, str):
             axes, word, shape = PER[per](src), per, extents(src, per, block)
         elif isinstance(per, Along):
             axes, word, shape = per.axes, "axes", per.shape
         elif isinstance(per, Beside):
             axes, word, shape, spec = per.axes, "beside", per.spec.shape, per.spec
-        else:
-            axes, word, shape = (), "weight", per
-        dtype = src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
-        dtype = declared.dtype(self) if declared.dtype else dtype
+        own = per.spec.dtype if word == "beside" else src.dtype if word in IN_SRC_DTYPE else src.compute_dtype
+        dtype = declared.dtype(self) if declared.dtype else own
         if prod(numbers(shape)) * dtype_of(dtype).itemsize > MAX_BYTES:
             raise PlanError(
                 f"{self.name}: its {name} is larger than memory can be",
@@ -203,7 +202,9 @@ class Op(ABC):
         return {name: made for name, made in self.result_fields.items() if made.when(self)}
 
     def _result(self, name: str, declared: ResultField, src: TensorSpec) -> Result:
-        per = cast(str, declared.per(self, src) if callable(declared.per) else declared.per)
+        per: Any = declared.per(self, src) if callable(declared.per) else declared.per
+        if isinstance(per, Beside):
+            return Result(name, per.spec.shape, per.spec.dtype, "beside", declared.updated, (), per.spec)
         axes, block = PER[per](src), cast(int, getattr(self, "block", 1)) if per == "block" else 1
         shape, dtype = extents(src, per, block), src.dtype if per in IN_SRC_DTYPE else src.compute_dtype
         spec = self.output(src) if per == "element" else Dense(shape, dtype)

@@ -9,6 +9,7 @@ import pytest
 
 from forced import forced
 from fuseplan.backends.cpu.templates.attention import Attention
+from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.attention_writer import pieces
 from fuseplan.compile import compile as compile_plan
@@ -37,25 +38,38 @@ PLANS = (
 )
 DOUBLE = "f64[1x2x37x20, bhsd] -> attention(is_causal=True, return_lse=True)"
 
+GRADIENTS = (
+    "f32[2x4x9x8, bhsd] -> attention_gradient(keys=13, key_heads=2, is_causal=True, window=11, by=key)",
+    "bf16[1x2x70x24, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=1, offset=2, by=key)",
+    "f16[1x2x130x40, bhsd] -> attention_gradient(window=40, features=17) -> bias",
+    "f32[2x4x9x33, bhsd] -> attention_gradient(keys=50, key_heads=2, bias_axes=ht, mask_axes=hst, softcap=2)",
+    "f32[2x4x9x8, bhsd] -> attention_gradient(is_padded=True, bias_axes=ht, mask_axes=bt, softcap=2, by=key)",
+)
+
 
 def candidates(kind: type[Template], text: str, target: Any) -> list[Template]:
     return list(kind.candidates(lower(match(FusionPlan.parse(text))), target, "default"))
 
 
-def ends(kind: type[Template], texts: tuple[str, ...], target: Any) -> Iterator[Any]:
+def ends(
+    kind: type[Template], texts: tuple[str, ...], target: Any, places: tuple[int, ...] = (0, -1)
+) -> Iterator[Any]:
     """The first and the last candidate of each plan."""
     for text in texts:
         listed = candidates(kind, text, target)
-        for each in dict.fromkeys((listed[0], listed[-1])):
+        for each in dict.fromkeys(listed[place] for place in places):
             yield pytest.param(each, text, id=f"{each.text}-{text}")
 
 
-@pytest.mark.parametrize(("template", "text"), list(ends(Attention, (*PLANS, DOUBLE), CPU)))
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [*ends(Attention, (*PLANS, DOUBLE), CPU), *ends(AttentionGradient, GRADIENTS, CPU, (0,))],
+)
 def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> None:
     plan = FusionPlan.parse(text)
     arrays = random_arrays(plan, 1)
     out, results = evaluated(plan, arrays)
-    compiled = forced(text, Attention, CPU, template)
+    compiled = forced(text, type(template), CPU, template)
     made = compiled(arrays.pop("src"), **arrays)
     listed = made if isinstance(made, tuple) else (made,)
     dtypes = [None, *(each.dtype for each in plan.results)]
@@ -97,6 +111,29 @@ def test_what_lies_behind_a_length_is_not_read() -> None:
     got = compile_plan(plan, "cpu")(arrays.pop("src"), **arrays)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
     assert not got[1].any()
+
+
+def test_gradients_do_not_read_behind_a_length() -> None:
+    plan = FusionPlan.parse("f32[2x2x9x8, bhsd] -> attention_gradient(keys=30, is_padded=True, by=key)")
+    arrays = random_arrays(plan, 1)
+    arrays["lengths"] = np.array([11, 0], np.int32)
+    want, results = evaluated(plan, arrays)
+    for key in ("key", "value"):
+        arrays[key][0, :, 11:], arrays[key][1] = np.nan, np.nan
+    got, by_value = compile_plan(plan, "cpu")(arrays.pop("src"), **arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(by_value, results["value_gradient"], rtol=1e-4, atol=1e-6)
+    assert not got[0, :, 11:].any()
+    assert not by_value[1].any()
+
+
+def test_a_query_that_sees_no_key_has_no_gradient() -> None:
+    plan = FusionPlan.parse("f32[1x1x9x8, bhsd] -> attention_gradient(is_causal=True, offset=-4)")
+    arrays = random_arrays(plan, 1)
+    arrays["lse"][..., :4] = -np.inf
+    got = compile_plan(plan, "cpu")(arrays.pop("src"), **arrays)
+    assert not got[:, :, :4].any()
+    assert got[:, :, 4:].all()
 
 
 def test_rows_are_padded_by_less_than_a_quarter() -> None:

@@ -68,6 +68,39 @@ def test_scores_are_capped_before_the_bias() -> None:
     torch.testing.assert_close(torch.from_numpy(got), scores.softmax(-1) @ values)
 
 
+@pytest.mark.parametrize(
+    "axes", ["", "bias_axes=hst, mask_axes=bt, is_padded=True, is_causal=True, offset=6"]
+)
+def test_gradients_are_those_of_autograd(axes: str) -> None:
+    """Of capped scores with grouped heads; as torch writes them, one operator after another."""
+    fields = f"keys=17, key_heads=2, features=5, softcap=0.7, {axes}".rstrip(", ")
+    plan, arrays = drawn(f"f64[2x4x11x6, bhsd] -> attention({fields}, return_lse=True)")
+    if axes:
+        arrays["lengths"] = np.array([17, 6])
+    query, key, value = (each.requires_grad_() for each in given(arrays))
+    scores = query @ key.repeat_interleave(2, 1).mT / 6**0.5
+    scores = 0.7 * torch.tanh(scores / 0.7)
+    if axes:
+        place, at = np.arange(11)[:, None] + 6, np.arange(17)
+        seen = (at <= place) & (arrays["mask"][:, None, None] != 0)
+        seen = seen & (at < arrays["lengths"][:, None, None, None])
+        bias = torch.from_numpy(arrays["bias"]).masked_fill(~torch.from_numpy(seen), -torch.inf)
+        scores = scores + bias
+    out = scores.softmax(-1).nan_to_num(0) @ value.repeat_interleave(2, 1)
+    grad = torch.from_numpy(np.random.default_rng(0).standard_normal(out.shape))
+    wanted = torch.autograd.grad(out, (query, key, value), grad)
+    operands = {name: array for name, array in arrays.items() if name != "src"}
+    results = plan.evaluate(arrays["src"], operands)[1]
+    delta = (grad * out).sum(-1).detach().numpy()
+    operands |= {"lse": results["lse"], "delta": delta, "grad": grad.numpy()}
+    for by, names in (("query", ["query"]), ("key", ["key", "value"])):
+        back = FusionPlan.parse(f"f64[2x4x11x6, bhsd] -> attention_gradient({fields}, by={by})")
+        dst, beside = back.evaluate(arrays["src"], operands)
+        for name, got in zip(names, (dst, *beside.values()), strict=True):
+            want = wanted[("query", "key", "value").index(name)].nan_to_num(0)
+            torch.testing.assert_close(torch.from_numpy(got), want)
+
+
 def test_packed_projections_are_read_with_the_strides_of_src() -> None:
     plan = FusionPlan.parse("f32[2x3x5x8, strides=360:8:72:1 of bhsd] -> attention")
     assert [each.spec for each in plan.operands] == [plan.src, plan.src]
@@ -92,6 +125,7 @@ def test_packed_projections_are_read_with_the_strides_of_src() -> None:
         ("f32[2x3x4x8] -> attention(mask_axes=bs)", "axes of the scores"),
         ("i32[2x3x4x8] -> attention", "floating-point"),
         ("f32[2x3x4x8] -> attention(enable_gqa=True)", "key_heads"),
+        ("f32[2x3x4x8] -> attention_gradient(by=value)", "query or key"),
     ],
 )
 def test_what_no_attention_can_have_is_refused(text: str, says: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.kernels.contraction import Contraction
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.reduction import INDEX, Statistic
 
 
@@ -40,7 +40,7 @@ class Reduction:
         return "\n".join([*lines, *([f"{INDEX} steps {listed(self.index)}"] if self.index else [])])
 
 
-Centre = Contraction | Reduction | Attend
+Centre = Contraction | Reduction | Attend | AttendGradient
 
 
 def listed(numbers: tuple[int, ...]) -> str:

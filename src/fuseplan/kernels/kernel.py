@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fuseplan.kernels.centre import Centre, Reduction, listed
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.opened import Opened
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
 from fuseplan.language.parts import Split, part_of
@@ -231,7 +231,8 @@ class Kernel(Opened):
     @cached_property
     def flops(self) -> int:
         """The contraction's, and one for every function of every expression at every element."""
-        centre = self.centre.flops if isinstance(self.centre, Contraction | Attend) else 0
+        is_counted = Contraction | Attend | AttendGradient
+        centre = self.centre.flops if isinstance(self.centre, is_counted) else 0
         before = sum(functions(stage.expression) for stage in self.prologue) * self.src.size
         behind = (*self.between, *self.between, *self.epilogue)  # gate and value meet those between
         after = sum(functions(stage.expression) for stage in behind) * self.dst.size
@@ -317,8 +318,8 @@ class Kernel(Opened):
 
     @property
     def attention(self) -> Attend:
-        """The centre, attention; ValueError in any other kernel."""
-        return self._centre_of(Attend)
+        """The centre, attention, or the attention whose gradient it is; ValueError in any other kernel."""
+        return self.centre.attend if isinstance(self.centre, AttendGradient) else self._centre_of(Attend)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:

@@ -19,7 +19,7 @@ from fuseplan.language.parts import Split
 from fuseplan.language.reduction import INDEX
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops import pool
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.attention import Attending
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
@@ -51,7 +51,7 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
     if centre is None:
         return _pointwise(steps)
     before, after = steps[: centre.index], steps[centre.index + 1 :]
-    if isinstance(centre.op, Attention):
+    if isinstance(centre.op, Attending):
         return _attention(steps, centre, after)
     if isinstance(centre.op, Normalization):
         return _normalization(steps, before, centre, after)
@@ -63,7 +63,7 @@ def _lowered(steps: Sequence[Step]) -> Kernel:
 def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Kernel:
     """Key, value, and what hides scores or is added to them, are read where they lie."""
     op = centre.op
-    assert isinstance(op, Attention)  # by its kind
+    assert isinstance(op, Attending)  # by its kind
     kernel = _kernel(steps, (), after)
     beside = [
         replace(_operand(each, centre.src, each.name), strides=each.spec.element_strides)
@@ -73,7 +73,7 @@ def _attention(steps: Sequence[Step], centre: Step, after: Sequence[Step]) -> Ke
     made = (_result(each, centre.src, leaf(each.key)) for each in centre.results)
     return replace(
         kernel,
-        centre=op.attend(centre.src),
+        centre=op.centre(centre.src),
         operands=(*beside, *_operands(after, "epilogue")),
         outputs=(*made, *kernel.outputs),
     )
@@ -288,7 +288,8 @@ def rows_of(spec: TensorSpec) -> TensorSpec:
 
 def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:
     axes = tuple(sorted(src.canonical_order.index(axis) for axis in made.axes))
-    return Output(made.key, axes, made.shape, made.dtype, formula, made.updated)
+    strides = made.spec.element_strides if made.per == "beside" else ()
+    return Output(made.key, axes, made.shape, made.dtype, formula, made.updated, strides=strides)
 
 
 def _saved(step: Step) -> Output:

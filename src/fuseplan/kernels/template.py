@@ -13,7 +13,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import CHANNEL, Kernel, KernelOperand
 from fuseplan.kernels.target import Target
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import leaves_of
@@ -25,7 +25,7 @@ Accuracy = str | float  # "default", "strict", or the largest `error_bound` allo
 
 _SMALL = ((), CHANNEL)  # axes of operands that are read again for each part
 _CENTRES = (
-    (Attend, Reason.ATTENTION_IN_POINTWISE),
+    (Attend | AttendGradient, Reason.ATTENTION_IN_POINTWISE),
     (Contraction, Reason.CONTRACTION_IN_POINTWISE),
     (Reduction, Reason.NORMALIZATION_IN_POINTWISE),
 )

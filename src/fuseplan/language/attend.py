@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fuseplan.language.derivative import derivative
+from fuseplan.scalar import Scalar, fold, leaf, tanh
+
 ROWS = 512  # queries of one head whose scores the float64 meaning has in memory at once
 
 
@@ -83,6 +86,18 @@ class Attend:
         return {"b": self.batch, "h": self.heads, "s": self.queries, "t": self.keys}
 
     @property
+    def score(self) -> Scalar:
+        """A score before its bias, of the sum of products `x`."""
+        if not self.softcap:
+            return leaf("x") * self.scale
+        return tanh(leaf("x") * (self.scale / self.softcap)) * self.softcap
+
+    @property
+    def slope(self) -> Scalar:
+        """The derivative of a score along the sum of products `x`."""
+        return derivative(self.score)
+
+    @property
     def is_banded(self) -> bool:
         """Whether the keys that a query sees depend on its place."""
         return self.is_causal or bool(self.window)
@@ -132,13 +147,51 @@ class Attend:
             like: makes a tensor of this kind of a NumPy array.
         """
         where = meanings["where"]
+        for batch, head, rows, keys, _, scores in self._scored(given, meanings, like):
+            value = given["value"][batch, head // self.group][keys]
+            top = largest(scores, 1, keepdims=True) if scores.shape[1] else scores.sum(1)[:, None] - inf
+            top = where(top == -inf, 0.0, top)
+            weights = meanings["exp"](scores - top)
+            total = weights.sum(1)[:, None]
+            dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
+            sums[batch, head, rows] = (meanings["log"](total) + top)[:, 0]
+
+    def differentiate(
+        self,
+        given: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        meanings: Mapping[str, Callable[..., Any]],
+        like: Callable[[Any], Any] = np.asarray,
+    ) -> None:
+        """Adds the gradients of query, key and value to `gradients`, which are zero at first, in float64.
+
+        Args:
+            given: as for `evaluate`, and `grad` (b, h, s, features), `lse` and `delta` (b, h, s).
+            gradients: `query`, `key` and `value`, shaped like these.
+            meanings: as for `evaluate`.
+            like: likewise.
+        """
+        for batch, head, rows, keys, products, scores in self._scored(given, meanings, like):
+            own, at = (batch, head, rows), (batch, head // self.group, keys)
+            lse, delta = given["lse"][own][:, None], given["delta"][own][:, None]
+            weights = meanings["exp"](scores - meanings["where"](lse == -inf, 0.0, lse))
+            by_weights = given["grad"][own] @ given["value"][at].swapaxes(0, 1)
+            by_scores = weights * (by_weights - delta) * fold(self.slope, {"x": products}, meanings)
+            gradients["query"][own] += by_scores @ given["key"][at]
+            gradients["key"][at] += by_scores.swapaxes(0, 1) @ given["query"][own]
+            gradients["value"][at] += weights.swapaxes(0, 1) @ given["grad"][own]
+
+    def _scored(
+        self, given: Mapping[str, Any], meanings: Mapping[str, Callable[..., Any]], like: Callable[[Any], Any]
+    ) -> Iterator[tuple[int, int, slice, slice, Any, Any]]:
+        """Image, head, some queries and the keys of the image; their products, and their scores."""
+        where = meanings["where"]
         for batch, head, rows in self._blocks():
             at = {"b": batch, "h": head, "s": rows, "t": slice(None)}
             keys = slice(max(0, int(given["lengths"][batch])) if self.is_padded else None)
-            key, value = (given[name][batch, head // self.group][keys] for name in ("key", "value"))
-            scores = given["query"][batch, head, rows] @ key.swapaxes(0, 1) * self.scale
-            if self.softcap:
-                scores = meanings["tanh"](scores / self.softcap) * self.softcap
+            key = given["key"][batch, head // self.group][keys]
+            products = given["query"][batch, head, rows] @ key.swapaxes(0, 1)
+            scores = fold(self.score, {"x": products}, meanings)
             if self.bias_axes:
                 scores = scores + given["bias"][tuple(at[axis] for axis in self.bias_axes)][..., keys]
             if self.mask_axes:
@@ -146,12 +199,7 @@ class Attend:
                 scores = where(mask == 0, -inf, scores)
             if self.is_banded:
                 scores = where(like(self._hidden(rows))[..., keys] > 0, -inf, scores)
-            top = largest(scores, 1, keepdims=True) if scores.shape[1] else scores.sum(1)[:, None] - inf
-            top = where(top == -inf, 0.0, top)
-            weights = meanings["exp"](scores - top)
-            total = weights.sum(1)[:, None]
-            dst[batch, head, rows] = weights @ value / where(total == 0, 1.0, total)
-            sums[batch, head, rows] = (meanings["log"](total) + top)[:, 0]
+            yield batch, head, rows, keys, products, scores
 
     def _blocks(self) -> Iterator[tuple[int, int, slice]]:
         """Some queries of one head at a time."""
@@ -164,3 +212,31 @@ class Attend:
         apart = np.arange(self.keys) - np.arange(rows.start, rows.stop)[:, None] - self.offset
         hidden = apart > 0 if self.is_causal else np.zeros(apart.shape, bool)
         return (hidden | (abs(apart) >= self.window) if self.window else hidden).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class AttendGradient:
+    """The gradient of attention by its queries, or by its keys and values.
+
+    With weights = exp(score - lse) and by_scores = weights * (grad . value - delta) * slope, the gradient of
+    query is the sum of by_scores * key over the keys, that of key the sum of by_scores * query and that of
+    value the sum of weights * grad over the queries that see a key, of all heads that read it.
+
+    Attributes:
+        attend: the attention.
+        by: `query`; or `key`, for key and value.
+    """
+
+    attend: Attend
+    by: str
+
+    @property
+    def text(self) -> str:
+        """All fields in one line."""
+        return f"gradient by {self.by} of {self.attend.text}"
+
+    @property
+    def flops(self) -> int:
+        """Two a product: scores, grad . value, and one or two sums."""
+        made, is_key = self.attend, self.by == "key"
+        return 2 * made.pairs * (2 * made.size + made.features * (1 + is_key))

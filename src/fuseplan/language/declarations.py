@@ -96,7 +96,8 @@ class Result:
         name: its key among arguments and among the results of a call.
         shape: logical extents.
         dtype: src's where it has all of src's elements, else the compute dtype.
-        per: `channel`, `activation`, or `element`: a value of the plan, in its dtype and layout.
+        per: `channel`, `activation`, or `element`: a value of the plan, in its dtype and layout; `beside` of
+            one with axes of its own.
         updated: the caller gives the tensor, and its new value depends on the old one.
         axes: the axes of src that it has.
         spec: how its tensor lies in memory.
@@ -182,7 +183,8 @@ def result(per: Per, *, when: Callable[[Any], bool] = _always, updated: bool = F
     """Declares a tensor that the operator gives besides its output.
 
     Args:
-        per: `channel`, `activation`, or a function of (op, src) that gives one of these words.
+        per: `channel`, `activation`, or a function of (op, src) that gives one of these words, or a tensor
+            `Beside` src.
         when: whether the operator has it.
         updated: the caller gives the tensor; its old value is a leaf of that name.
     """

@@ -18,7 +18,7 @@ from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.measure import float64
 from fuseplan.measure.edges import settle
 from fuseplan.measure.spaces import HOST, Draws, Shape, Tensor, Tensors, exact, space_of, space_on
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.attention import Attending
 from fuseplan.ops.conversion import Scaled
 from fuseplan.ops.losses import OfLogits
 from fuseplan.ops.normalization import Normalization
@@ -105,7 +105,9 @@ def _check_size(plan: FusionPlan) -> None:
 
 def _values(draws: Draws, step: Step, operand: Operand, gain: float) -> Tensor:
     values = draws.normal(operand.shape)
-    if isinstance(step.op, Attention) and not dtype_of(operand.dtype).is_float:
+    if isinstance(step.op, Attending) and operand.name == "lse":
+        return values + math.log(step.op.attend(step.src).keys)
+    if isinstance(step.op, Attending) and not dtype_of(operand.dtype).is_float:
         keys = step.op.attend(step.src).keys
         return values.clip(0) if operand.dtype == "bool" else (abs(values) * keys).clip(0, keys)
     if isinstance(step.op, OfLogits) and operand.name == "target":

@@ -16,7 +16,7 @@ from fuseplan.language.reduction import JOINS, Statistic
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.attention import Attending, AttentionGradient
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.gradient import ConvWeightGradient, LinearWeightGradient
 from fuseplan.ops.matmul import Product
@@ -40,7 +40,7 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     for step in plan.steps:
         if isinstance(step.op, Conv | Product | LinearWeightGradient | ConvWeightGradient):
             x = applied(step, x, tensors)
-        elif isinstance(step.op, Attention):
+        elif isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)
             results |= made
         else:
@@ -49,10 +49,15 @@ def evaluated(plan: FusionPlan, tensors: Tensors, slip: float = 0.0) -> tuple[Te
     return x, results | {key: x[index] for key, index in plan.views.items()}
 
 
-def attended(step: Step, op: Attention, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of attention and its result by key, in the dtype of x."""
+def attended(step: Step, op: Attending, x: Tensor, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of attention or its gradient, and its result by key, in the dtype of x."""
     made, space = op.attend(step.src), space_of(x)
     given = {each.name: tensors[each.key].to(x.dtype) for each in step.operands}
+    if isinstance(op, AttentionGradient):
+        known = {**given, "query": x}
+        gradients = {name: known[name].new_zeros(known[name].shape) for name in ("query", "key", "value")}
+        made.differentiate(known, gradients, space.meanings, x.new_tensor)
+        return gradients[op.by], {each.key: gradients["value"] for each in step.results}
     dst, sums = x.new_empty(step.dst.shape), x.new_empty(x.shape[:3])
     largest = space.joins["maximum"]
     made.evaluate({**given, "query": x}, dst, sums, space.meanings, largest, x.new_tensor)

@@ -11,7 +11,7 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS
 from fuseplan.ops.affine import AFFINE
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.attention import Attention, AttentionGradient
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
 from fuseplan.ops.dynamic import DynamicQuantize
@@ -36,6 +36,7 @@ OPERATORS: tuple[type[Op], ...] = (
     Linear,
     *GRADIENTS,
     Attention,
+    AttentionGradient,
     *AFFINE,
     Save,
     *RANGES,

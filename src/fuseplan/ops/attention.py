@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite, sqrt
+from typing import ClassVar
 
 import numpy as np
 
 from fuseplan.errors import PlanError
 from fuseplan.language import layouts
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import Array, Beside, operand, result
 from fuseplan.language.extents import is_integer, outermost_first
-from fuseplan.language.fields import real, refused, true_or_false
+from fuseplan.language.fields import one_of, real, refused, true_or_false
 from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
@@ -23,60 +26,38 @@ AXES = "bhst"  # of the scores
 COUNTS = ("keys", "key_heads", "features", "window")
 
 
-def _key(op: Attention, src: TensorSpec) -> Beside:
+def _key(op: Attending, src: TensorSpec) -> Beside:
     return Beside(op.lying(src, op.attend(src).size))
 
 
-def _value(op: Attention, src: TensorSpec) -> Beside:
+def _value(op: Attending, src: TensorSpec) -> Beside:
     return Beside(op.lying(src, op.attend(src).features))
 
 
-def _bias(op: Attention, src: TensorSpec) -> Beside:
+def _bias(op: Attending, src: TensorSpec) -> Beside:
     return Beside(Dense(op.extents(src, op.bias_axes), src.dtype))
 
 
-def _mask(op: Attention, src: TensorSpec) -> Beside:
+def _mask(op: Attending, src: TensorSpec) -> Beside:
     return Beside(Dense(op.extents(src, op.mask_axes), "bool"))
 
 
-def _lengths(op: Attention, src: TensorSpec) -> Beside:
+def _lengths(op: Attending, src: TensorSpec) -> Beside:
     return Beside(Dense(op.extents(src, "b"), "i32"))
 
 
 @operator
-class Attention(Op):
-    """sum over t of softmax(score)[t] * value[b, g, t]; score = scale * src . key[b, g, t]
-
-    As torch.nn.functional.scaled_dot_product_attention. src has the logical axes b, h, s and d: images,
-    heads, queries and the elements of a head; `bshd of bhsd` has the heads inside of the queries. key is (b,
-    key_heads, keys, d), value (b, key_heads, keys, features), dst (b, h, s, features). They lie in the order
-    of src: with its strides where they have its shape, else without gaps. Of the heads h, h // key_heads
-    neighbours read one head of key and value (torch's enable_gqa). A query that sees no key gives zeros.
-
-    Attributes of 0 are as usual: as many `keys`, `key_heads` and `features` as src has, a `scale` of
-    1 / sqrt(d), no `softcap`, and no `window`.
-
-    The query s is at place s + offset among the keys. With `is_causal` it sees the keys up to its place:
-    torch's upper left corner; an `offset` of keys - s is the lower right one. With a `window` it sees those
-    less than so many places away. With `is_padded`, `lengths` (b) has the number of keys of each image; those
-    behind are not read.
-
-    `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
-    its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
-    where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
-    exponentials, in the compute dtype; minus infinity where no key is seen.
-    """
+class Attending(Op):
+    """What attention and its gradients share: how scores are made, and which keys a query sees."""
 
     kind = "attention"
-    torch = "scaled_dot_product_attention"
-    onnx = "Attention"
+    flags: ClassVar[tuple[str, ...]] = ("is_causal", "is_padded")
 
     key = operand(_key)
     value = operand(_value)
     bias = operand(_bias, when=lambda op: bool(op.bias_axes))
-    mask = operand(_mask, when=lambda op: bool(op.mask_axes), dtype=lambda op: "bool")
-    lengths = operand(_lengths, when=lambda op: op.is_padded, dtype=lambda op: "i32")
-    lse = result("row", when=lambda op: op.return_lse)
+    mask = operand(_mask, when=lambda op: bool(op.mask_axes))
+    lengths = operand(_lengths, when=lambda op: op.is_padded)
     is_causal: bool = False
     keys: int = 0
     key_heads: int = 0
@@ -88,11 +69,10 @@ class Attention(Op):
     bias_axes: str = ""
     mask_axes: str = ""
     is_padded: bool = False
-    return_lse: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("is_causal", "is_padded", "return_lse"):
+        for name in self.flags:
             true_or_false(self.name, name, getattr(self, name))
         for name in (*COUNTS, "offset"):
             value, least = getattr(self, name), 0 if name in COUNTS else 1 - 2**31
@@ -147,14 +127,62 @@ class Attention(Op):
         made = self.attend(src)
         return _like(src, (made.batch, made.key_heads, made.keys, size))
 
-    def output(self, src: TensorSpec) -> TensorSpec:
-        """(b, h, s, features) in the order of src, without gaps.
+    @abstractmethod
+    def centre(self, src: TensorSpec) -> Attend | AttendGradient:
+        """The record of the kernel's centre."""
+
+    def attended(self, src: TensorSpec) -> TensorSpec:
+        """Attention's output: (b, h, s, features) in the order of src, without gaps.
 
         Raises:
             PlanError: as `attend`.
         """
         shape = (*src.shape[:3], self.attend(src).features)
         return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
+
+
+@operator
+class Attention(Attending):
+    """sum over t of softmax(score)[t] * value[b, g, t]; score = scale * src . key[b, g, t]
+
+    As torch.nn.functional.scaled_dot_product_attention. src has the logical axes b, h, s and d: images,
+    heads, queries and the elements of a head; `bshd of bhsd` has the heads inside of the queries. key is (b,
+    key_heads, keys, d), value (b, key_heads, keys, features), dst (b, h, s, features). They lie in the order
+    of src: with its strides where they have its shape, else without gaps. Of the heads h, h // key_heads
+    neighbours read one head of key and value (torch's enable_gqa). A query that sees no key gives zeros.
+
+    Attributes of 0 are as usual: as many `keys`, `key_heads` and `features` as src has, a `scale` of
+    1 / sqrt(d), no `softcap`, and no `window`.
+
+    The query s is at place s + offset among the keys. With `is_causal` it sees the keys up to its place:
+    torch's upper left corner; an `offset` of keys - s is the lower right one. With a `window` it sees those
+    less than so many places away. With `is_padded`, `lengths` (b) has the number of keys of each image; those
+    behind are not read.
+
+    `softcap` bounds the scores: softcap * tanh(score / softcap). After it, `bias` is added; `bias_axes` are
+    its axes, of b, h, s, t (t are the keys): `hst` is one for all images. `mask`, with `mask_axes`, is true
+    where a query sees a key. With `return_lse` the plan gives `lse` (b, h, s): the logarithm of each sum of
+    exponentials, in the compute dtype; minus infinity where no key is seen.
+    """
+
+    torch = "scaled_dot_product_attention"
+    onnx = "Attention"
+    flags = (*Attending.flags, "return_lse")
+
+    lse = result("row", when=lambda op: op.return_lse)
+    return_lse: bool = False
+
+    def centre(self, src: TensorSpec) -> Attend:
+        """The record of attention."""
+        return self.attend(src)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """(b, h, s, features) in the order of src, without gaps.
+
+        Raises:
+            PlanError: as `attend`.
+        """
+        return self.attended(src)
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The softmax and the product in float64, and the logarithms of the sums."""
@@ -172,6 +200,76 @@ class Attention(Op):
         yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
         yield "f32[2x2x3x16, bhsd]", cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
         yield "f32[3x2x1x8, bhsd]", cls(keys=40, key_heads=1, is_padded=True, scale=0.5)
+
+
+def _grad(op: Attending, src: TensorSpec) -> Beside:
+    return Beside(op.attended(src))
+
+
+def _of_queries(op: Attending, src: TensorSpec) -> Beside:
+    return Beside(Dense(src.shape[:3], src.compute_dtype))
+
+
+def _value_gradient(op: Attending, src: TensorSpec) -> Beside:
+    return Beside(_like(src, op.lying(src, op.attend(src).features).shape, is_dense=True))
+
+
+def _is_by_key(op: AttentionGradient) -> bool:
+    return op.by == "key"
+
+
+@operator
+class AttentionGradient(Attending):
+    """sum over t of slope[s, t] * key[b, g, t]; slope = weight * (grad[b, h, s] . value[b, g, t] - delta)
+
+    The gradients of src, key and value of `attention` with the same attributes; src is attention's src, its
+    queries. weight = exp(score - lse), and slope has the factor d score / d (src . key) too. Scores are
+    computed again, a block at a time. By `query`, dst is the gradient of src, shaped like src. By `key`, dst
+    is that of key, the sum over queries s and the heads h of a group of slope[s, t] * src[b, h, s]; and
+    `value_gradient` that of value, the sum of weight * grad[b, h, s].
+
+    grad (b, h, s, features) is the gradient of attention's output, lse (b, h, s) its result, and delta
+    (b, h, s) the sum of grad times the output over the features. bias and mask have no gradient.
+    """
+
+    lse = operand(_of_queries)
+    delta = operand(_of_queries)
+    grad = operand(_grad)
+    value_gradient = result(_value_gradient, when=_is_by_key)
+    by: str = "query"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self.name, "by", self.by, ("query", "key"))
+
+    def centre(self, src: TensorSpec) -> AttendGradient:
+        """The record of the gradient."""
+        return AttendGradient(self.attend(src), self.by)
+
+    def output(self, src: TensorSpec) -> TensorSpec:
+        """The shape of src or of key, which lies as `attention` reads it, without gaps."""
+        shape = self.lying(src, src.shape[3]).shape if _is_by_key(self) else src.shape
+        return src if shape == src.shape and src.layout else _like(src, shape, is_dense=True)
+
+    def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
+        """The gradients in float64."""
+        known = {**given.operands, "query": given.src}
+        made = {name: np.zeros(known[name].shape) for name in ("query", "key", "value")}
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            self.attend(given.spec).differentiate(known, made, NUMPY)
+        return made[self.by], {"value_gradient": made["value"]} if _is_by_key(self) else {}
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[str, Op]]:
+        """By both, with both orders of the axes, grouped heads, and everything that hides keys."""
+        yield "f32[2x3x5x8, bhsd]", cls()
+        yield "f32[2x3x5x7, bhsd]", cls(is_causal=True, by="key")
+        yield "f32[1x4x19x8, bshd of bhsd]", cls(keys=23, key_heads=2, features=5, offset=4, window=6)
+        grouped = cls(keys=23, key_heads=2, features=5, offset=4, window=6, by="key")
+        yield "f32[1x4x19x8, bshd of bhsd]", grouped
+        capped = cls(keys=9, softcap=1.5, bias_axes="hst", mask_axes="bt")
+        yield "f32[2x2x3x16, bhsd]", capped
+        yield "f32[2x2x3x16, bhsd]", replace(capped, by="key", is_padded=True)
 
 
 def _like(src: TensorSpec, shape: tuple[int, ...], *, is_dense: bool = False) -> TensorSpec:

@@ -104,7 +104,7 @@ class CrossEntropy(OfLogits):
     torch = "cross_entropy"
     onnx = "SoftmaxCrossEntropyLoss"
 
-    target = operand(_target, dtype=lambda op: "i32")
+    target = operand(_target)
     lse = result("row")
     label_smoothing: float = 0.0
     ignore_index: int = IGNORED
@@ -161,7 +161,7 @@ class CrossEntropyBackward(OfLogits):
 
     overwrites = True
 
-    target = operand(_target, dtype=lambda op: "i32")
+    target = operand(_target)
     lse = operand("row")
     gradient = operand("row")
     label_smoothing: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuseplan.measure.float64 import attended, formed
-from fuseplan.ops.attention import Attention
+from fuseplan.ops.attention import Attending
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -41,7 +41,7 @@ def evaluated(
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
             continue
-        if isinstance(step.op, Attention):
+        if isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)
         else:
             x, made = formed(step, x, tensors | results, values)

@@ -14,7 +14,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.gradients import KernelTensor
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.declarations import broadcast
 from fuseplan.language.dtypes import narrow
 from fuseplan.language.layouts import dense
@@ -53,7 +53,7 @@ class Interpreter:
                 x = pooled(contraction, x)
             case Contraction() as contraction:
                 x = convolve(contraction, x, kernel.canonical_weight(leaves[kernel.weight.key]))
-            case Attend() as attention:
+            case Attend() | AttendGradient() as attention:
                 x = self._attend(attention, x, leaves)
             case Reduction() as reduction:
                 leaves |= _reduced(reduction, x, leaves)
@@ -66,15 +66,13 @@ class Interpreter:
         x = self._applied(kernel.epilogue, x, leaves, places, spec)
         _buffer(_written(kernel), places["dst"]).numpy()[...] = narrow(x, kernel.dst.dtype)
 
-    def _attend(self, attention: Attend, x: Array, leaves: dict[str, Any]) -> Array:
-        """The centre's result with the axes of src; the logarithms of its sums become a leaf."""
+    def _attend(self, attention: Attend | AttendGradient, x: Array, leaves: dict[str, Any]) -> Array:
+        """The centre's result with the axes of src; the one besides it becomes a leaf."""
         given = {each.role: leaves[each.key] for each in self.kernel.operands if each.strides}
         given["query"] = x.transpose(0, 2, 3, 1)  # b, h, s, d
-        dst = np.empty((*given["query"].shape[:3], attention.features))
-        sums = np.empty(dst.shape[:3])
         with np.errstate(all="ignore"):
-            attention.evaluate(given, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
-        leaves |= {each.key: sums for each in self.kernel.results}
+            dst, beside = _attended(attention, given)
+        leaves |= {each.key: beside for each in self.kernel.results}
         return dst.transpose(0, 3, 1, 2)
 
     def _applied(
@@ -141,6 +139,18 @@ class Interpreter:
         with np.errstate(all="ignore"):
             made = fold(result.expression, {**leaves, **old}, NUMPY)
         lying[...] = narrow(made, result.dtype).reshape(result.shape)
+
+
+def _attended(centre: Attend | AttendGradient, given: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Attention and the logarithms of its sums; or the gradient of query, or of key, and that of value."""
+    if isinstance(centre, AttendGradient):
+        gradients = {name: np.zeros(given[name].shape) for name in ("query", "key", "value")}
+        centre.attend.differentiate(given, gradients, NUMPY)
+        return gradients[centre.by], gradients["value"]
+    dst = np.empty((*given["query"].shape[:3], centre.features))
+    sums = np.empty(dst.shape[:3])
+    centre.evaluate(given, dst, sums, NUMPY, NUMPY_JOINS["maximum"])
+    return dst, sums
 
 
 def _reduced(reduction: Reduction, x: Array, leaves: Mapping[str, Any]) -> dict[str, Any]:

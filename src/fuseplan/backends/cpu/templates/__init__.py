@@ -6,6 +6,7 @@ To add one: a module with a `Template`, and its line in TEMPLATES.
 from __future__ import annotations
 
 from fuseplan.backends.cpu.templates.attention import Attention
+from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.cpu.templates.depthwise import Depthwise, Grouped
 from fuseplan.backends.cpu.templates.depthwise_planes import DepthwisePlanes, GroupedPlanes
 from fuseplan.backends.cpu.templates.direct import Direct
@@ -25,6 +26,7 @@ TEMPLATES: tuple[type[Template], ...] = (
     Planes,
     Direct,
     Attention,
+    AttentionGradient,
     Normalization,
     Reduction,
     Pointwise,

@@ -8,7 +8,8 @@ with the values, whose sums are kept turned as well and are corrected when a max
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, log2
 from typing import ClassVar
@@ -32,6 +33,7 @@ from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, lanes,
 from fuseplan.language.attend import Attend
 from fuseplan.language.layouts import image_strides
 from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import fold
 
 EFFICIENCY = {4: 0.8, 2: 0.7, 1: 0.5}  # of the multiply-adds, by the vectors of queries in a tile
 IN_HALVES = {4: 0.8, 2: 0.78, 1: 0.77}  # measured on Zen 4, of 128 to 659 queries and head sizes 64 to 128
@@ -67,7 +69,7 @@ class Attention(AttentionKnobs):
     @classmethod
     def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
         width = lanes(kernel, target)
-        rows = Heads(kernel.attention, width).rows
+        rows = Heads.of(kernel, width).rows
         for vectors in (4, 2, 1):
             if 4 * vectors >= target.vector_registers or (vectors > 1 and rows <= vectors * width // 2):
                 continue
@@ -76,15 +78,15 @@ class Attention(AttentionKnobs):
                     yield cls(vectors, tiles, KEYS * 4 // vectors)
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
-        made, width = kernel.attention, lanes(kernel, target)
-        heads, block = Heads(made, width), self.vectors * self.tiles * width
+        width = lanes(kernel, target)
+        heads, block = Heads.of(kernel, width), self.vectors * self.tiles * width
         blocks = -(-heads.rows // block)
         waste = blocks * block / heads.rows
         tasks = heads.groups * blocks
         waste *= -(-tasks // target.threads) * target.threads / tasks
         moved = self.traffic(kernel, target)
         efficiency = (IN_HALVES if model.in_halves(target) else EFFICIENCY)[self.vectors]
-        return model.seconds(kernel, target, flops=made.flops * waste, traffic=moved, efficiency=efficiency)
+        return model.seconds(kernel, target, flops=kernel.flops * waste, traffic=moved, efficiency=efficiency)
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -114,28 +116,38 @@ class AttentionWriter(AttentionTiles):
             self.begin(task)
             with b.loop(task.low, task.high, knobs.keys, name="block") as first:
                 count = b.smaller(task.high - first, knobs.keys)
-                rows = {role: self.rows(role, task, first, count) for role in ("key", "value")}
+                keys, values = (
+                    self.rows(role, task, task.key_head, first, count) for role in ("key", "value")
+                )
                 with b.loop(0, knobs.tiles, name="tile") as tile:
-                    self._scores(tile, count, *rows["key"])
-                    self._attend(task, tile, first, count, *rows["value"])
+                    self.multiply("scores", "query", tile, count, *keys)
+                    factors = self._attend(task, tile, first, count)
+                    self.add("results", "scores", tile, count, *values, factors)
             self._end(task)
         return self.frame.source(per_thread=self.size * itemsize(self.kernel))
 
-    # ---- keys and values
+    # ---- products
 
-    def _scores(self, tile: Value, count: Index, keys: Value, stride: int, has_more: bool) -> None:
-        """scores[key][query] of a block and a tile."""
+    def multiply(
+        self, into: str, role: str, tile: Value, count: Index, keys: Value, stride: int, has_more: bool
+    ) -> None:
+        """into[key][query] of a block and a tile: rows of the block times turned rows."""
         b, rows = self.b, self.sums
-        queries = self.room("queries", tile * (self.made.size * self.width))
+        queries = self.room(role, tile * (self.tensors[role].size * self.width))
+
+        def products(key: Index, at: Sequence[Index]) -> None:
+            self._products(into, role, key, queries, [b.at(keys, row * stride) for row in at])
+
         whole = count // rows * rows
         with b.loop(0, whole, rows, name="key") as key:
-            self._products(key, queries, [b.at(keys, (key + row) * stride) for row in range(rows)])
+            products(key, [key + row for row in range(rows)])
         with b.when(b.compare("slt", b.const(whole, I64), count)):
             last = count - 1
-            at = [whole + row if has_more else b.smaller(whole + row, last) for row in range(rows)]
-            self._products(whole, queries, [b.at(keys, row * stride) for row in at])
+            products(
+                whole, [whole + row if has_more else b.smaller(whole + row, last) for row in range(rows)]
+            )
 
-    def _products(self, key: Index, queries: Value, rows: Sequence[Value]) -> None:
+    def _products(self, into: str, role: str, key: Index, queries: Value, rows: Sequence[Value]) -> None:
         b, vectors = self.b, self.knobs.vectors
         sums = Sums(b, len(rows), vectors)
         for row in range(len(rows)):
@@ -147,10 +159,10 @@ class AttentionWriter(AttentionTiles):
 
             return vector, lambda step, row: b.broadcast(b.at(rows[row], first + step))
 
-        add_products(sums, self.made.size, operands)
+        add_products(sums, self.tensors[role].size, operands)
         for row, values in enumerate(sums.values()):
             for each, value in enumerate(values):
-                b.store(value, self.room("scores", (key + row) * self.width + each * self.lanes))
+                b.store(value, self.room(into, (key + row) * self.width + each * self.lanes))
 
     def _set(self, sums: Sums, row: int, values: Sequence[Value]) -> None:
         with sums.open() as held:
@@ -159,12 +171,55 @@ class AttentionWriter(AttentionTiles):
     def _at(self, begin: Value, index: Index, vector: int) -> Value:
         return self.b.load(self.b.at(begin, index + vector * self.lanes))
 
-    # ---- softmax and the product with the values
-
-    def _attend(
-        self, task: Task, tile: Value, first: Value, count: Index, values: Value, stride: int, _: bool
+    def add(
+        self,
+        into: str,
+        weights: str,
+        tile: Value,
+        count: Index,
+        values: Value,
+        stride: int,
+        _: bool,
+        factors: Sequence[Value] = (),
     ) -> None:
-        """The block's scores join the tile's maxima and sums, and its values the results."""
+        """into[feature][query] = into * factor + the sum over keys of value * weight."""
+        b, vectors = self.b, self.knobs.vectors
+        size = self.parts()[into] // self.block
+
+        def features(first: Index, rows: int) -> None:
+            sums = Sums(b, rows, vectors)
+            places = [
+                [
+                    self.room(into, (tile * size + first + row) * self.width + each * self.lanes)
+                    for each in range(vectors)
+                ]
+                for row in range(rows)
+            ]
+            for row, line in enumerate(places):
+                held = [b.load(at) for at in line]
+                scaled = [x * by for x, by in zip(held, factors, strict=True)] if factors else held
+                self._set(sums, row, scaled)
+
+            def operands(key: Index) -> Operands:
+                def vector(step: int) -> list[Value]:
+                    at = (key + step) * self.width
+                    return [self._at(self.rooms[weights], at, each) for each in range(vectors)]
+
+                return vector, lambda step, row: b.broadcast(
+                    b.at(values, (key + step) * stride + first + row)
+                )
+
+            add_products(sums, count, operands)
+            for line, made in zip(places, sums.values(), strict=True):
+                for at, value in zip(line, made, strict=True):
+                    b.store(value, at)
+
+        pieces(b, size, self.sums, features, name="feature")
+
+    # ---- softmax
+
+    def _attend(self, task: Task, tile: Value, first: Value, count: Index) -> list[Value]:
+        """The block's scores join the tile's maxima and sums; the factors of the results so far."""
         b, vectors, row = self.b, range(self.knobs.vectors), tile * self.width
         tops = [self._at(self.rooms["top"], row, each) for each in vectors]
         larger = [b.variable(b.vector, top) for top in tops]
@@ -188,64 +243,33 @@ class AttentionWriter(AttentionTiles):
         for each in vectors:
             b.store(found[each], self.room("top", row + each * self.lanes))
             b.store(totals[each].get(), self.room("total", row + each * self.lanes))
-        self._results(tile, count, factors, values, stride)
-
-    def _results(
-        self, tile: Value, count: Index, factors: Sequence[Value], values: Value, stride: int
-    ) -> None:
-        """results[feature][query] = results * factor + the sum over keys of value * weight."""
-        b, vectors, size = self.b, self.knobs.vectors, self.made.features
-
-        def features(first: Index, rows: int) -> None:
-            sums = Sums(b, rows, vectors)
-            places = [
-                [
-                    self.room("results", (tile * size + first + row) * self.width + each * self.lanes)
-                    for each in range(vectors)
-                ]
-                for row in range(rows)
-            ]
-            for row, line in enumerate(places):
-                self._set(sums, row, [b.load(at) * by for at, by in zip(line, factors, strict=True)])
-
-            def operands(key: Index) -> Operands:
-                def vector(step: int) -> list[Value]:
-                    at = (key + step) * self.width
-                    return [self._at(self.rooms["scores"], at, each) for each in range(vectors)]
-
-                return vector, lambda step, row: b.broadcast(
-                    b.at(values, (key + step) * stride + first + row)
-                )
-
-            add_products(sums, count, operands)
-            for line, made in zip(places, sums.values(), strict=True):
-                for at, value in zip(line, made, strict=True):
-                    b.store(value, at)
-
-        pieces(b, size, self.sums, features, name="feature")
+        return factors
 
     def _maxima(self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable]) -> None:
         """The largest score of each query, once the scores are as they are summed; hidden ones are -inf."""
-        b, made = self.b, self.made
-        if not made.is_banded:
-            self._adjusted(task, row, first, count, larger, is_edge=False)
+        self.by_edge(
+            task, first, count, lambda is_edge: self._adjusted(row, first, count, larger, is_edge=is_edge)
+        )
+
+    def by_edge(self, task: Task, first: Value, count: Index, write: Callable[[bool], None]) -> None:
+        """Code for blocks that every row of a task meets as a whole, and code for those at an edge."""
+        b, heads = self.b, self.heads
+        if not (heads.front or heads.back):
+            write(False)
             return
-        last = first + count - 1
         inside = []
-        if made.is_causal:
-            inside.append(b.compare("sle", last, task.first))
-        elif made.window:
-            inside.append(b.compare("slt", last, b.const(task.first + made.window, I64)))
-        if made.window:
-            inside.append(b.compare("sgt", first, b.const(task.last - made.window, I64)))
+        if heads.front:
+            inside.append(b.compare("slt", first + count - 1, b.const(task.first + heads.front, I64)))
+        if heads.back:
+            inside.append(b.compare("sgt", first, b.const(task.last - heads.back, I64)))
         is_inside = b.both(inside)
         with b.when(is_inside):
-            self._adjusted(task, row, first, count, larger, is_edge=False)
+            write(False)
         with b.when(b.op(I1, f"xor i1 {is_inside.name}, true")):
-            self._adjusted(task, row, first, count, larger, is_edge=True)
+            write(True)
 
     def _adjusted(
-        self, task: Task, row: Value, first: Value, count: Index, larger: Sequence[Variable], *, is_edge: bool
+        self, row: Value, first: Value, count: Index, larger: Sequence[Variable], *, is_edge: bool
     ) -> None:
         b, made = self.b, self.made
         changes = is_edge or made.softcap or made.bias_axes or made.mask_axes
@@ -257,45 +281,45 @@ class AttentionWriter(AttentionTiles):
                     place = self.room("scores", at * self.width + each * self.lanes)
                     score = b.load(place)
                     if changes:
-                        score = self._changed(score, row + each * self.lanes, first + at, is_edge=is_edge)
+                        score = fold(made.score, {"x": score}, self.table) if made.softcap else score
+                        score = self.changed(score, row + each * self.lanes, 0, first + at, is_edge=is_edge)
                         b.store(score, place)
                     top = variable.get()
                     variable.set(b.select(b.compare("ogt", score, top), score, top))
 
         batches(b, 0, count, 1 if changes else UNROLL, keys)
 
-    def _changed(self, score: Value, row: Value, key: Value, *, is_edge: bool) -> Value:
-        """A vector of scores of one key, capped, with the bias, and -inf where the key is hidden."""
-        b, made = self.b, self.made
-        if made.softcap:
-            score = self.table["tanh"](score * (made.scale / made.softcap)) * made.softcap
+    def changed(self, score: Value, row: Value, head: Index, key: Value, *, is_edge: bool) -> Value:
+        """A vector of scores of one key, with the bias, and -inf where the key is hidden."""
+        b, made, heads = self.b, self.made, self.heads
         if made.bias_axes:
-            score = score + self._beside("bias", made.bias_axes, row, key)
+            score = score + self._beside("bias", made.bias_axes, row, head, key)
         if made.mask_axes:
-            seen = self._beside("mask", made.mask_axes, row, key)
+            seen = self._beside("mask", made.mask_axes, row, head, key)
             score = b.select(b.compare("une", seen, 0.0), score, -inf)
         if not is_edge:
             return score
         number = b.splat(b.op(b.element, f"sitofp i64 {key.name} to {b.element}"))
         apart = number - b.load(self.room("place", row))
-        if made.is_causal:
-            score = b.select(b.compare("ole", apart, 0.0), score, -inf)
-        if made.window:
-            score = b.select(b.compare("ogt", apart, -float(made.window)), score, -inf)
-        if made.window and not made.is_causal:
-            score = b.select(b.compare("olt", apart, float(made.window)), score, -inf)
+        if heads.front:
+            score = b.select(b.compare("olt", apart, float(heads.front)), score, -inf)
+        if heads.back:
+            score = b.select(b.compare("ogt", apart, -float(heads.back)), score, -inf)
         return score
 
-    def _beside(self, role: str, axes: str, row: Value, key: Value) -> Value:
-        """The elements of bias or mask for the queries from `row` on and one key."""
+    def _beside(self, role: str, axes: str, row: Value, head: Index, key: Value) -> Value:
+        """The elements of bias or mask for the queries from `row` on and one key; or the other way round."""
         b, operand, pointer = self.b, self.beside[role], self.pointer(role)
-        kind, step = storage.element_type(operand.dtype), operand.strides[-1]
+        kind, steps = storage.element_type(operand.dtype), dict(zip(axes, operand.strides, strict=True))
+        through = key * steps["t"]
+        if self.by == "key":
+            through = key * steps.get("s", 0) + head * steps.get("h", 0)
 
         def element(lane: int) -> Value:
             begin = b.load(b.at(self.rooms[f"{role}_rows"], row + lane, I64), I64)
-            return storage.read_one(b, operand.dtype, b.at(pointer, begin + key * step, kind))
+            return storage.read_one(b, operand.dtype, b.at(pointer, begin + through, kind))
 
-        if "s" not in axes and (self.heads.members == 1 or "h" not in axes):
+        if self.by != "key" and "s" not in axes and (self.heads.members == 1 or "h" not in axes):
             return b.splat(element(0))
         made = Value(b, b.vector, "zeroinitializer")
         for lane in range(self.lanes):
@@ -314,21 +338,33 @@ class AttentionWriter(AttentionTiles):
             if results:
                 lse = b.load(self.room("top", group)) + self.table["log"](total)
                 b.store(lse, self.room("lse", group))
-            for start in range(0, made.features, lanes):
-                count = min(lanes, made.features - start)
-                columns = [
-                    b.load(self.turned("results", made.features, group, start + at)) / divisor
-                    for at in range(count)
-                ]
-                columns += [b.number(0.0)] * (lanes - count)
-                for lane, row in enumerate(transposed(b, columns)):
-                    b.store(row, self.room("rows", lane * self.padded + start))
-            left = b.const(self.heads.rows - (task.row + group), I64)
-            with b.loop(0, b.smaller(left, lanes), name="row") as row:
-                self._write(task, group, row, results)
+            with self.turned_back("results", task, group, divisor) as row:
+                self.write(task, group, row, made.features)
+                for pointer in results.values():
+                    at = (task.batch * made.heads + task.head) * made.queries + task.row + group + row
+                    b.store(b.load(self.room("lse", group + row), b.element), b.at(pointer, at))
 
-    def _write(self, task: Task, group: Value, row: Value, results: Mapping[str, Value]) -> None:
-        b, made, dst = self.b, self.made, self.kernel.dst
+    @contextmanager
+    def turned_back(
+        self, name: str, task: Task, group: Value, divisor: Value | None = None
+    ) -> Iterator[Value]:
+        """As many sums of a tile as a vector has lanes, as rows; the block runs for each row there is."""
+        b, lanes = self.b, self.lanes
+        size = self.parts()[name] // self.block
+        for start in range(0, size, lanes):
+            count = min(lanes, size - start)
+            columns = [b.load(self.turned(name, size, group, start + at)) for at in range(count)]
+            columns = columns if divisor is None else [each / divisor for each in columns]
+            columns += [b.number(0.0)] * (lanes - count)
+            for lane, row in enumerate(transposed(b, columns)):
+                b.store(row, self.room("rows", lane * self.padded + start))
+        left = b.const(self.heads.rows - (task.row + group), I64)
+        with b.loop(0, b.smaller(left, lanes), name="row") as row:
+            yield row
+
+    def write(self, task: Task, group: Value, row: Value, size: int) -> None:
+        """A row of dst, through the epilogue."""
+        b, dst = self.b, self.kernel.dst
         head, query = self.head_and_query(task, group + row)
         n, c, h, s = dst.element_strides
         inner = image_strides(dst.shape, dst.element_strides)
@@ -341,7 +377,4 @@ class AttentionWriter(AttentionTiles):
             place = Place(begin + at * c, at, True, count, inside + at * inner[1], c)
             finish(self.frame, self.epilogue, value, place, dict(known))
 
-        pieces(b, made.features, self.lanes, part, name="feature")
-        for pointer in results.values():
-            at = (task.batch * made.heads + task.head) * made.queries + task.row + group + row
-            b.store(b.load(self.room("lse", group + row), b.element), b.at(pointer, at))
+        pieces(b, size, self.lanes, part, name="feature")

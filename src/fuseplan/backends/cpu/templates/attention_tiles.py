@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -51,10 +52,22 @@ class Task:
     last: Index
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A tensor of rows: where it lies, and elements from an image, head, row and element to the next."""
+
+    pointer: Value
+    dtype: str
+    strides: tuple[int, ...]
+    size: int
+
+
 class AttentionTiles:
     """The tasks of one kernel, and a thread's own memory.
 
     Attributes:
+        by: what a gradient is by; "" for attention.
+        tensors: those that have rows, by their names.
         width: queries of a tile.
         block: queries of a task, of which there are `blocks` for each group of heads.
         sums: rows of accumulators.
@@ -67,33 +80,49 @@ class AttentionTiles:
         self.frame = Frame(knobs, kernel, target, workspace=True)
         self.knobs, self.kernel, self.made = knobs, self.frame.kernel, self.frame.kernel.attention
         self.b, self.lanes = self.frame.body, self.frame.lanes
-        self.heads = Heads(self.made, self.lanes)
+        self.heads = Heads.of(self.kernel, self.lanes)
+        self.by = self.heads.by
         self.width = knobs.vectors * self.lanes  # queries of a tile
         self.block = knobs.tiles * self.width
         self.blocks = -(-self.heads.rows // self.block)
         self.sums = min(MOST, (target.vector_registers - 1) // knobs.vectors - 1)
         self.beside = {each.role: each for each in kernel.operands if each.strides}
-        self.padded = -(-self.made.features // self.lanes) * self.lanes
+        self.padded = -(-max(self.made.features, self.made.size) // self.lanes) * self.lanes
+        self.tensors = self._tensors()
         self.rooms, self.size = self._rooms()
 
     # ---- the workspace
 
+    def _tensors(self) -> dict[str, Rows]:
+        n, c, h, s = self.kernel.src.element_strides
+        src = Rows(self.frame.pointer("src"), self.kernel.src.dtype, (n, h, s, c), self.made.size)
+        beside = {
+            role: Rows(self.pointer(role), each.dtype, each.strides, each.shape[-1])
+            for role, each in self.beside.items()
+            if role in ("key", "value", "grad")
+        }
+        return {"query": src, **beside}
+
+    def parts(self) -> dict[str, int]:
+        """Elements of the parts of a thread's own memory that depend on what the kernel computes."""
+        made = self.made
+        return {
+            "query": self.block * made.size,
+            "results": self.block * made.features,
+            "scores": (self.knobs.keys + self.sums) * self.width,
+            **dict.fromkeys(("top", "total", "lse"), self.block),
+        }
+
     def _rooms(self) -> tuple[dict[str, Value], int]:
         """A thread's own memory: parts by their names, and elements in all."""
-        knobs, made, per_element = self.knobs, self.made, 8 // itemsize(self.kernel)
-        sizes = {
-            "queries": self.block * made.size,
-            "results": self.block * made.features,
-            "scores": (knobs.keys + self.sums) * self.width,
-            "rows": self.lanes * self.padded,
-            **dict.fromkeys(("top", "total", "place", "lse"), self.block),
-        }
+        knobs, per_element = self.knobs, 8 // itemsize(self.kernel)
+        sizes = {**self.parts(), "rows": self.lanes * self.padded, "place": self.block}
         sizes |= {
             f"{role}_rows": self.block * per_element for role in ("bias", "mask") if role in self.beside
         }
-        for role in ("key", "value"):
-            if self._is_copied(role):
-                sizes[role] = (knobs.keys + self.sums) * self.beside[role].shape[-1]
+        for role, rows in self.tensors.items():
+            if role not in sizes and self._is_copied(role):
+                sizes[role] = (knobs.keys + self.sums) * rows.size
         padded = {name: -(-size // LINE) * LINE for name, size in sizes.items()}
         total, rooms = sum(padded.values()), dict[str, Value]()
         own = self.b.at(self.frame.pointer("workspace"), self.frame.thread * total)
@@ -105,8 +134,8 @@ class AttentionTiles:
 
     def _is_copied(self, role: str) -> bool:
         """Whether a block of the tensor is widened, or its rows made dense, before it is multiplied."""
-        operand = self.beside[role]
-        return operand.dtype != self.kernel.compute_dtype or operand.strides[-1] != 1
+        rows = self.tensors[role]
+        return rows.dtype != self.kernel.compute_dtype or rows.strides[-1] != 1
 
     def room(self, name: str, index: Index = 0) -> Value:
         """The address of an element of a part of the workspace."""
@@ -115,24 +144,29 @@ class AttentionTiles:
     def task(self, number: Value) -> Task:
         """The task of a number: blocks of queries one after another, each for all groups of heads."""
         b, made, heads = self.b, self.made, self.heads
-        per_image = made.heads // heads.members
+        per_image, is_key = heads.per_image, self.by == "key"
         block, group = number // heads.groups, number % heads.groups
-        block = self.blocks - 1 - block if made.is_causal else block
+        block = self.blocks - 1 - block if made.is_causal and not is_key else block
         head = group % per_image * heads.members
         batch, row = group // per_image, block * self.block
-        low, high = b.const(0, I64), b.const(made.keys, I64)
-        first: Index = row + made.offset
-        last: Index = b.smaller(row + self.block, heads.rows) + (made.offset - 1)
+        low, high = b.const(0, I64), b.const(heads.others, I64)
+        first: Index = row + heads.offset
+        last: Index = b.smaller(row + self.block, heads.rows) + (heads.offset - 1)
         if heads.members > 1:
             first, last = made.offset, made.queries - 1 + made.offset
-        if made.is_padded:
-            length = b.load(b.at(self.pointer("lengths"), batch, "i32"), "i32")
-            high = self._smaller(high, b.convert("sext", length, I64))
-        if made.is_causal or made.window:
-            high = self._smaller(high, last + (1 if made.is_causal else made.window))
-        if made.window:
-            low = larger(self.b, low, first - (made.window - 1))
-        return Task(batch, head, head // made.group, row, low, high, first, last)
+        if made.is_padded and not is_key:
+            high = self._smaller(high, self.length(batch))
+        if heads.front:
+            high = self._smaller(high, last + heads.front)
+        if heads.back:
+            low = larger(self.b, low, first - (heads.back - 1))
+        key_head = head if is_key else head // made.group
+        return Task(batch, head, key_head, row, low, high, first, last)
+
+    def length(self, batch: Index) -> Value:
+        """How many keys an image has."""
+        b = self.b
+        return b.convert("sext", b.load(b.at(self.pointer("lengths"), batch, "i32"), "i32"), I64)
 
     def _smaller(self, a: Index, other: Index) -> Value:
         return self.b.const(self.b.smaller(a, other), I64)
@@ -143,30 +177,36 @@ class AttentionTiles:
 
     def begin(self, task: Task) -> None:
         """The queries of all tiles, turned and scaled; where their rows begin in other tensors."""
-        b, made, lanes = self.b, self.made, self.lanes
-        src, kind = self.kernel.src, storage.element_type(self.kernel.src.dtype)
-        n, c, h, s = src.element_strides
-        scale = 1.0 if made.softcap else made.scale
-        with b.loop(0, self.block, lanes, name="group") as group:
-            offsets = []
-            for lane in range(lanes):
-                head, query = self.head_and_query(task, group + lane)
-                offsets.append(task.batch * n + head * h + query * s)
-                self._note(task, group + lane, head, query)
-            for start in range(0, made.size, lanes):
-                count = min(lanes, made.size - start)
-                rows = [
-                    storage.read_at(
-                        b, src.dtype, b.at(self.frame.pointer("src"), at, kind), start * c, count, c
-                    )
-                    for at in offsets
-                ]
-                for place, column in enumerate(transposed(b, rows)[:count]):
-                    b.store(column * scale, self.turned("queries", made.size, group, start + place))
+        b, made = self.b, self.made
+        with b.loop(0, self.block, self.lanes, name="group") as group:
+            self.turn(task, group, {"query": 1.0 if made.softcap else made.scale})
             for name, value in (("top", -inf), ("total", 0.0)):
                 b.store(b.number(value), self.room(name, group))
-        with b.loop(0, self.block * made.features, lanes, name="element") as element:
-            b.store(b.number(0.0), self.room("results", element))
+        self.clear("results")
+
+    def clear(self, *names: str) -> None:
+        """Zero in all of some parts."""
+        for name in names:
+            with self.b.loop(0, self.parts()[name], self.lanes, name="element") as element:
+                self.b.store(self.b.number(0.0), self.room(name, element))
+
+    def turn(self, task: Task, group: Value, scales: Mapping[str, float]) -> None:
+        """As many rows of some tensors as a vector has lanes, turned and scaled."""
+        b, lanes = self.b, self.lanes
+        places = [self.head_and_query(task, group + lane) for lane in range(lanes)]
+        for lane, (head, query) in enumerate(places):
+            self._note(task, group + lane, head, query)
+        for role, scale in scales.items():
+            tensor = self.tensors[role]
+            kind, (n, h, s, c) = storage.element_type(tensor.dtype), tensor.strides
+            begins = [
+                b.at(tensor.pointer, task.batch * n + head * h + query * s, kind) for head, query in places
+            ]
+            for start in range(0, tensor.size, lanes):
+                count = min(lanes, tensor.size - start)
+                rows = [storage.read_at(b, tensor.dtype, each, start * c, count, c) for each in begins]
+                for place, column in enumerate(transposed(b, rows)[:count]):
+                    b.store(column * scale, self.turned(role, tensor.size, group, start + place))
 
     def turned(self, name: str, size: int, group: Value, element: Index) -> Value:
         """The place of one element of some queries: tiles, elements, queries."""
@@ -183,9 +223,11 @@ class AttentionTiles:
     def _note(self, task: Task, row: Value, head: Index, query: Index) -> None:
         """Keeps a row's place among the keys, and where it begins in bias and mask."""
         b, made = self.b, self.made
-        place = b.const(query + made.offset, I64)
+        place = b.const(query + self.heads.offset, I64)
         b.store(b.op(b.element, f"sitofp i64 {place.name} to {b.element}"), self.room("place", row))
         at = {"b": task.batch, "h": head, "s": query, "t": 0}
+        if self.by == "key":
+            at |= {"h": 0, "s": 0, "t": query}
         for role, axes in (("bias", made.bias_axes), ("mask", made.mask_axes)):
             if axes:
                 steps = zip(axes, self.beside[role].strides, strict=True)
@@ -194,19 +236,19 @@ class AttentionTiles:
                     where = where + at[axis] * step
                 b.store(b.const(where, I64), b.at(self.rooms[f"{role}_rows"], row, I64))
 
-    def rows(self, role: str, task: Task, first: Value, count: Index) -> tuple[Value, int, bool]:
+    def rows(self, role: str, task: Task, head: Index, first: Value, count: Index) -> tuple[Value, int, bool]:
         """The rows of a block: where they begin, elements from one to the next, and if more may be read."""
-        b, operand = self.b, self.beside[role]
-        n, h, t, step = operand.strides
-        kind, size = storage.element_type(operand.dtype), operand.shape[-1]
-        begin = b.at(self.pointer(role), task.batch * n + task.key_head * h + first * t, kind)
+        b, tensor = self.b, self.tensors[role]
+        n, h, t, step = tensor.strides
+        kind, size = storage.element_type(tensor.dtype), tensor.size
+        begin = b.at(tensor.pointer, task.batch * n + head * h + first * t, kind)
         if not self._is_copied(role):
             return begin, t, False
         with b.loop(0, count, name="row") as row:
             source = b.at(begin, row * t, kind)
 
             def copy(at: Index, width: int) -> None:
-                value = storage.read_at(b, operand.dtype, source, at * step, width, step)
+                value = storage.read_at(b, tensor.dtype, source, at * step, width, step)
                 b.store_first(value, self.room(role, row * size + at), width)
 
             pieces(b, size, self.lanes, copy, name="element")
