@@ -46,7 +46,15 @@ WAYS = (
         "f32[1x8x4x6] -> max_pool2d(2): 0>0",
         "f32[2x4x4x6] -> max_pool2d(2): 1>1",
     ),
-    ("f32[4x16] -> linear(32) -> glu",),
+    ("f32[4x16] -> linear(32) -> glu", "f32[2x16] -> linear(32) -> glu: 0.>0"),
+    ("weight=2:0 | f32[5x16] -> linear(32) -> glu", "f32[5x16] -> linear(16) -> glu: .00>1"),
+    (
+        "weight=2:0 bias=2:0 | f32[6x16] -> linear(32) -> bias -> tanh -> glu",
+        "f32[3x16] -> linear(32) -> bias -> tanh -> glu: 0....>0",
+        "f32[6x16] -> linear(16) -> bias -> tanh -> glu: .0000>1",
+    ),
+    ("weight=2:0 | f32[5x16] -> linear(32) -> tanh",),
+    ("weight=2:0 | f32[5x16] -> linear(32) -> glu(interleaved=True)",),
     ("f32[2x2x8x4, bhsd] -> attention",),
     ("f32[4x8] -> batch_norm_training",),
 )
@@ -59,9 +67,11 @@ def test_the_ways_to_share_a_plan(texts: tuple[str, ...]) -> None:
     def words(places: Places) -> str:
         return "".join({WHOLE: ".", SUMMED: "+"}.get(place) or str(place.dim) for place in places)
 
-    text, *want = texts
+    whole, *want = texts
+    text = whole.rpartition(" | ")[2]
     first, *found = (
-        f"{each.plan}: {words(each.given)}>{words(each.made)}" for each in ways(FusionPlan.parse(text), 2)
+        f"{each.plan}: {words(each.given)}>{words(each.made)}"
+        for each in ways(FusionPlan.parse(text), 2, whole)
     )
     assert found == want
     assert set(first.removeprefix(f"{text}: ")) == {".", ">"}

@@ -41,7 +41,7 @@ def built() -> Iterator[list[str]]:
     """The texts of the plans that are compiled from now on."""
     texts: list[str] = []
     plain = fuseplan.compile
-    for each in (kernels._compiled, kernels._kernel, kernels._kernel_of):
+    for each in (kernels._compiled, kernels._kernel_of):
         each.cache_clear()
 
     def noted(plan: FusionPlan, *rest: object, **options: object) -> object:

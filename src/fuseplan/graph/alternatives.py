@@ -72,8 +72,7 @@ def exact(site: Site, layer: Layer, on: Callable[[Layer], Site | Reason]) -> Sit
 
 def _is_alone(site: Site, graph: Graph) -> bool:
     """Whether the framework makes all that the site reads, and reads all that it makes."""
-    read = [site.src, *(name for name in site.operands.values() if isinstance(name, str))]
-    around = [*_readers(graph, site.dst), *(maker for name in read for maker in _makers(graph, name))]
+    around = [*_readers(graph, site.dst), *(maker for name in site.reads for maker in _makers(graph, name))]
     return all(isinstance(node.op, Foreign) for node in around)
 
 

@@ -16,7 +16,7 @@ from fuseplan.backends import backend_of
 from fuseplan.errors import ArgumentError
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.progress import Progress
-from fuseplan.graph.trial import Framework, measured, problem_of, read_by
+from fuseplan.graph.trial import Framework, measured, problem_of
 from fuseplan.graph.why import Reason, Why
 from fuseplan.messages.excerpt import shown
 from fuseplan.stores import cache, sites
@@ -91,7 +91,7 @@ def _measured(
 ) -> dict[Key, Measured]:
     """Each distinct site of which nothing is known, measured and stored."""
     ahead = {key: site for key, site in reversed([*zip(keys, cut.sites, strict=True)]) if key not in known}
-    example = framework.example({name for site in ahead.values() for name in read_by(site)}) if ahead else {}
+    example = framework.example({name for site in ahead.values() for name in site.reads}) if ahead else {}
     end, found = time.monotonic() + SECONDS, dict[Key, Measured]()
     with Progress(len(ahead), "measuring sites") as progress:
         for key, site in reversed(ahead.items()):

@@ -12,7 +12,7 @@ from fuseplan.execution.stages import Records
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
 from fuseplan.graph.why import Reason
-from fuseplan.graph.write import Constant
+from fuseplan.graph.write import Bound, Joined, names_in
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.stores.sites import Measured
@@ -37,7 +37,7 @@ class Site:
         records: what the stages made of it.
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
-        operands: by the plan's keys: the name of a value, or an array that is bound once.
+        operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
         ended: why the plan goes no further.
         other: finds the same site without operators folded into the weight; None where none are.
         measured: what was measured here; None where nothing was.
@@ -52,7 +52,7 @@ class Site:
     nodes: tuple[Node, ...]
     src: str
     dst: str
-    operands: Mapping[str, str | Constant]
+    operands: Mapping[str, Bound]
     ended: Reason
     other: Callable[[], Site | Reason] | None = field(default=None, repr=False, compare=False)
     measured: Measured | None = field(default=None, compare=False)
@@ -79,6 +79,18 @@ class Site:
         """
         made = self.built
         return CompiledPlan(made, build(made.choice, made.kernel, made.target))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the values that it reads, each once."""
+        operands = (name for each in self.operands.values() for name in names_in(each))
+        return tuple(dict.fromkeys((self.src, *operands)))
+
+    @property
+    def joins(self) -> dict[str, tuple[int, int]]:
+        """The operands that are several values, by key: how many, and the axis that joins them."""
+        pairs = ((key, each) for key, each in self.operands.items() if isinstance(each, Joined))
+        return {key: (len(each.names), each.axis) for key, each in pairs}
 
 
 @dataclass(frozen=True)

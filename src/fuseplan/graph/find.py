@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from fuseplan.graph.alternatives import as_it_lies, exact
 from fuseplan.graph.attention import has_few_queries
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
+from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
@@ -27,7 +29,7 @@ from fuseplan.graph.region import Region, regions
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import Constant, Stage, Unwritten, folded, written
+from fuseplan.graph.write import Bound, Stage, Unwritten, folded, names_in, written
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.layouts import LAYOUTS, ROWS, channel_names
@@ -170,12 +172,48 @@ class _Finder:
             return site
 
         plain = [centre, *stages]
-        if isinstance(centre.operands.get("weight", ""), str):
-            return form(plain)
-        centre, rest = _folded(centre, stages)
-        site = form([centre, *rest])
-        is_folded = [each.op for each in rest] != [each.op for each in stages]
+        taken = _folded(plain)
+        gated = self._gated(node, layer, src, region, taken, ended)
+        if gated is not None:
+            return gated
+        site = form(taken)
+        is_folded = [each.op for each in taken] != [each.op for each in plain]
         return replace(site, other=partial(form, plain)) if is_folded and isinstance(site, Site) else site
+
+    def _gated(
+        self, node: Node, layer: Layer, src: TensorSpec, region: Region, stages: list[Stage], ended: Reason
+    ) -> Site | None:
+        """The site of a product that is gate and value, where this takes no longer than without."""
+        if not isinstance(layer.op, Product) or layer.op.batched:
+            return None
+        axis = layer.op.output(src).channel_axis
+
+        def write(region: Region) -> list[Stage]:
+            return written(self.graph, region, axis, self.rules)
+
+        def behind(node: Node, region: Region) -> list[Stage]:
+            return _folded([self._centre(node, layer), *write(region)])
+
+        halves = of_halves(self.graph, region, stages, self.claimed, write)
+        for found in (*of_two(self.graph, node, region, self.claimed, behind), *halves):
+            inside = {id(each) for each in (node, *region.nodes, *found.nodes)}
+            nodes = tuple(each for each in self.graph.nodes if id(each) in inside)
+            reason = ended if found.end is region else found.end.ended
+            site = self._site(src, found.stages, nodes, node.inputs[0], found.end.head, reason)
+            if isinstance(site, Site) and site.records.choice.seconds <= self._seconds(src, found.apart):
+                return site
+        return None
+
+    def _seconds(self, src: TensorSpec, plans: Sequence[Sequence[Stage]]) -> float:
+        """The time of plans, of which those without a product read what the one before makes."""
+        seconds, made = 0.0, src
+        for stages in plans:
+            plan = FusionPlan(
+                made if stages[0].op.kind == "elementwise" else src, *(each.op for each in stages)
+            )
+            records, made = self._decided(plan), plan.output
+            seconds += math.inf if isinstance(records, Unsupported) else records.choice.seconds
+        return seconds
 
     def _centre(self, node: Node, layer: Layer) -> Stage:
         """The anchor with its operands; a product with a weight whose features come first."""
@@ -283,10 +321,10 @@ class _Finder:
         if isinstance(records, Unsupported):
             return self._no(nodes, Reason(Why.REFUSED, str(plan), records.refusals), str(plan))
         dtype = numpy_dtype(src.compute_dtype)
-        operands: dict[str, str | Constant] = {}
+        operands: dict[str, Bound] = {}
         for step, stage in zip(plan.steps, stages, strict=True):
             for name, given in stage.operands.items():
-                is_wide = not isinstance(given, str) and given.dtype not in (numpy_dtype(src.dtype), bool)
+                is_wide = not names_in(given) and given.dtype not in (numpy_dtype(src.dtype), bool)  # type: ignore[union-attr]
                 operands[step.keys[name]] = given.astype(dtype) if is_wide else given  # type: ignore[union-attr]
         named = tuple(dict.fromkeys(stage.rule for stage in stages if stage.rule))
         return Site(plan, records, nodes, start, head, operands, ended, rules=named)
@@ -314,16 +352,16 @@ class _Finder:
         self.claimed |= {id(node) for node in site.nodes}
 
 
-def _folded(centre: Stage, stages: list[Stage]) -> tuple[Stage, list[Stage]]:
-    """A contraction with the linear stages behind it in its weight and a bias."""
-    weight = centre.operands["weight"]
+def _folded(stages: list[Stage]) -> list[Stage]:
+    """A contraction whose constant weight, and a bias, have taken up the linear stages behind it."""
+    centre, *behind = stages
+    weight = centre.operands.get("weight")
     is_shared = not (isinstance(centre.op, Product) and centre.op.batched)
-    assert isinstance(weight, np.ndarray)  # by the caller
-    if not is_shared:
-        return centre, stages
-    made, bias, rest = folded(stages, weight, weight.shape[0])
+    if not isinstance(weight, np.ndarray) or not is_shared:
+        return stages
+    made, bias, rest = folded(behind, weight, weight.shape[0])
     front = [] if bias is None or not np.any(bias) else [Stage(Bias(), {"bias": bias})]
-    return Stage(centre.op, {"weight": made}), [*front, *rest]
+    return [Stage(centre.op, {"weight": made}), *front, *rest]
 
 
 def _readings(made: Type) -> Iterator[TensorSpec]:

@@ -16,6 +16,7 @@ from fuseplan.graph.op import GraphOp, Tensor
 from fuseplan.graph.ops import Concat, Reshape, Slice
 from fuseplan.graph.schedule import Unit
 from fuseplan.graph.type import Type, numpy_dtype
+from fuseplan.graph.write import Joined, names_in
 from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 
@@ -163,19 +164,30 @@ class _Placer:
 
     def _launch(self, site: Site) -> None:
         src = self._as(site.src, site.plan.src)
-        named = {key: each for key, each in site.operands.items() if isinstance(each, str)}
+        named = {key: each for key, each in site.operands.items() if names_in(each)}
         declared = {each.key: each for each in site.plan.operands}
         bound, given = dict[str, Placed](), dict[str, Held]()
-        for key, name in named.items():
+        for key, each in named.items():
             spec = declared[key].spec
-            if spec is not None:
-                bound[key] = self._as(name, spec)
+            if isinstance(each, Joined):
+                given[key] = self._joined(each, f"{site.dst}.{key}")
+            elif spec is not None and isinstance(each, str):
+                bound[key] = self._as(each, spec)
             else:
-                given[key] = self._held(name)
+                given[key] = self._held(str(each))
         made = self.made.graph.types[site.dst]
         dst = self._range(site.into) if site.into else self._new(made, site.plan.output.element_strides)
         self.made.at[site.dst] = dst
         self._step(Launch(site, src, dst, bound, given))
+
+    def _joined(self, joined: Joined, name: str) -> Placed:
+        """Values that a plan reads as one operand: inputs of the graph, which each call gives."""
+        op = Concat(joined.axis)
+        (made,) = op.infer([self.made.graph.types[each] for each in joined.names])
+        dst = self._new(made, strides_of(made))
+        inputs = tuple(map(self._held, joined.names))
+        self._step(Compute(Node(op, joined.names, (name,)), inputs, dst))
+        return dst
 
     def _as(self, name: str, spec: TensorSpec | Dense) -> Placed:
         """A value as an operator of plans takes it: a copy where it lies in another way, or anywhere.

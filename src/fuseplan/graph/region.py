@@ -107,7 +107,8 @@ class _Growth:
             made = fold(formula.expression, meanings, REBUILD)
         except PlanError:
             return Reason(Why.FORMULA, f"{told(node)} makes it too large for a kernel")
-        if formula.op is not None and node.inputs[0] in self.formulas:
+        is_changed = made != self.formulas.get(node.inputs[0])  # not by identity
+        if formula.op is not None and node.inputs[0] in self.formulas and is_changed:
             self.applied[made] = Applied(formula.op, self.formulas[node.inputs[0]], node.inputs[1:])
         self.axes |= outer
         self.formulas[node.outputs[0]] = made

@@ -49,8 +49,7 @@ def schedule(cut: Cut) -> list[Unit]:
 
 
 def _of_site(site: Site) -> Unit:
-    operands = [each for each in site.operands.values() if isinstance(each, str)]
-    return Unit(site.nodes, tuple(dict.fromkeys((site.src, *operands))), (site.dst,), site)
+    return Unit(site.nodes, site.reads, (site.dst,), site)
 
 
 def unit_of(graph: Graph, nodes: tuple[Node, ...]) -> Unit:

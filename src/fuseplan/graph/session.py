@@ -19,7 +19,7 @@ from fuseplan.graph.op import Tensor
 from fuseplan.graph.place import Call, Compute, Copy, Held, Launch, Placed, Step, made_by, place
 from fuseplan.graph.schedule import Unit, schedule
 from fuseplan.graph.type import type_of
-from fuseplan.graph.write import aligned
+from fuseplan.graph.write import Late, aligned, names_in
 from fuseplan.system.locks import Lock
 
 SHORT = 8  # elements of an axis: an image of 3 channels is copied 5 times as fast channel by channel
@@ -137,7 +137,7 @@ class Session:
 
     def _launch(self, step: Launch) -> Action:
         bound = {key: each.array(self._memory) for key, each in step.bound.items()}
-        bound |= {key: aligned(each) for key, each in step.site.operands.items() if not isinstance(each, str)}
+        bound |= {key: aligned(each) for key, each in step.site.operands.items() if not names_in(each)}
         shapes = {each.key: each.shape for each in step.site.plan.operands}
         lent = {key: self._lying(each, shapes[key]) for key, each in step.given.items()}
         bound |= {key: each for key, each in lent.items() if each is not None}
@@ -200,7 +200,7 @@ class Session:
 def _packed(step: Step) -> int:
     """Elements of constants that are packed for a step."""
     operands = step.site.operands.values() if isinstance(step, Launch) else ()
-    return sum(math.prod(each.shape) for each in operands if not isinstance(each, str))
+    return sum(math.prod(each.shape) for each in operands if isinstance(each, np.ndarray | Late))
 
 
 def _copy(dst: Tensor, src: Tensor) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+import numpy as np
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph.cut import Site
@@ -15,7 +17,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Parts
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
-from fuseplan.graph.write import aligned
+from fuseplan.graph.write import Bound, Joined, aligned, names_in
 from fuseplan.language.tensor import Dense
 from fuseplan.measure import data
 from fuseplan.measure.clock import Protocol as Rounds
@@ -135,12 +137,17 @@ def launch(site: Site, values: Mapping[str, Tensor]) -> Call:
     """
     shapes = {each.key: each.shape for each in site.plan.operands}
     operands = {
-        key: values[each].reshape(shapes[key]) if isinstance(each, str) else aligned(each)
+        key: _bound(each, values).reshape(shapes[key]) if names_in(each) else aligned(each)
         for key, each in site.operands.items()
     }
     call, src = site.compiled().bind(**operands), values[site.src].reshape(site.plan.src.shape)
     dst = empty(site.plan.output, src.device if is_torch(src) else None)
     return lambda: call(src, dst)
+
+
+def _bound(bound: Bound, values: Mapping[str, Tensor]) -> Tensor:
+    parts = [values[name] for name in names_in(bound)]
+    return np.concatenate(parts, bound.axis) if isinstance(bound, Joined) else parts[0]
 
 
 def meaning(graph: Graph, site: Site, values: Mapping[str, Tensor]) -> Any:
@@ -164,19 +171,13 @@ def problem_of(error: BaseException) -> str:
     return said if isinstance(error, FuseplanError) else f"{type(error).__name__}: {said}"
 
 
-def read_by(site: Site) -> set[str]:
-    """The names of the values that a site reads."""
-    return {site.src, *(each for each in site.operands.values() if isinstance(each, str))}
-
-
 def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors for the values that the site reads, in their own shapes and dtypes; they lie as in the plan."""
     drawn = data.random_arrays(site.plan, 0, device=device)
     dtypes = {each.key: each.dtype for each in site.plan.operands} | {"src": site.plan.src.dtype}
-    keys = {name: key for key, name in site.operands.items() if isinstance(name, str)} | {site.src: "src"}
     made = {}
-    for name, key in keys.items():
-        tensor, want = drawn[key], graph.types[name]
+    for name, key, piece in _pieces(graph, site, drawn):
+        tensor, want = piece, graph.types[name]
         if dtypes[key] != want.dtype:
             tensor = space_of(tensor).rounded(exact(tensor, dtypes[key]), want.dtype, want.dtype)
         made[name] = tensor if tuple(tensor.shape) == want.shape else tensor.reshape(want.shape)
@@ -184,6 +185,16 @@ def _values(graph: Graph, site: Site, device: str | None, example: Mapping[str, 
             spec = Dense(want.shape or (), want.dtype)
             space_of(tensor).fill(made[name], spec, exact(example[name], want.dtype))
     return made
+
+
+def _pieces(graph: Graph, site: Site, drawn: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
+    """The values of a site, the plan's keys of them, and their parts of the tensors of these keys."""
+    for key, bound in (*site.operands.items(), ("src", site.src)):
+        axis, begin = bound.axis if isinstance(bound, Joined) else 0, 0
+        for name in names_in(bound):
+            end = begin + (graph.types[name].shape or ())[axis] if isinstance(bound, Joined) else None
+            yield name, key, drawn[key][(slice(None),) * axis + (slice(begin, end),)]
+            begin = end or 0
 
 
 def _other(site: Site) -> list[Site]:

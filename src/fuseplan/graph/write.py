@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,34 +40,20 @@ class Stage:
     """An operator of a plan, its operands by name: names of values, or arrays; and the rule that names it."""
 
     op: Op
-    operands: Mapping[str, str | Constant] = field(default_factory=dict)
+    operands: Mapping[str, Bound] = field(default_factory=dict)
     rule: str = ""
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """A weight times a number for each of its features, computed when NumPy asks for the array.
+@dataclass(frozen=True, eq=False)
+class Late:
+    """An array that is made when NumPy asks for it: a model's weights are read once, when they are packed."""
 
-    Models hold many weights, and each is read once, when it is packed.
-    """
-
-    weight: Tensor
-    factor: Tensor
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The weight's."""
-        return self.weight.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The weight's."""
-        return self.weight.shape
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tensor:
-        made = np.empty(self.weight.shape, self.weight.dtype)
-        spread = self.factor.reshape(-1, *(1,) * (self.weight.ndim - 1))
-        np.multiply(self.weight, spread, out=made, casting="same_kind")  # in float64, rounded once
+        made = self.make()
         return made if dtype is None else made.astype(dtype)
 
     def astype(self, dtype: Any) -> Tensor:
@@ -74,7 +61,42 @@ class Scaled:
         return np.asarray(self, dtype)
 
 
-Constant = Tensor | Scaled
+def _scaled(weight: Tensor, factor: Tensor) -> Tensor:
+    """A weight times a number for each of its features."""
+    spread = factor.reshape(-1, *(1,) * (weight.ndim - 1))
+    made = np.empty(weight.shape, weight.dtype)
+    return np.multiply(weight, spread, out=made, casting="same_kind")  # in float64, rounded once
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Values one behind the other along an axis: weights or biases of products that are one product."""
+
+    names: tuple[str, ...]
+    axis: int
+
+
+Constant = Tensor | Late
+Bound = str | Constant | Joined  # an operand of a plan: the name of a value, an array, or several values
+
+
+def names_in(bound: Bound) -> tuple[str, ...]:
+    """The names of the values that an operand is."""
+    return (bound,) if isinstance(bound, str) else bound.names if isinstance(bound, Joined) else ()
+
+
+def joined(graph: Graph, parts: Sequence[Bound], axis: int) -> Bound | None:
+    """Operands as one: all constants, or all inputs of the graph; None where they are others."""
+    arrays = [each for each in parts if isinstance(each, np.ndarray | Late)]
+    names = tuple(each for each in parts if isinstance(each, str) and each in graph.inputs)
+    given = [*arrays, *(graph.types[name] for name in names)]
+    if len({str(each.dtype) for each in given}) != 1 or len(parts) not in (len(arrays), len(names)):
+        return None
+    if names:
+        return Joined(names, axis)
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(each.shape[axis] for each in arrays)
+    return Late(arrays[0].dtype, tuple(shape), lambda: np.concatenate([*map(np.asarray, arrays)], axis))
 
 
 def aligned(constant: Any) -> Tensor:
@@ -155,7 +177,7 @@ class _Writer:
         """An operator of a rule with its operands, which have the axes that it declares."""
         axes = {"channel": self._channel, "element": self.whole, "shared": ()}
         shape = self.graph.types[self.region.start].shape or ()
-        operands: dict[str, str | Constant] = {}
+        operands: dict[str, Bound] = {}
         for name, hole in names.items():
             value = str(holes[hole].args[0]).removeprefix(OUTSIDE)
             per = str(op.operand_fields[name].per)
@@ -293,9 +315,7 @@ def _short(root: Scalar) -> str:
     return told if len(told) <= 80 else f"{told[:77]}..."
 
 
-def folded(
-    stages: list[Stage], weight: Tensor, features: int
-) -> tuple[Tensor | Scaled, Tensor | None, list[Stage]]:
+def folded(stages: list[Stage], weight: Tensor, features: int) -> tuple[Constant, Tensor | None, list[Stage]]:
     """The weight and bias that take up the linear stages behind a contraction, and the other stages.
 
     Args:
@@ -306,7 +326,7 @@ def folded(
     factor, summand = np.ones(features), np.zeros(features)
     count = 0
     for stage in stages:
-        if not isinstance(stage.op, LINEAR) or any(isinstance(each, str) for each in stage.operands.values()):
+        if not isinstance(stage.op, LINEAR) or any(map(names_in, stage.operands.values())):
             break
         operands = {key: np.asarray(each, np.float64) for key, each in stage.operands.items()}
         numbers = {each.name: each.value for each in stage.op.parameters()}
@@ -315,5 +335,7 @@ def folded(
         factor, summand, count = factor * slope, summand * slope + ends[0], count + 1
     if not count:
         return weight, None, stages
-    made = Scaled(weight, factor) if (factor != 1).any() else weight
+    made: Constant = weight
+    if (factor != 1).any():
+        made = Late(weight.dtype, weight.shape, partial(_scaled, weight, factor))
     return made, summand, stages[count:]

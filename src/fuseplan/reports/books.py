@@ -122,7 +122,7 @@ def _row(
     rest = [node for node in nodes if id(node) not in numbers]
     if not all(isinstance(node.op, VIEWS) for node in rest):
         raise AssertionError(f"{told(rest[0])} is in no row of the report")
-    return row if sites else _viewed(row)
+    return _viewed(row) if all(isinstance(node.op, VIEWS) for node in nodes) else row
 
 
 def _read(graph: Graph, origin: Origin, nodes: Sequence[Node]) -> tuple[str, ...]:

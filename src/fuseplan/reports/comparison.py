@@ -158,7 +158,7 @@ def _row(
     step: Step, made: Sequence[str], errors: Mapping[str, float], allowed: Mapping[str, float]
 ) -> StepRow:
     if isinstance(step, Launch):
-        nodes, read, text = step.site.nodes, _reads(step.site), str(step.site.plan)
+        nodes, read, text = step.site.nodes, step.site.reads, str(step.site.plan)
     elif isinstance(step, Compute):
         nodes, read, text = (step.node,), step.node.inputs, told(step.node)
     else:
@@ -170,17 +170,13 @@ def _row(
     return StepRow(text, names, errors[worst], before, allowed[worst])
 
 
-def _reads(site: Site) -> tuple[str, ...]:
-    return (site.src, *(each for each in site.operands.values() if isinstance(each, str)))
-
-
 def _alone(site: Site, exact: Graph, want: Mapping[str, Any]) -> float | None:
     """The error of a site's plan on the right values; None where it does not run by itself."""
     elements = (each for each in site.plan.operands if each.per == "element")
     specs = {site.operands[each.key]: site.plan[each.step].dst for each in elements}
     specs[site.src] = site.plan.src
     values: dict[str, Any] = {}
-    for name in _reads(site):
+    for name in site.reads:
         values[name] = want[name].astype(numpy_dtype(exact.types[name].dtype))
         if name in specs:
             laid = empty(specs[name])

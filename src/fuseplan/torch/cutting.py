@@ -18,6 +18,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.why import Reason, Why
+from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -78,7 +79,7 @@ def fused(
         if other
         else {site.dst: () for site in cut.sites}
     )
-    cut = _without(cut, Why.INNER, lambda site: not {*_values(site)} <= found.makers.keys())
+    cut = _without(cut, Why.INNER, lambda site: not {site.dst, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
@@ -132,7 +133,7 @@ def _look(site: Site, makers: dict[str, fx.Node]) -> tuple[Any, ...]:
     operands = [
         (key, value, tuple(makers[value].meta["val"].shape) == shapes[key] or shapes[key])
         if isinstance(value, str)
-        else (key, np.asarray(value).tobytes())
+        else (key, value if isinstance(value, Joined) else np.asarray(value).tobytes())
         for key, value in site.operands.items()
     ]
     return (
@@ -149,12 +150,6 @@ def _without(cut: Cut, why: Why, is_left: Callable[[Site], bool]) -> Cut:
     reasons = {id(node): Reason(why, site.dst) for site in cut.sites if is_left(site) for node in site.nodes}
     sites = tuple(site for site in cut.sites if not is_left(site))
     return replace(cut, sites=sites, left={**cut.left, **reasons})
-
-
-def _values(site: Site) -> Iterator[str]:
-    """The values that a site reads, and that which it makes."""
-    yield from (site.dst, site.src)
-    yield from (each for each in site.operands.values() if isinstance(each, str))
 
 
 def _is_attention(site: Site) -> bool:
@@ -206,8 +201,9 @@ class _Writer:
         following = head.next
         with self._graph.inserting_before(following):
             src = self._src(site)
-            operands = [self._operand(site, each) for each in given_of(site.plan)]
-            call = self._graph.call_function(launched, (operators_text(site.plan, opened), src, operands))
+            operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
+            text = operators_text(site.plan, opened, site.joins)
+            call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
         made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         if self._is_lain(src, site.plan.src):
@@ -240,10 +236,16 @@ class _Writer:
             self._laid_out[node, order] = self._graph.call_function(laid_out, (node, order, True))
         return self._laid_out[node, order]
 
-    def _operand(self, site: Site, operand: Operand | Result) -> fx.Node:
+    def _operand(self, site: Site, operand: Operand | Result) -> Iterator[fx.Node]:
         value = site.operands[operand.key]
-        if not isinstance(value, str):
-            return self._constant(np.asarray(value))
+        if isinstance(value, Joined):
+            yield from (self._makers[name] for name in value.names)
+        elif isinstance(value, str):
+            yield self._value(value, operand)
+        else:
+            yield self._constant(np.asarray(value))
+
+    def _value(self, value: str, operand: Operand | Result) -> fx.Node:
         node, shape = self._makers[value], operand.shape
         told = node.meta["val"]
         if tuple(told.shape) != shape:

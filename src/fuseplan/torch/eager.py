@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fuseplan.graph.cut import Site
-from fuseplan.graph.write import aligned
+from fuseplan.graph.write import aligned, names_in
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.torch.kernels import given_of, operators_text
 from fuseplan.torch.operator import launched
@@ -63,8 +63,11 @@ class Eager:
 
     def fused(self, site: Site, values: Mapping[str, Any]) -> Callable[[], Any]:
         """A call of the plan's operator, on tensors that lie as the plan has them."""
-        text, src = operators_text(site.plan), self._tensor(values[site.src], site.plan.src.dtype)
-        given = [self._operand(site, each, values) for each in given_of(site.plan)]
+        text, src = (
+            operators_text(site.plan, (), site.joins),
+            self._tensor(values[site.src], site.plan.src.dtype),
+        )
+        given = [each for key in given_of(site.plan) for each in self._operand(site, key, values)]
 
         def call() -> Any:
             with torch.no_grad():
@@ -93,11 +96,14 @@ class Eager:
         made.output(copies[head])
         return made, places
 
-    def _operand(self, site: Site, operand: Operand | Result, values: Mapping[str, Any]) -> torch.Tensor:
+    def _operand(
+        self, site: Site, operand: Operand | Result, values: Mapping[str, Any]
+    ) -> Iterator[torch.Tensor]:
         value = site.operands[operand.key]
-        if isinstance(value, str):
-            return self._tensor(values[value], self._read.graph.types[value].dtype)
-        return self._tensor(aligned(value), None)
+        for name in names_in(value):
+            yield self._tensor(values[name], self._read.graph.types[name].dtype)
+        if not names_in(value):
+            yield self._tensor(aligned(value), None)
 
     def _tensor(self, value: Any, dtype: str | None) -> torch.Tensor:
         """A tensor of NumPy's or torch's as torch's on the device; the bits of bf16 as what they are."""

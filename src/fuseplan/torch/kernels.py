@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from fuseplan.plans.text import operator_text, parse_plan
 
 NAME = "fuseplan::run"  # torch's name of the operator that runs plans
 Tensors = Sequence[torch.Tensor]
+JOINS = " | "  # behind the operands that are given in several tensors: `weight=2:0 | linear(8) -> glu`
 NAMED = re.compile(r"\s*\[([*\w]+)\]\s*->\s*")  # names of axes in front of operators, a star before open ones
 KEPT = 1024  # packed sets of operands of one plan: the layers of a model that are alike share it
 ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
@@ -58,7 +59,32 @@ def plan_on(operators: str, src: torch.Tensor) -> FusionPlan:
 
 
 @functools.lru_cache(maxsize=4096)
+def joins_of(operators: str) -> dict[str, tuple[int, int]]:
+    """The operands that a call gives in several tensors, by key: how many, and the axis that joins them."""
+    words = operators.rpartition(JOINS)[0].split()
+    pairs = (word.partition("=") for word in words)
+    return {key: (int(told.split(":")[0]), int(told.split(":")[1])) for key, _, told in pairs}
+
+
+def keys_of(operators: str, plan: FusionPlan) -> tuple[str, ...]:
+    """The key of each tensor besides src that a call gives."""
+    joins, given = joins_of(operators), given_of(plan)
+    return tuple(each.key for each in given for _ in range(joins.get(each.key, (1, 0))[0]))
+
+
+def operands_in(operators: str, plan: FusionPlan, given: Tensors) -> list[torch.Tensor]:
+    """The plan's tensors besides src: those that a call gives in several tensors are joined."""
+    joins, ahead = joins_of(operators), iter(given)
+    if not joins:
+        return list(given)
+    pairs = [joins.get(each.key, (1, 0)) for each in given_of(plan)]
+    parts = [(list(itertools.islice(ahead, count)), axis) for count, axis in pairs]
+    return [each[0] if len(each) == 1 else torch.cat(each, axis) for each, axis in parts]
+
+
+@functools.lru_cache(maxsize=4096)
 def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> FusionPlan:
+    operators = operators.rpartition(JOINS)[2]
     found = NAMED.match(operators)
     if found is None:  # the operators name the axes
         return FusionPlan.parse(f"{TensorSpec(shape, dtype, strides=strides)} {ARROW} {operators}")
@@ -66,18 +92,27 @@ def _plan(operators: str, shape: tuple[int, ...], strides: tuple[int, ...], dtyp
     return FusionPlan(TensorSpec(shape, dtype, strides=strides, names=found[1].replace("*", "")), *ops)
 
 
-def operators_text(plan: FusionPlan, opened: Sequence[int] = ()) -> str:
-    """The operators of a plan as `plan_on` reads them; a kernel is for all extents of the open axes."""
-    text = f" {ARROW} ".join(operator_text(op) for op in plan.ops)
-    if plan.src.has_channel_names and not opened:
-        return text
-    names = "".join(f"*{name}" if axis in opened else name for axis, name in enumerate(plan.src.names))
-    return f"[{names}] {ARROW} {text}"
+def operators_text(
+    plan: FusionPlan, opened: Sequence[int] = (), joins: Mapping[str, tuple[int, int]] | None = None
+) -> str:
+    """The operators of a plan as `plan_on` reads them.
+
+    Args:
+        plan: the plan.
+        opened: the axes of src for all of whose extents there is one kernel.
+        joins: the operands that a call gives in several tensors, as `joins_of` gives them.
+    """
+    front = " ".join(f"{key}={count}:{axis}" for key, (count, axis) in (joins or {}).items())
+    text = f"{front}{JOINS if front else ''}"
+    if not plan.src.has_channel_names or opened:
+        names = "".join(f"*{name}" if axis in opened else name for axis, name in enumerate(plan.src.names))
+        text += f"[{names}] {ARROW} "
+    return text + f" {ARROW} ".join(operator_text(op) for op in plan.ops)
 
 
 def _opened(plan: FusionPlan, operators: str) -> FusionPlan | None:
     """The plan with open axes, where the text in front of its operators has some and a plan can have them."""
-    found = NAMED.match(operators)
+    found = NAMED.match(operators.rpartition(JOINS)[2])
     if found is None or "*" not in found[1]:
         return None
     src = plan.src
@@ -102,12 +137,12 @@ class Kernel:
     shows that it was written. What writes without counting, as `tensor.data` does, is not seen.
     """
 
-    def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed]) -> None:
+    def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], operators: str = "") -> None:
         self.plan = plan
         self._compiled, self._packed = compiled
         given: tuple[Operand | Result, ...] = (*plan.operands, *plan.results)
         specs = {each.key: each.spec for each in given if each.spec is not None}
-        self._keys = tuple(each.key for each in given_of(plan))
+        self._joins, self._keys = joins_of(operators), keys_of(operators, plan)
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
         self._constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
@@ -119,7 +154,7 @@ class Kernel:
             ArgumentError: there are more or fewer tensors or numbers than the plan takes.
         """
         if parameters or len(given) != len(self._keys):
-            check_count(self.plan, given, parameters)
+            check_count(self.plan, self._keys, given, parameters)
         values: dict[str, Any] = {
             self._keys[place]: _lain(given[place], spec) for place, spec in self._per_call.items()
         }
@@ -154,7 +189,10 @@ class Kernel:
     def _bind(self, given: Tensors) -> BoundPlan:
         pairs = [(given[place], aligned(given[place])) for place in self._constant]
         values = {self._keys[place]: made for place, (_, made) in zip(self._constant, pairs, strict=True)}
-        if all(made.data_ptr() == each.data_ptr() for each, made in pairs):
+        for key, (_, axis) in self._joins.items():
+            parts = [given[place] for place in self._constant if self._keys[place] == key]
+            values[key] = torch.cat([*map(aligned, parts)], axis)
+        if not self._joins and all(made.data_ptr() == each.data_ptr() for each, made in pairs):
             return self._compiled.borrow(values)
         return self._compiled.bind(**values)  # nobody else keeps a copy alive
 
@@ -192,8 +230,8 @@ def _kernel_of(
     opened = _opened(plan, operators)
     if opened is not None:
         with contextlib.suppress(Unsupported):
-            return Kernel(plan, _compiled(opened, target, threads))
-    return _kernel(plan, target, threads)
+            return Kernel(plan, _compiled(opened, target, threads), operators)
+    return Kernel(plan, _compiled(plan, target, threads), operators)
 
 
 def target_of(device: torch.device) -> tuple[str, int | None]:
@@ -207,11 +245,6 @@ def target_of(device: torch.device) -> tuple[str, int | None]:
     if device.type == "cuda":
         return f"cuda:{device.index or 0}", None
     raise ArgumentError(f"a tensor is on {device}: plans run on the CPU and on CUDA devices")
-
-
-@functools.lru_cache(maxsize=4096)
-def _kernel(plan: FusionPlan, target: str, threads: int | None) -> Kernel:
-    return Kernel(plan, _compiled(plan, target, threads))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,13 +268,14 @@ def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:
     return torch.empty_strided(spec.shape, strides, dtype=plain.dtype, device=plain.device).copy_(plain)
 
 
-def check_count(plan: FusionPlan, operands: Tensors, parameters: Sequence[float]) -> None:
-    """Checks that there are as many tensors and numbers as the plan takes.
+def check_count(
+    plan: FusionPlan, wanted: Sequence[str], operands: Tensors, parameters: Sequence[float]
+) -> None:
+    """Checks that there are as many tensors, by their keys, and numbers as the plan takes.
 
     Raises:
         ArgumentError: there are not; the message lists the keys.
     """
-    wanted = [each.key for each in given_of(plan)]
     if len(operands) != len(wanted):
         told = f"`{plan}` takes {counted(len(wanted), 'tensor')} besides src ({', '.join(wanted)})"
         raise ArgumentError(f"{told}, got {len(operands)}")

@@ -16,7 +16,7 @@ from fuseplan.graph.memory import Buffer
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.cutting import first, laid_out
-from fuseplan.torch.kernels import given_of, plan_on
+from fuseplan.torch.kernels import given_of, operands_in, plan_on
 from fuseplan.torch.operator import launched, readable
 
 COPYING = (laid_out, first, operator.getitem)  # of Python: the same elements, copied where they lie otherwise
@@ -119,7 +119,8 @@ class _Values:
         operators, src, given = node.args
         value = self.found[src]
         plan = plan_on(operators, readable(value))
-        wanted = [(each.spec, self.found[node]) for each, node in zip(given_of(plan), given, strict=True)]
+        tensors = operands_in(operators, plan, [self.found[each] for each in given])
+        wanted = [(each.spec, tensor) for each, tensor in zip(given_of(plan), tensors, strict=True)]
         return (
             not plan.results
             and not plan.views

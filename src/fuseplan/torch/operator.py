@@ -4,7 +4,9 @@
 
 `operators` is a plan's text behind its input, which `src` describes; `given` are the plan's operands in its
 order, then the old values of the results that it updates; `parameters` are all of the plan's numbers, or
-none, for those in its text. It gives the output, then the results. Nothing that it is given is written.
+none, for those in its text. Text in front of a bar tells which operands are given in several tensors:
+`weight=2:0 | linear(8)` joins two along axis 0. It gives the output, then the results. Nothing that it is
+given is written.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from fuseplan.errors import ArgumentError
 from fuseplan.language.layouts import shared_stride
 from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch import meaning
-from fuseplan.torch.kernels import NAME, Tensors, check_count, given_of, kernel_on, plan_on
+from fuseplan.torch.kernels import (
+    NAME,
+    Tensors,
+    check_count,
+    given_of,
+    kernel_on,
+    keys_of,
+    operands_in,
+    plan_on,
+)
 
 torch.library.define(
     NAME, "(str operators, Tensor src, Tensor[] given, float[] parameters) -> Tensor[]",
@@ -44,7 +55,7 @@ def _described(
 ) -> list[torch.Tensor]:
     """The outputs without elements; extents that torch leaves open are fixed to those of this call."""
     plan = plan_on(operators, readable(src))
-    check_count(plan, given, parameters)
+    check_count(plan, keys_of(operators, plan), given, parameters)
     ends = (plan.output, *(each.spec for each in plan.results))
     return [
         torch.empty_strided(each.shape, each.element_strides, dtype=DTYPES[each.dtype], device=src.device)
@@ -62,7 +73,8 @@ def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any,
     with torch.enable_grad(), _mixing():
         tensors = [each.detach().requires_grad_(each.is_floating_point()) for each in ctx.saved_tensors]
         src, *given = tensors
-        made = meaning.evaluated(plan_on(ctx.operators, readable(src)), src, given, ctx.parameters)
+        plan = plan_on(ctx.operators, readable(src))
+        made = meaning.evaluated(plan, src, operands_in(ctx.operators, plan, given), ctx.parameters)
         pairs = [
             (out, gradient)
             for out, gradient in zip(made, gradients, strict=True)

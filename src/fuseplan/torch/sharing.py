@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -25,11 +25,12 @@ from fuseplan.ops.affine import Add, Bias
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.ops.normalization import Normalization
+from fuseplan.ops.parts import Glu, Parted
 from fuseplan.ops.windows import Windowed
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
-from fuseplan.torch.kernels import NAME, NAMED, check_count, given_of, plan_on
+from fuseplan.torch.kernels import JOINS, NAME, NAMED, check_count, given_of, keys_of, plan_on
 
 Places = tuple[Placement, ...]  # of one tensor along each axis of the mesh; or of each tensor along one
 WHOLE, SUMMED = Replicate(), Partial()
@@ -61,12 +62,14 @@ class _Walk:
     Args:
         count: of the processes.
         place: how src is shared out.
+        keys: of the tensors that a call gives.
         shares: whether the first contraction's features are.
     """
 
-    def __init__(self, count: int, place: Placement, *, shares: bool = False) -> None:
-        self._count, self._place, self._shares = count, place, shares
+    def __init__(self, count: int, place: Placement, keys: Sequence[str], *, shares: bool = False) -> None:
+        self._count, self._place, self._keys, self._shares = count, place, keys, shares
         self._known: dict[str, Placement] = {}
+        self._pieces = 1  # of the features, each shared out by itself
 
     def through(self, plan: FusionPlan) -> Way:
         """The way.
@@ -78,7 +81,7 @@ class _Walk:
         src = plan.src.with_shape(self._share(plan.src.shape, self._place))
         given = [self._place]
         ops = [self._passed(step) for step in plan.steps]
-        if self._shares:
+        if self._shares or self._pieces > 1:
             raise _Apart
         given += [self._known[each.key] for each in given_of(plan)]
         made = (self._place, *(self._known[each.key] for each in plan.results))
@@ -87,7 +90,7 @@ class _Walk:
         for one, part, place in zip(whole, parts, (*given, *made), strict=True):
             if part.shape != self._share(one.shape, place):
                 raise _Apart
-        return Way(local, tuple(given), made)
+        return Way(local, (given[0], *(self._known[key] for key in self._keys)), made)
 
     def _share(self, shape: tuple[int, ...], place: Placement) -> tuple[int, ...]:
         """The extents of a process's share."""
@@ -125,6 +128,8 @@ class _Walk:
     def _followed(self, step: Step) -> int:
         """The axis behind an operator that computes each place along it by itself."""
         op, axis = step.op, int(self._place.dim)
+        if self._pieces > 1:
+            return self._joined(step, axis)
         if any(self._known.get(name) != self._place for name in op.again.values()):
             raise _Apart
         if isinstance(op, Normalization):
@@ -133,10 +138,22 @@ class _Walk:
         elif isinstance(op, Windowed):  # a pool
             is_free = axis in step.src.canonical_order[:2]
         else:
-            is_free = isinstance(op, Elementwise) and not op.has_parts
+            is_apart = isinstance(op, Parted) and op.split(step.src).axis == axis
+            is_free = isinstance(op, Elementwise) and not is_apart
         if not is_free:
             raise _Apart
         return axis - sum(each < axis for each in op.removes(step.src))
+
+    def _joined(self, step: Step, axis: int) -> int:
+        """The axis behind an operator on the features of several products, each of which is shared out."""
+        op = step.op
+        is_gate = isinstance(op, Glu) and not op.interleaved and op.split(step.src).axis == axis
+        is_alike = all(self._keys.count(each.key) == self._pieces for each in step.operands) and not op.again
+        is_free = isinstance(op, Elementwise) and not op.has_parts and not op.results_made
+        if not is_alike or not (is_free or (is_gate and self._pieces == 2)):
+            raise _Apart
+        self._pieces = 1 if is_gate else self._pieces
+        return axis
 
     def _contracted(self, step: Step, op: Product | Conv) -> Op:
         """A contraction; the features or the channels of its weight may be shared out."""
@@ -144,7 +161,9 @@ class _Walk:
         key = step.keys["weight"]
         outer = 0 if isinstance(op, Conv) or op.transposed else 1
         is_apart = op.batched if isinstance(op, Product) else op.groups > 1
-        if self._place == WHOLE and not is_apart and op.features % self._count == 0:
+        pieces = self._keys.count(key)
+        if self._place == WHOLE and not is_apart and op.features % (pieces * self._count) == 0:
+            self._pieces = pieces
             self._shares, self._place, self._known[key] = False, Shard(channels), Shard(outer)
             return cast(Op, replace(cast(Any, op), features=op.features // self._count))
         if self._place == Shard(channels) and not is_apart:
@@ -157,10 +176,17 @@ class _Walk:
         return op
 
 
-def ways(plan: FusionPlan, count: int) -> Iterator[Way]:
-    """The ways for processes along one axis of the mesh; the first is that each computes the whole plan."""
-    walks = [_Walk(count, WHOLE), *(_Walk(count, Shard(axis)) for axis in range(plan.src.rank))]
-    for walk in (*walks, _Walk(count, WHOLE, shares=True)):
+def ways(plan: FusionPlan, count: int, operators: str = "") -> Iterator[Way]:
+    """The ways for processes along one axis of the mesh; the first is that each computes the whole plan.
+
+    Args:
+        plan: the plan.
+        count: of the processes.
+        operators: the text that tells which operands are given in several tensors.
+    """
+    keys = keys_of(operators, plan)
+    places = (WHOLE, *map(Shard, range(plan.src.rank)))
+    for walk in (*(_Walk(count, place, keys) for place in places), _Walk(count, WHOLE, keys, shares=True)):
         try:
             yield walk.through(plan)
         except (_Apart, PlanError):
@@ -181,11 +207,11 @@ def _best(
     operators: str, plan: FusionPlan, have: tuple[Places, ...], sizes: tuple[int, ...]
 ) -> tuple[str, list[Places], list[Places]]:
     """The operators that each process runs; how the tensors of a call, and what it makes, are shared out."""
-    tensors: list[Any] = [plan.src, *given_of(plan)]
-    weights = [math.prod(each.shape) for each in tensors]
+    keys, sizes_of = keys_of(operators, plan), {each.key: math.prod(each.shape) for each in given_of(plan)}
+    weights = [math.prod(plan.src.shape), *(sizes_of[key] / keys.count(key) for key in keys)]
     taken = []
     for axis, count in enumerate(sizes):
-        found = [*ways(plan, count)]
+        found = [*ways(plan, count, operators)]
         costs = [
             sum(
                 weight * _moved(places[axis], want, count)
@@ -195,12 +221,13 @@ def _best(
         ]
         taken.append(found[costs.index(min(costs))])
         plan = taken[-1].plan
-    named = NAMED.match(operators)
+    front, bar, told = operators.rpartition(JOINS)
+    named = NAMED.match(told)
     text = f" {ARROW} ".join(operator_text(op) for op in plan.ops)
     given, made = (
         [*zip(*(getattr(each, name) for each in taken), strict=True)] for name in ("given", "made")
     )
-    return f"{named[0] if named else ''}{text}", given, made
+    return f"{front}{bar}{named[0] if named else ''}{text}", given, made
 
 
 def _shared(_: type, run: Any, types: Any, args: Any, kwargs: Any = None) -> list[torch.Tensor]:
@@ -216,7 +243,7 @@ def _shared(_: type, run: Any, types: Any, args: Any, kwargs: Any = None) -> lis
         told = "a plan takes DTensors of one mesh, or torch's tensors: distribute the others too"
         raise ArgumentError(f"{told}; torch.distributed.tensor.distribute_module does a module's parameters")
     plan, mesh = plan_on(operators, src), src.device_mesh
-    check_count(plan, given, parameters)
+    check_count(plan, keys_of(operators, plan), given, parameters)
     have = tuple(each.placements for each in tensors)
     text, wanted, made = _best(operators, plan, have, tuple(mesh.shape))
     with torch.no_grad():
