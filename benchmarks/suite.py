@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.drawn import NAMED, drawn
 from benchmarks.shapes import published
 from fuseplan.errors import ArgumentError, PlanError, did_you_mean
 from fuseplan.measure.cases import Case, Cases, of_plan
@@ -67,7 +68,7 @@ class _Written:
 
 
 def load(name: str) -> Suite:
-    """The suite of that name, in that file, or of that one plan.
+    """The suite of that name, in that file, or of that one plan; of `NAME:COUNT:SEED`, random shapes of it.
 
     Raises:
         ArgumentError: there is no such suite, or its file is not one: the message says where and why.
@@ -78,6 +79,10 @@ def load(name: str) -> Suite:
         return Suite(plan.name, plan.title, plan.cases, ())
     if name in MADE:
         return MADE[name]()
+    if found := NAMED.fullmatch(name):
+        of, count, seed = load(found["suite"]), int(found["count"]), int(found["seed"])
+        title = f"{of.title}: {count} random shapes of seed {seed}"
+        return Suite(name, title, drawn(of.cases, count, seed), of.aims)
     place = _find(name)
     try:
         return _read(place)

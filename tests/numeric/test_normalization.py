@@ -319,6 +319,24 @@ def test_each_pass_reads_again_what_the_prologue_reads() -> None:
     assert bytes_of_passes(kernel) == kernel.minimum_bytes + 2 * size
 
 
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("bf16[8x131072] -> add -> save(sum) -> rms_norm", 0),
+        ("bf16[8x131073] -> add -> rms_norm", 2),
+        ("bf16[8x131072] -> layer_norm_backward", 0),
+        ("bf16[8x1024x512] -> softmax((1, 2))", 1),
+        ("bf16[4x1024x4] -> softmax(0)", 1),
+        ("bf16[8x131072] -> cross_entropy", 0),
+        ("f32[1048576x4] -> sum(0)", 0),
+        ("f32[8x1048576] -> dynamic_quantize(f8e4m3, each=block)", 0),
+    ],
+)
+def test_a_row_is_read_again_where_no_multiprocessor_holds_it(text: str, again: int) -> None:
+    kernel = kernel_of(text)
+    assert bytes_of_passes(kernel) == kernel.minimum_bytes + again * kernel.src.nbytes
+
+
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
 @pytest.mark.parametrize("chain", [FORWARD, BACKWARD])
 def test_no_other_template_takes_statistics(chain: str, template: Any) -> None:

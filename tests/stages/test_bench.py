@@ -37,6 +37,21 @@ def test_suites_are_canonical_and_without_doubles(name: str) -> None:
         assert str(FusionPlan.parse(case.plan)) == case.plan
 
 
+@pytest.mark.parametrize("name", ["gpu_rows", "gpu_chains", "gpu_gated", "gpu_row_gradients"])
+def test_random_shapes_are_within_those_of_the_suite(name: str) -> None:
+    whole, found = suite.load(name), suite.load(f"{name}:12:7")
+    assert found == suite.load(f"{name}:12:7")
+    assert found.cases != suite.load(f"{name}:12:8").cases
+    assert len({case.plan for case in found.cases}) == 12
+    for case in found.cases:
+        src = FusionPlan.parse(case.plan).src
+        group = [FusionPlan.parse(each.plan).src for each in whole.cases if each.group == case.group]
+        shortest, longest = (pick(each.shape[-1] for each in group) for pick in (min, max))
+        assert shortest - 32 <= src.shape[-1] <= longest + 32
+        assert src.size <= 1.1 * max(each.size for each in group)
+        assert case.plan.split("->", 1)[1] in {each.plan.split("->", 1)[1] for each in whole.cases}
+
+
 def test_the_suites_that_the_documents_name_are_there() -> None:
     named = "conv_nhwc conv_nchw norm published_cpu published_cuda quick overhead matmul"
     assert {*named.split()} <= set(suite.names())

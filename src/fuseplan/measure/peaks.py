@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import FIRST_SLOT
 from fuseplan.kernels.kernel import Kernel
@@ -37,6 +38,7 @@ LAUNCHES = 16
 KINDS_OF_TRAFFIC = ("read", "copy", "stream")
 CHUNK = 64 * 1024  # regions are whole chunks: every step of every vector width divides them
 COPIED_BYTES = 1 << 30  # on a GPU
+ON_CHIP = 1 << 19  # bytes: registers and shared memory of a multiprocessor, the second cache of a core
 SIDE = 8192  # of the square matrices of 16-bit numbers on a GPU; a quarter of the work in the slower dtypes
 SLOW_SIDE = 4096
 FORMAT = 1  # of the files; what has another number is measured again
@@ -120,9 +122,9 @@ class GpuPeaks:
     def floor(self, kernel: Kernel) -> Floor:
         """The least time for a kernel's products and its bytes from memory: the longer of the two.
 
-        Where statistics need more passes over the data, each reads it from memory; what the second cache
-        still holds of it can be faster. Full precision in f32 is what the f32 units take, or three
-        products of TF32, whichever is less.
+        Where statistics need more passes over the data, each reads it from memory, but for rows that stay on
+        the chip; what the second cache still holds of it can be faster. Full precision in f32 is what the f32
+        units take, or three products of TF32, whichever is less.
         """
         product = kernel.centre if isinstance(kernel.centre, Contraction) else None
         dtype = "tf32" if product and product.precision == "tf32" else kernel.src.dtype
@@ -138,9 +140,18 @@ AnyPeaks = TypeVar("AnyPeaks", Peaks, GpuPeaks)
 
 
 def bytes_of_passes(kernel: Kernel) -> int:
-    """What moves where nothing stays on the chip between a kernel's passes: each reads what it reduces."""
-    *again, _ = kernel.read_in_passes
-    return kernel.minimum_bytes + sum(sum(read.values()) for read in again)
+    """What moves between memory and the chip: each pass reads again what no multiprocessor or core holds."""
+    passes = kernel.read_in_passes
+    read = sum(sum(each.values()) for each in passes)
+    once = sum({key: size for each in passes for key, size in each.items()}.values())
+    return kernel.minimum_bytes + (0 if _stays(kernel, once) else read - once)
+
+
+def _stays(kernel: Kernel, nbytes: int) -> bool:
+    """Whether the elements of a number, of these bytes in all, are side by side, and stay on the chip."""
+    src, over = kernel.src, kernel.centre.over if isinstance(kernel.centre, Reduction) else ()
+    span = 1 + sum((src.shape[axis] - 1) * src.element_strides[axis] for axis in over)
+    return span == kernel.reduced_count and span * nbytes <= ON_CHIP * src.size
 
 
 def peaks(threads: int | None = None) -> Peaks | None:
