@@ -73,7 +73,7 @@ class Heads(nn.Module):  # type: ignore[misc]
         query, key, value = (each.view(batch, length, -1, 6).transpose(1, 2) for each in made)
         attend = F.scaled_dot_product_attention
         grouped = attend(query, key, value, is_causal=True, enable_gqa=True)
-        seen = torch.ones(length, length, dtype=torch.bool, device=src.device).tril()
+        seen = torch.ones(length, length, dtype=torch.bool, device=src.device).tril(1)
         masked = attend(key, key, value, attn_mask=seen, scale=0.3)
         biased = attend(key[:, :, :5], key, value, attn_mask=src[:, None, :5, :length])
         dropped = attend(key, key, value, dropout_p=0.0 if not self.training else 0.5)

@@ -16,6 +16,7 @@ from fuseplan.errors import ArgumentError
 from fuseplan.graph.choose import Mode
 from fuseplan.graph.rules import Rule
 from fuseplan.torch.cutting import fused
+from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.reporting import report_of, trace
 
 
@@ -56,6 +57,9 @@ def _compiled(
     is_known = device is not None and device.type in ("cpu", "cuda")
     if not is_known or device is None:
         return _boxed(given)
+    if is_inference:  # a backward pass is given the mask that the forward pass was
+        simplify_masks(given.graph)
+        given.recompile()
     if options.dryrun:
         print(report_of(fused(given, device, is_built=False, rules=options.rules), device))
         return _boxed(given)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.errors import ArgumentError
 from fuseplan.stores import cache
 from fuseplan.torch.called import UnseenError, outline, recorded, repeats
+from fuseplan.torch.masks import simplify_masks
 from fuseplan.torch.own_backward import watched
 from fuseplan.torch.written import (
     UnwrittenError,
@@ -169,6 +170,7 @@ def _exported(
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ArgumentError(f"torch.export does not take {type(module).__name__}: {said}") from error
     _unchecked(program.graph_module.graph)
+    simplify_masks(program.graph_module.graph)
     signature = program.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
     if changed:

@@ -1,0 +1,114 @@
+"""Masks of attention that no input decides: left out, a flag, or kept as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch
+
+Q, K = 5, 5
+HEADS = (2, 2, Q, 8)
+LEAST = torch.finfo(torch.float32).min
+
+
+def places(queries: int = Q, keys: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(queries)[:, None], torch.arange(keys)[None]
+
+
+def nothing(_: torch.Tensor) -> torch.Tensor:
+    return (places()[1] >= 0).expand(2, 1, Q, K)
+
+
+def zeros(_: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(Q, K)
+
+
+def causal(_: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return (keys <= queries)[None, None].expand(2, 1, Q, K)
+
+
+def added(_: torch.Tensor) -> torch.Tensor:
+    return torch.full((Q, K), LEAST).triu(1)
+
+
+def by_where(_: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return torch.where(keys <= queries, 0.0, -torch.inf)
+
+
+def but_for_one(_: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return (keys <= queries) | ((queries == 1) & (keys == 2))
+
+
+def window(_: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return (keys <= queries) & (keys > queries - 3)
+
+
+def slope(_: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return torch.where(keys <= queries, -0.5 * (queries - keys), -torch.inf)
+
+
+def of_an_input(x: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return (keys <= queries) & (x[0, 0, 0, 0] < 9)
+
+
+class Attention(nn.Module):
+    def __init__(self, mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = nn.functional.scaled_dot_product_attention(
+            x, x + 1, x * 2, attn_mask=self.mask(x), scale=0.3
+        )
+        return made
+
+
+@pytest.mark.parametrize(
+    ("mask", "written"),
+    [
+        (nothing, "scale=0.3)"),
+        (zeros, "scale=0.3)"),
+        (causal, "is_causal=True, scale=0.3)"),
+        (added, "is_causal=True, scale=0.3)"),
+        (by_where, "is_causal=True, scale=0.3)"),
+        (but_for_one, "mask"),
+        (window, "mask"),
+        (slope, "mask"),
+        (of_an_input, "mask"),
+    ],
+)
+def test_a_mask_of_constants_is_read(mask: Callable[[torch.Tensor], torch.Tensor], written: str) -> None:
+    torch.manual_seed(3)
+    module, x = Attention(mask), torch.randn(HEADS)
+    fused = fuseplan.torch.fuse(module, x)
+    plans = [str(site.plan) for site in fused.fusion.cut.sites if "attention" in str(site.plan)]
+    assert len(plans) == 1
+    assert written in plans[0].replace("bias", "mask")
+    torch.testing.assert_close(fused(x), module(x), rtol=1e-5, atol=1e-6)
+    assert ("arange" in str(fused.report)) == (written == "mask")
+
+
+def test_masks_of_other_lengths_stay() -> None:
+    """Torch's flag counts from the first key, and such a mask may count from the last."""
+
+    class Cross(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            queries, keys = places(3, K)
+            attend = nn.functional.scaled_dot_product_attention
+            made: torch.Tensor = attend(x[:, :, :3], x, x, attn_mask=keys <= queries + 2)
+            return made
+
+    x = torch.randn(HEADS)
+    fused = fuseplan.torch.fuse(Cross(), x)
+    torch.testing.assert_close(fused(x), Cross()(x), rtol=1e-5, atol=1e-6)
+    assert "is_causal" not in str([site.plan for site in fused.fusion.cut.sites])
