@@ -174,8 +174,15 @@ class Tile(np.ndarray[Any, Any]):
         return self[..., 0].view(Tile), self[..., 1].view(Tile)
 
 
-def _product(a: Shared, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
-    return ((acc if use_acc else 0) + a.data.astype(np.float32) @ b.data.astype(np.float32)).view(Tile)
+def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    offset, held = _offsets(pointer, mask)
+    assert (offset[held] < pointer.memory.size).all(), "a store outside of its result"
+    pointer.memory[offset[held]] = np.broadcast_to(value, held.shape)[held]
+
+
+def _product(a: Shared | Tile, b: Shared, acc: Any, is_async: bool = False, use_acc: Any = True) -> Any:
+    first = a.data if isinstance(a, Shared) else a
+    return ((acc if use_acc else 0) + first.astype(np.float32) @ b.data.astype(np.float32)).view(Tile)
 
 
 def _allocate(dtype: Any, shape: Sequence[int], layout: object) -> Shared:
@@ -202,7 +209,7 @@ def _warp_specialize(
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         _program.index = index
         try:
-            with np.errstate(over="ignore"):  # exp of a large number is infinite, as on the device
+            with np.errstate(over="ignore", divide="ignore"):  # as on the device: exp(100), log(0)
                 function(*arguments)
         except BaseException as error:
             failed.append(error)
@@ -230,13 +237,15 @@ def _language() -> ModuleType:
         program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
         arange=lambda low, high, layout=None: np.arange(low, high),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
+        full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
+        max=np.max, sum=np.sum, store=_store,
         expand_dims=np.expand_dims, exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
         maximum=lambda x, y, propagate_nan=None: np.maximum(x, y),
         minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
         barrier=lambda: None, warp_specialize=_warp_specialize,
         NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
-        NVMMASharedLayout=lambda *_: None, erf=_erf,
+        NVMMASharedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, erf=_erf,
         convert_layout=lambda value, layout, assert_trivial=False: value,
     )  # fmt: skip
     return gl
@@ -269,7 +278,7 @@ def _hopper() -> ModuleType:
             store_wait=lambda pendings: None,
         ),
         warpgroup_mma=_product,
-        warpgroup_mma_wait=lambda pending, deps: deps[0],
+        warpgroup_mma_wait=lambda pending, deps: deps if len(deps) > 1 else deps[0],
     )
     return hopper
 

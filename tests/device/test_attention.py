@@ -1,4 +1,4 @@
-"""Attention on a GPU: every candidate of the template, beside float64, again and again."""
+"""Attention on a GPU: every candidate of the templates, beside float64, again and again."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -11,6 +11,8 @@ from device.guarded import inputs, output
 from device.test_numeric import KIND, _candidates, made
 from device.test_training import walls
 from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
+from fuseplan.kernels.template import Template
 from fuseplan.measure.data import deviation, evaluated
 from fuseplan.measure.ground import allowed_deviation
 
@@ -24,32 +26,46 @@ PLANS = (
     "[2x4x65x32, bhsd] -> attention(keys=100, bias_axes=hst, mask_axes=bt, return_lse=True) -> bias",
     "[1x2x40x64, bhsd] -> attention(is_causal=True, offset=-9, return_lse=True)",
 )
+MANY = (  # of which programs have several tiles, with and without a middle one
+    "bf16[5x9x700x64, bhsd] -> attention(is_causal=True, return_lse=True)",
+    "f16[3x16x1000x128, bshd of bhsd] -> attention(is_causal=True, key_heads=4)",
+    "bf16[4x11x900x256, bhsd] -> attention(keys=333, is_causal=True, offset=-70)",
+    "f16[4x12x640x64, bshd of bhsd] -> attention(keys=777, key_heads=3, return_lse=True) -> bias -> gelu",
+    "bf16[7x6x513x128, bhsd] -> attention(keys=1030, softcap=30.0, window=200, offset=400)",
+    "f16[6x8x500x256, bhsd] -> attention(scale=-0.05)",
+    "bf16[9x20x200x96, bhsd] -> attention(keys=150, offset=150, window=30, features=40, return_lse=True)",
+)
+SEEDS = (1, 2, 3)
 REPEATS = 8
 
 
 def _cases() -> Iterator[Any]:
-    """(place among the candidates, plan)."""
-    for dtype, chain in product(("f16", "bf16", "f32"), PLANS):
-        for place in range(len(_candidates(GpuAttention, dtype + chain, KIND))):
-            yield pytest.param(place, dtype + chain, id=f"{place}-{dtype}{chain}")
+    """(template, place among its candidates, plan)."""
+    few = [dtype + chain for dtype, chain in product(("f16", "bf16", "f32"), PLANS)]
+    halves = [text for text in few if text.startswith("bf16")]
+    for kind, texts in ((GpuAttention, few), (HopperAttention, (*halves, *MANY))):
+        for text in texts:
+            for place in range(len(_candidates(kind, text, KIND))):
+                yield pytest.param(kind, place, text, id=f"{kind.name}-{place}-{text}")
 
 
-@pytest.mark.parametrize(("place", "text"), list(_cases()))
-def test_every_candidate_is_within_its_bound(place: int, text: str) -> None:
-    compiled = made(GpuAttention, place, text)
+@pytest.mark.parametrize(("kind", "place", "text"), list(_cases()))
+def test_every_candidate_is_within_its_bound(kind: type[Template], place: int, text: str) -> None:
+    compiled = made(kind, place, text)
     plan, template = compiled.plan, compiled.choice.template
-    tensors = inputs(plan, 1)
-    want, exact = evaluated(plan, tensors)
-    bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
-    seen: list[tuple[Any, ...]] = []
-    for _ in range(REPEATS):
-        out, results = output(plan), walls(plan)
-        bound(tensors["src"], out.tensor, **{key: wall.tensor for key, wall in results.items()})
-        assert out.stands
-        assert all(wall.stands for wall in results.values())
-        seen.append((out.tensor, *(wall.tensor for wall in results.values())))
-    assert deviation(seen[0][0], want) <= allowed_deviation(compiled.kernel, template)
-    for tensor, value in zip(seen[0][1:], exact.values(), strict=True):
-        assert deviation(tensor, value) <= allowed_deviation(compiled.kernel, template, "f32")
-    for again in seen[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))
+    for seed in SEEDS if kind is HopperAttention else (1,):
+        tensors = inputs(plan, seed)
+        want, exact = evaluated(plan, tensors)
+        bound = compiled.bind(**{key: tensor for key, tensor in tensors.items() if key != "src"})
+        seen: list[tuple[Any, ...]] = []
+        for _ in range(REPEATS):
+            out, results = output(plan), walls(plan)
+            bound(tensors["src"], out.tensor, **{key: wall.tensor for key, wall in results.items()})
+            assert out.stands
+            assert all(wall.stands for wall in results.values())
+            seen.append((out.tensor, *(wall.tensor for wall in results.values())))
+        assert deviation(seen[0][0], want) <= allowed_deviation(compiled.kernel, template)
+        for tensor, value in zip(seen[0][1:], exact.values(), strict=True):
+            assert deviation(tensor, value) <= allowed_deviation(compiled.kernel, template, "f32")
+        for again in seen[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))

@@ -40,8 +40,7 @@ class Reason(Enum):
     NO_CONTRACTION = (
         "no-contraction",
         "the plan has no convolution, matrix product or pool",
-        "`pointwise` takes elementwise operators alone; `normalization` and `reduction` take one operator "
-        "with statistics",
+        "`pointwise` takes elementwise operators alone; `normalization` and `reduction` take statistics",
     )
     SEVERAL_CONTRACTIONS = (
         "several-contractions",
@@ -56,8 +55,7 @@ class Reason(Enum):
     NORMALIZATION_IN_POINTWISE = (
         "normalization-in-pointwise",
         "a pointwise kernel holds elementwise operators alone",
-        "The rule `normalization`, and the templates `normalization` and `reduction`, take one operator with "
-        "statistics",
+        "The rule `normalization`, and the templates `normalization` and `reduction`, take statistics",
     )
     NO_NORMALIZATION = (
         "no-normalization",
@@ -151,8 +149,7 @@ class Reason(Enum):
     )
     STRIDED_PROLOGUE = (
         "strided-prologue",
-        "an operand per element or activation in front of a contraction, or of parts, needs a src in a "
-        "named layout",
+        "in front of a contraction or parts, an operand per element or activation needs a named layout",
         "Copy src into a named layout, and make the plan for that layout",
     )
     SAVED_PROLOGUE = (
@@ -214,13 +211,11 @@ class Reason(Enum):
     PARTS_OF_FEATURES = (
         "parts-of-features",
         "behind a contraction, a template reads no parts but gate and value of features in one group",
-        "`direct` and `product` compute gated products; else split the plan in front of the operator: "
-        "`pointwise` takes it",
+        "`direct` and `product` compute gated products; `pointwise` takes the operator in a plan of its own",
     )
     OPERANDS_BETWEEN = (
         "operands-between",
-        "between a contraction and a gated product, an operator has operands per channel or shared ones, and "
-        "nothing is saved",
+        "between contraction and gated product, operands are per channel or shared, and nothing is saved",
         "Split the plan in front of the operator: `pointwise` takes it and the gated product",
     )
     NOT_POINT_CONVOLUTION = (
@@ -264,12 +259,12 @@ class Reason(Enum):
     NOT_HOPPER = (
         "not-hopper",
         "the template uses copies and products that only sm_90 has",
-        "`product` runs on any GPU",
+        "`product` and `attention` run on any GPU",
     )
     NOT_HALF = (
         "not-half",
         "the template multiplies f16 and bf16",
-        "`product` takes any dtype",
+        "`product` takes any dtype, and `attention` f32 as well",
     )
     PROLOGUE = (
         "prologue",
@@ -279,12 +274,17 @@ class Reason(Enum):
     SAVED = (
         "saved",
         "the template copies dst out of shared memory and writes nothing else",
-        "`product` saves values behind the contraction",
+        "`product` and `attention` save values behind their products",
     )
     COPY_ALIGNMENT = (
         "copy-alignment",
         "channels, features and strides have to be multiples of 16 bytes, the unit of the copy engine",
-        "Pad them to a multiple of 8; `product` takes any size",
+        "Pad them to a multiple of 8; `product` and `attention` take any size",
+    )
+    BESIDE_KEYS = (
+        "beside-keys",
+        "the template reads keys, values and operands per channel, and nothing else beside src",
+        "`attention` reads masks, biases, lengths and operands per element",
     )
     COPY_STEP = (
         "copy-step",

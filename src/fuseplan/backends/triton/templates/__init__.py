@@ -6,6 +6,7 @@ from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention import GpuAttention
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
+from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
 from fuseplan.backends.triton.templates.normalization import GpuNormalization
 from fuseplan.backends.triton.templates.pointwise import GpuPointwise
 from fuseplan.backends.triton.templates.product import Product
@@ -15,6 +16,7 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuPointwise,
     GpuNormalization,
     GpuReduction,
+    HopperAttention,
     GpuAttention,
     GpuDepthwise,
     Hopper,

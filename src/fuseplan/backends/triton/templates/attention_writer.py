@@ -1,21 +1,12 @@
-"""The text of attention: a tile of queries goes through blocks of keys.
-
-Each row keeps the largest score so far, in units of log2, and the sum of the exponentials of what lies below
-it. When the largest grows, sum and result are corrected. Blocks that every query of the tile sees are written
-without masks; those at the edges of a band, of a length and at the end have them.
-"""
+"""The text of attention for any GPU: a tile of queries goes through blocks of keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, log2
 
-from fuseplan.backends.attending import Heads
-from fuseplan.backends.triton import dialect
-from fuseplan.backends.triton.elementwise import Elementwise, Place, argument
+from fuseplan.backends.triton.elementwise import Place
 from fuseplan.backends.triton.index import (
     ACROSS,
-    ALL,
     DOWN,
     PRODUCT,
     WIDE,
@@ -24,7 +15,6 @@ from fuseplan.backends.triton.index import (
     arange,
     as_index,
     ceil_div,
-    condition,
     number,
     power_of_two,
     total,
@@ -32,15 +22,13 @@ from fuseplan.backends.triton.index import (
 from fuseplan.backends.triton.shell import Shell, of_launch, programs_of
 from fuseplan.backends.triton.storage import named
 from fuseplan.backends.triton.template import GpuTemplate
-from fuseplan.backends.triton.text import Text
+from fuseplan.backends.triton.templates.attention_scores import LOG2_E, NOTHING, Scores
 from fuseplan.kernels.emit import COUNTER_BYTES, Slot, Source
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.layouts import image_strides
 
 LEAST = 16  # the smallest extent of a product's factor
 FEW = 64  # queries: of fewer, the heads that read the same keys are rows of one tile
-LOG2_E = log2(2.718281828459045)
-NOTHING = 'float("-inf")'
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ class Piece:
     size: int
 
 
-class AttentionWriter:
+class AttentionWriter(Scores):
     """Writes one kernel.
 
     Attributes:
@@ -79,19 +67,12 @@ class AttentionWriter:
     """
 
     def __init__(self, knobs: AttentionKnobs, kernel: Kernel, title: str) -> None:
-        self.knobs, self.kernel, self.title, self.made = knobs, kernel, title, kernel.attention
-        self.heads, self.text = Heads(self.made, FEW), Text()
-        self.tiles = ceil_div(self.heads.rows, knobs.rows)
-        self.epilogue = Elementwise(kernel, "epilogue", self.text)
-        self.table = dialect.table(self.text, "tl", kernel.src.dtype, kernel.compute_dtype)
-        self.beside = {each.role: each for each in kernel.operands if each.strides}
+        super().__init__(kernel, FEW, knobs.rows, knobs.keys)
+        self.knobs, self.title = knobs, title
         spans = [kernel.src.span, kernel.dst.span, *(each.size for each in self.beside.values())]
         reach = max(spans) + knobs.rows * kernel.src.span // self.made.queries
         self.is_wide = kernel.open_axis is not None or reach >= WIDE
         self.exact = ', input_precision="ieee"' if kernel.src.dtype == "f32" else ""
-        # Without anything between product and exponential, the scale is a factor of both.
-        self._is_plain = not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
-        self.factor = self.made.scale * LOG2_E if self._is_plain else 1.0
         # Numbers of one part: each row's largest score, sum, and sums of features.
         self._share = knobs.rows * (2 + sum(pieces(self.made.features)))
         sums = 4 * self.tiles * self.heads.groups * knobs.parts * self._share
@@ -129,24 +110,13 @@ class AttentionWriter:
         programs = of_launch(self.kernel, heads.groups) * self.tiles
         self.launched = text.index("program", number("tl.program_id(0)", programs))
         tile = self.launched % self.tiles
-        tile = text.index("tile", (self.tiles - 1) - tile if made.is_causal else tile)
-        group = text.index("group", self.launched // self.tiles)
-        per_image = made.heads // heads.members
-        self.batch = text.index("batch", (group // per_image).wide(self.is_wide))
-        first = text.index("head", group % per_image * heads.members)
-        self.key_head = text.index("key_head", (first // made.group).wide(self.is_wide))
-        row = text.index("row", tile * rows + arange(rows))
+        tile = (self.tiles - 1) - tile if made.is_causal else tile
+        first = self.place_tile(tile, self.launched // self.tiles)
+        row = text.index("row", self.tile * rows + arange(rows))
         self.has_row = text.mask("has_row", row < heads.rows)
         self.query = text.index("query", row % made.queries if heads.members > 1 else row)
         head = first + row // made.queries if heads.members > 1 else first
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
-        if heads.members > 1:
-            self.places = (as_index(made.offset), as_index(made.queries - 1 + made.offset))
-            return
-        low = tile * rows
-        high = f"tl.minimum({low + (rows - 1)}, {made.queries - 1})"
-        last = low + (rows - 1) if made.queries % rows == 0 else number(high, made.queries)
-        self.places = (low + made.offset, last + made.offset)
 
     def _pieces(self, size: int) -> list[Piece]:
         found, start = list[Piece](), 0
@@ -176,26 +146,18 @@ class AttentionWriter:
     # ---- the keys
 
     def _loops(self) -> None:
-        """Blocks that some query of the tile sees, from `low` to `high`; all see `begin` to `end`.
+        """Blocks that some query of the tile sees.
 
         It is one loop: of two, ptxas makes the products wait for one another.
         """
         text, made, keys, parts = self.text, self.made, self.knobs.keys, self.knobs.parts
-        first, last = self.places
         limit = as_index(made.keys)
         if made.is_padded:
-            length = f"tl.load({self._pointer('lengths')} + {self.batch})"
+            length = f"tl.load({self.pointer('lengths')} + {self.batch})"
             text.line(f"length = tl.minimum(tl.maximum({length}, 0), {made.keys})")
             limit = Index("length", 0, made.keys)
-        low, high, begin, end = as_index(0), limit, as_index(0), limit
-        if made.is_causal:
-            high, end = _least(high, last + 1), _least(end, first + 1)
-        elif made.window:
-            high, end = _least(high, last + made.window), _least(end, first + made.window)
-        if made.window:
-            low = _most(first - (made.window - 1)) // keys * keys
-            begin = last - (made.window - 1)
-        low, high = text.index("low", low), text.index("high", _most(high))
+        low, high, begin, end = self.seen(limit)
+        low, high = text.index("low", low), text.index("high", self.most(high, 0))
         if parts > 1:
             low, high = self._part(low, high)
         begin, end = text.index("begin", begin), text.index("end", end)
@@ -219,47 +181,29 @@ class AttentionWriter:
         """One block: scores, their exponentials, and the product with the values."""
         text, made, keys = self.text, self.made, self.knobs.keys
         key = text.index("key", Index("start", 0, made.keys) + arange(keys))
-        is_whole = limit.constant is not None and made.keys % keys == 0
-        has_key = ALL if is_whole else text.mask("has_key", condition(f"({key} < {limit})"))
+        has_key = text.mask("has_key", self.has_key(key, limit))
         at, size = self._rows_of("key", key)
         for place, (query, piece) in enumerate(self.parts):
             mask = has_key.at(ACROSS) & piece.exists.at(DOWN)
             where = at.at(ACROSS) + (piece.at * size).at(DOWN)
-            text.line(f"k = tl.load({self._pointer('key')} + {where}{mask.guard()})")
+            text.line(f"k = tl.load({self.pointer('key')} + {where}{mask.guard()})")
             text.line(f"scores = tl.dot({query}, k{', scores' if place else ''}{self.exact})")
         self._scores(key, has_key)
-        hidden = has_key.at(ACROSS) & self._band(key)
-        if hidden:
-            edges = [f"start + {keys} > {end.atom}"]
-            edges += [f"start < {begin.atom}"] if made.window else []
-            with text.block(f"if {' or '.join(edges)}"):
-                text.line(f"scores = tl.where({hidden}, scores, {NOTHING})")
-        scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
-        text.line(
-            f"larger = tl.maximum(top, tl.max(scores, 1){scaled})",
-            f"base = tl.where(larger == {NOTHING}, 0.0, larger)",
-            f"weights = tl.exp2(scores{scaled} - base[:, None])",
-            "correction = tl.exp2(top - base)",
-            "sums = sums * correction + tl.sum(weights, 1)",
-            "top = larger",
-        )
+        self.hide(key, has_key, begin, end)
+        self.weigh()
         factor = "weights" if self.exact else f"weights.to({named(self.kernel.src.dtype)})"
         at, size = self._rows_of("value", key)
         for result, piece in self.results:
             mask = has_key.at(DOWN) & piece.exists.at(ACROSS)
             where = at.at(DOWN) + (piece.at * size).at(ACROSS)
-            text.line(f"v = tl.load({self._pointer('value')} + {where}{mask.guard()})")
+            text.line(f"v = tl.load({self.pointer('value')} + {where}{mask.guard()})")
             text.line(f"{result} = tl.dot({factor}, v, {result} * correction[:, None]{self.exact})")
 
     def _scores(self, key: Index, has_key: Mask) -> None:
-        """What stands between the product and the exponential, in units of log2."""
+        """What stands between the product and the exponential."""
         text, made = self.text, self.made
         exists = self.has_row.at(DOWN) & has_key.at(ACROSS)
-        if made.softcap:
-            text.line(f"scores = scores * {made.scale / made.softcap!r}")
-            text.line(f"scores = {self.table['tanh']('scores')} * {made.softcap * LOG2_E!r}")
-        elif not self._is_plain:
-            text.line(f"scores = scores * {made.scale * LOG2_E!r}")
+        self.scale()
         if made.bias_axes:
             where, mask = self._spread("bias", key, exists)
             text.line(f"bias = tl.load({where}{mask.guard()})", f"scores += bias.to(tl.float32) * {LOG2_E!r}")
@@ -267,21 +211,6 @@ class AttentionWriter:
             where, mask = self._spread("mask", key, exists)
             text.line(f"seen = tl.load({where}{mask.guard('0')})")
             text.line(f"scores = tl.where(seen != 0, scores, {NOTHING})")
-
-    def _band(self, key: Index) -> Mask:
-        """The keys that a query's place lets it see."""
-        made, band = self.made, ALL
-        place, across = (self.query + made.offset).at(DOWN), key.at(ACROSS)
-        if made.is_causal:
-            band = condition(f"({across} <= {place})")
-        if made.window:
-            band = band & condition(f"({across} > {place - made.window})")
-        if made.window and not made.is_causal:
-            band = band & condition(f"({across} < {place + made.window})")
-        return band
-
-    def _pointer(self, role: str) -> str:
-        return argument(Slot("operand", self.beside[role].key))
 
     def _rows_of(self, role: str, key: Index) -> tuple[Index, int]:
         """Where the rows of key or value begin, and from one of their elements to the next."""
@@ -299,7 +228,7 @@ class AttentionWriter:
         mask = (
             exists if is_row else Mask(tuple(term for term in exists.terms if ACROSS in term), exists.vectors)
         )
-        return f"{self._pointer(role)} + {where}", mask
+        return f"{self.pointer(role)} + {where}", mask
 
     # ---- the end
 
@@ -344,7 +273,7 @@ class AttentionWriter:
 
     def _finish(self) -> None:
         """The results, divided by the sums, through the epilogue; and the logarithms of the sums."""
-        text, made, dst = self.text, self.made, self.kernel.dst
+        text, dst = self.text, self.kernel.dst
         text.line("divisor = tl.where(sums == 0, 1.0, sums)")
         steps = dst.element_strides
         inner = image_strides(dst.shape, steps)
@@ -361,25 +290,4 @@ class AttentionWriter:
             channel = str(piece.at.at(ACROSS))
             place = Place(f"({element})", channel, f"({inside})", str(mask), str(ends))
             self.epilogue.store(made_of, place)
-        for each in self.kernel.results:
-            at = self.batch * (made.heads * made.queries) + self.head * made.queries + self.query
-            address = f"{argument(Slot('result', each.key))} + {at}"
-            value = f"top * {log(2)!r} + tl.log(sums)"
-            text.line(f"tl.store({address}, {value}{self.has_row.guard(other='')})")
-
-
-def _least(first: Index, second: Index) -> Index:
-    """The smaller of two numbers."""
-    if first.constant is not None and second.constant is not None:
-        return as_index(min(first.constant, second.constant))
-    if first.high <= second.low or second.high <= first.low:
-        return first if first.high <= second.low else second
-    low, high = min(first.low, second.low), min(first.high, second.high)
-    return Index(f"tl.minimum({first}, {second})", low, high)
-
-
-def _most(index: Index) -> Index:
-    """The number, or 0 where it is negative."""
-    if index.low >= 0:
-        return index
-    return as_index(0) if index.high <= 0 else Index(f"tl.maximum({index}, 0)", 0, index.high)
+        self.store_sums(self.has_row)

@@ -200,14 +200,14 @@ class Schedule:
         if self.is_open:
             text.line("extent = extent.to(gl.int32)")
 
-    def advance(self, text: Text) -> None:
-        """The next stage of the ring; a barrier's phase turns each time around."""
-        stages = self.knobs.stages
-        text.line(
-            "stage += 1",
-            f"phase = gl.where(stage == {stages}, phase ^ 1, phase)",
-            f"stage = gl.where(stage == {stages}, 0, stage)",
-        )
+
+def advance(text: Text, stages: int, stage: str = "stage", phase: str = "phase") -> None:
+    """The next stage of a ring; a barrier's phase turns each time around."""
+    text.line(
+        f"{stage} += 1",
+        f"{phase} = gl.where({stage} == {stages}, {phase} ^ 1, {phase})",
+        f"{stage} = gl.where({stage} == {stages}, 0, {stage})",
+    )
 
 
 def _shrunk(box: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -226,3 +226,16 @@ def allocated(dtype: str, shape: str, layout: str) -> str:
 def barriers(count: int) -> str:
     """So many barriers; with 0, one that is not indexed."""
     return allocated("gl.int64", f"[{count}, 1]" if count else "[1]", "mbarrier.MBarrierLayout()")
+
+
+def counted(text: Text, name: str, count: int, arrivals: int) -> None:
+    """Writes barriers that so many arrivals turn, each."""
+    text.line(f"{name} = {barriers(count)}")
+    with text.block(f"for place in gl.static_range({count})"):
+        text.line(f"mbarrier.init({name}.index(place), count={arrivals})")
+
+
+def ring(text: Text, name: str, mapped: str, count: int) -> None:
+    """Writes buffers of one box of a tensor map each."""
+    shape = f"[{count}] + {mapped}.block_type.shape"
+    text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")

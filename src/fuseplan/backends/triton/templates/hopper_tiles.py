@@ -157,14 +157,14 @@ class Geometry:
         axes = self.axes
         shape = (*(axis.positions for axis in axes), self.kernel.src.channels)
         steps = (*(axis.step for axis in axes), 1)
-        strides = tuple(_taken(axis.positions, axis.src_stride, shape[-1]) for axis in axes)
+        strides = tuple(taken(axis.positions, axis.src_stride, shape[-1]) for axis in axes)
         return TensorMap(self.kernel.src.dtype, shape, (*strides, 1), (*box, depth), steps, **self.opened)
 
     def dst_map(self, box: tuple[int, ...], columns: int) -> TensorMap:
         """dst, and what is stored as dst is, in boxes of rows x features."""
         axes = self.axes
         shape = (*(axis.rows for axis in axes), self.features)
-        strides = tuple(_taken(axis.rows, axis.dst_stride, shape[-1]) for axis in axes)
+        strides = tuple(taken(axis.rows, axis.dst_stride, shape[-1]) for axis in axes)
         ones = (1,) * len(shape)
         return TensorMap(self.kernel.dst.dtype, shape, (*strides, 1), (*box, columns), ones, **self.opened)
 
@@ -202,7 +202,7 @@ def _strides(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(stride if extent > 1 else largest for extent, stride in both)
 
 
-def _taken(extent: int, stride: int, channels: int) -> int:
+def taken(extent: int, stride: int, channels: int) -> int:
     """A stride that the engine takes: any will do along an axis of one position."""
     return stride if extent > 1 else ceil_div(channels, ALIGNED) * ALIGNED
 

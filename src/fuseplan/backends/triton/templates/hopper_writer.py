@@ -10,7 +10,15 @@ from fuseplan.backends.triton.elementwise import argument
 from fuseplan.backends.triton.index import Index, as_index, ceil_div, number
 from fuseplan.backends.triton.shell import Shell
 from fuseplan.backends.triton.templates.hopper_finishing import Finishing, accumulator, brought
-from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule, allocated, barriers
+from fuseplan.backends.triton.templates.hopper_schedule import (
+    PART_TILES,
+    Schedule,
+    advance,
+    allocated,
+    barriers,
+    counted,
+    ring,
+)
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
 from fuseplan.kernels.emit import Slot, Source
@@ -123,7 +131,7 @@ class HopperWriter:
                 f"before = gl.where(stage == 0, {knobs.stages - 1}, stage - 1)",
                 "mbarrier.arrive(empty.index(before), pred=block > 0)",
             )
-            schedule.advance(text)
+            advance(text, knobs.stages)
         if schedule.takes_turns:
             text.line(f"mbarrier.arrive(order.index((group + 1) % {knobs.groups}))")
         text.line(
@@ -195,37 +203,26 @@ class HopperWriter:
             shape = [knobs.stages * schedule.span, *knobs.box[1:], knobs.depth]
             text.line(f"src_ring = {allocated('src.dtype', str(shape), self._swizzled(len(shape) - 1))}")
         else:
-            _ring(text, "src_ring", "src", knobs.stages)
+            ring(text, "src_ring", "src", knobs.stages)
         held = schedule.blocks if knobs.resident else knobs.stages
-        _ring(text, "weight_ring", weight, held * schedule.lines)
-        self._barriers("empty", knobs.stages, knobs.groups if knobs.together else 1)
-        self._barriers("full", knobs.stages, 1)
+        ring(text, "weight_ring", weight, held * schedule.lines)
+        counted(text, "empty", knobs.stages, knobs.groups if knobs.together else 1)
+        counted(text, "full", knobs.stages, 1)
         if knobs.resident:
             text.line(f"held = {barriers(0)}", "mbarrier.init(held, count=1)")
         if schedule.takes_turns:
-            self._barriers("order", knobs.groups, 1)
+            counted(text, "order", knobs.groups, 1)
         for group in range(knobs.groups):
-            _ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
+            ring(text, f"dst_tiles_{group}", "dst", PART_TILES)
             for operand in schedule.copied:
                 tile, full = (f"{name}_{group}" for name in brought(operand))
-                _ring(text, tile, "dst", len(schedule.parts))
+                ring(text, tile, "dst", len(schedule.parts))
                 text.line(f"{full} = {barriers(0)}", f"mbarrier.init({full}, count=1)")
         text.line("fence_async_shared()")
 
     def _swizzled(self, rank: int) -> str:
         """The layout of lines of src in shared memory: that of the copies' boxes."""
         return f"gl.NVMMASharedLayout({min(128, self.knobs.depth * HALF)}, {8 * HALF}, {rank})"
-
-    def _barriers(self, name: str, count: int, arrivals: int) -> None:
-        self.text.line(f"{name} = {barriers(count)}")
-        with self.text.block(f"for place in gl.static_range({count})"):
-            self.text.line(f"mbarrier.init({name}.index(place), count={arrivals})")
-
-
-def _ring(text: Text, name: str, mapped: str, count: int) -> None:
-    """Buffers of one box of a tensor map each."""
-    shape = f"[{count}] + {mapped}.block_type.shape"
-    text.line(f"{name} = {allocated(f'{mapped}.dtype', shape, f'{mapped}.layout')}")
 
 
 class _Copying:
@@ -310,7 +307,7 @@ class _Copying:
             block = Index("stage") * lines + line
             into = f"ready, weight_ring.index({block})"
             text.line(f"tma.async_load({self.weight}, [{feature}, {at}, channel], {into})")
-        schedule.advance(text)
+        advance(text, knobs.stages)
 
     def _copy_src(self, where: list[Index]) -> None:
         """The rows of the first tap and, where they reach further, the lines behind them."""

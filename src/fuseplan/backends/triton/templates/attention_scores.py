@@ -1,0 +1,183 @@
+"""Lines of every kernel of attention on a GPU: a tile's place, its keys, scores, weights and results.
+
+Each row keeps the largest score so far, in units of log2, and the sum of the exponentials of what lies below
+it. When the largest grows, sum and result are corrected. Blocks that every query of the tile sees are written
+without masks; those at the edges of a band, of a length and at the end have them.
+"""
+
+from __future__ import annotations
+
+from math import log, log2
+
+from fuseplan.backends.attending import Heads
+from fuseplan.backends.triton import dialect
+from fuseplan.backends.triton.elementwise import Elementwise, argument
+from fuseplan.backends.triton.index import (
+    ACROSS,
+    ALL,
+    DOWN,
+    Index,
+    Mask,
+    arange,
+    as_index,
+    ceil_div,
+    condition,
+    number,
+)
+from fuseplan.backends.triton.text import Text
+from fuseplan.kernels.emit import Slot
+from fuseplan.kernels.kernel import Kernel
+
+LOG2_E = log2(2.718281828459045)
+NOTHING = 'float("-inf")'
+
+
+class Scores:
+    """Writes parts of one kernel.
+
+    Args:
+        kernel: what is computed.
+        few: of fewer queries, the heads that read the same keys are rows of one tile.
+        rows, keys: of a tile, and of a block.
+        namespace: what the text calls the language: `tl` or `gl`.
+
+    Attributes:
+        tiles: of the rows of a group of heads.
+        epilogue: the stages behind attention.
+        tile, batch, key_head: of a tile, when `place_tile` has written them.
+        head, query: of the rows; a template sets them.
+        places: of the tile's first and last query, among the keys.
+    """
+
+    def __init__(self, kernel: Kernel, few: int, rows: int, keys: int, namespace: str = "tl") -> None:
+        self.kernel, self.made, self.text = kernel, kernel.attention, Text()
+        self.heads, self.rows, self.keys, self.namespace = Heads(self.made, few), rows, keys, namespace
+        self.tiles = ceil_div(self.heads.rows, rows)
+        self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
+        self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)
+        self.beside = {each.role: each for each in kernel.operands if each.strides}
+        # Without anything between product and exponential, the scale is a factor of both.
+        self.is_plain = not self.made.softcap and not self.made.bias_axes and self.made.scale > 0
+        self.factor = self.made.scale * LOG2_E if self.is_plain else 1.0
+        self.is_wide = False
+        self.head = self.query = as_index(0)
+
+    def pointer(self, role: str) -> str:
+        """The argument that a tensor beside src is."""
+        return argument(Slot("operand", self.beside[role].key))
+
+    def vector(self, count: int, lacking: int) -> Index:
+        """The numbers from 0 to `count`, along the axis of the scores that is not `lacking`."""
+        return arange(count, self.namespace)
+
+    # ---- where the tile lies
+
+    def place_tile(self, tile: Index, group: Index) -> Index:
+        """Writes of which image and heads a tile is; its first head."""
+        text, made, heads, rows = self.text, self.made, self.heads, self.rows
+        tile, group = text.index("tile", tile), text.index("group", group)
+        per_image = made.heads // heads.members
+        self.batch = text.index("batch", (group // per_image).wide(self.is_wide))
+        first = text.index("head", group % per_image * heads.members)
+        self.key_head = text.index("key_head", (first // made.group).wide(self.is_wide))
+        self.tile = tile
+        if heads.members > 1:
+            self.places = (as_index(made.offset), as_index(made.queries - 1 + made.offset))
+            return first
+        low = tile * rows
+        high = f"{self.namespace}.minimum({low + (rows - 1)}, {made.queries - 1})"
+        last = low + (rows - 1) if made.queries % rows == 0 else number(high, made.queries)
+        self.places = (low + made.offset, last + made.offset)
+        return first
+
+    def seen(self, limit: Index) -> tuple[Index, Index, Index, Index]:
+        """Keys that some query of the tile sees, from `low` to `high`; all see `begin` to `end`."""
+        made, (first, last) = self.made, self.places
+        low, high, begin, end = as_index(0), limit, as_index(0), limit
+        if made.is_causal:
+            high, end = self.least(high, last + 1), self.least(end, first + 1)
+        elif made.window:
+            high, end = self.least(high, last + made.window), self.least(end, first + made.window)
+        if made.window:
+            low = self.most(first - (made.window - 1), 0) // self.keys * self.keys
+            begin = last - (made.window - 1)
+        return low, high, begin, end
+
+    def least(self, first: Index, second: Index) -> Index:
+        """The smaller of two numbers."""
+        if first.constant is not None and second.constant is not None:
+            return as_index(min(first.constant, second.constant))
+        if first.high <= second.low or second.high <= first.low:
+            return first if first.high <= second.low else second
+        low, high = min(first.low, second.low), min(first.high, second.high)
+        return Index(f"{self.namespace}.minimum({first}, {second})", low, high)
+
+    def most(self, first: Index, second: Index | int) -> Index:
+        """The larger of two numbers."""
+        second = as_index(second)
+        if first.low >= second.high or second.low >= first.high:
+            return first if first.low >= second.high else second
+        low, high = max(first.low, second.low), max(first.high, second.high)
+        return Index(f"{self.namespace}.maximum({first}, {second})", low, high)
+
+    # ---- a block
+
+    def scale(self) -> None:
+        """What stands between product and exponential, of the score alone; in units of log2."""
+        made = self.made
+        if made.softcap:
+            self.text.line(f"scores = scores * {made.scale / made.softcap!r}")
+            self.text.line(f"scores = {self.table['tanh']('scores')} * {made.softcap * LOG2_E!r}")
+        elif not self.is_plain:
+            self.text.line(f"scores = scores * {made.scale * LOG2_E!r}")
+
+    def has_key(self, key: Index, limit: Index) -> Mask:
+        """The keys below a length, or below the last block's end."""
+        is_whole = limit.constant is not None and self.made.keys % self.keys == 0
+        return ALL if is_whole else condition(f"({key} < {limit})")
+
+    def hide(self, key: Index, has_key: Mask, begin: Index, end: Index) -> None:
+        """Masks the block from `start` on, where some query does not see all of it."""
+        text, ns = self.text, self.namespace
+        hidden = has_key.at(ACROSS) & self._band(key)
+        if not hidden:
+            return
+        edges = [f"start + {self.keys} > {end.atom}"]
+        edges += [f"start < {begin.atom}"] if self.made.window else []
+        with text.block(f"if {' or '.join(edges)}"):
+            text.line(f"scores = {ns}.where({hidden}, scores, {NOTHING})")
+
+    def _band(self, key: Index) -> Mask:
+        """The keys that a query's place lets it see."""
+        made, band = self.made, ALL
+        place, across = (self.query + made.offset).at(DOWN), key.at(ACROSS)
+        if made.is_causal:
+            band = condition(f"({across} <= {place})")
+        if made.window:
+            band = band & condition(f"({across} > {place - made.window})")
+        if made.window and not made.is_causal:
+            band = band & condition(f"({across} < {place + made.window})")
+        return band
+
+    def weigh(self) -> None:
+        """The exponentials of a block's scores, and what the sums so far are corrected by."""
+        ns, scaled = self.namespace, "" if self.factor == 1.0 else f" * {self.factor!r}"
+        self.text.line(
+            f"larger = {ns}.maximum(top, {ns}.max(scores, 1){scaled})",
+            f"base = {ns}.where(larger == {NOTHING}, 0.0, larger)",
+            f"weights = {ns}.exp2(scores{scaled} - base[:, None])",
+            f"correction = {ns}.exp2(top - base)",
+            f"sums = sums * correction + {ns}.sum(weights, 1)",
+            "top = larger",
+        )
+
+    # ---- the end
+
+    def store_sums(self, has_row: Mask) -> None:
+        """The logarithm of each row's sum of exponentials, where the plan gives them."""
+        made, ns = self.made, self.namespace
+        for each in self.kernel.results:
+            at = self.batch * (made.heads * made.queries) + self.head * made.queries + self.query
+            address = f"{argument(Slot('result', each.key))} + {at}"
+            value = f"top * {log(2)!r} + {ns}.log(sums)"
+            self.text.line(f"{ns}.store({address}, {value}{has_row.guard(other='')})")

@@ -1,0 +1,133 @@
+"""Attention on Hopper: a warp that copies, and groups of warps whose products overlap with exponentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.hopper_attention_writer import (
+    HopperAttentionKnobs,
+    HopperAttentionWriter,
+    Lots,
+    tensors,
+)
+from fuseplan.backends.triton.templates.hopper_tiles import ALIGNED
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Accuracy, Template
+from fuseplan.messages.reasons import Claim, Reason, claim
+
+# Groups and keys of a block, for heads of up to so many elements.
+TILES = {64: ((3, 128), (2, 128), (3, 64)), 128: ((2, 128), (3, 64)), 256: ((2, 64),)}
+MOST_STAGES = 4
+
+# One processor of an H100.
+FLOPS_A_SECOND = 5.5e12
+EXPONENTIALS = 27e9  # a second
+HIDDEN = 0.6  # of the shorter of products and exponentials shows beside the longer
+OUT_OF_TURN = 1.03  # groups that take turns overlap better
+TILE_SECONDS = {True: 1.0e-6, False: 2.5e-6}  # before the first scores and behind the last product
+
+
+@dataclass(frozen=True)
+class HopperAttention(HopperAttentionKnobs):
+    """Attention with copies and products that run beside the exponentials.
+
+    reads:  src once; key and value once for each tile of queries, most often from the second cache
+    writes: dst once, by copies from shared memory
+    chosen: on sm_90, for f16 and bf16 without masks, biases and lengths, where there are queries for tiles
+
+    One warp copies blocks of keys and values into two rings in shared memory. Groups of four warps have 64
+    queries each, and read the same blocks.
+
+    Attributes:
+        groups: groups of four warps that multiply.
+        keys: keys of a block.
+        stages: blocks of each ring.
+        persistent: whether programs go on to further tiles; the copies for these begin early.
+        in_turn: whether groups begin their products one after the other.
+    """
+
+    name: ClassVar[str] = "hopper_attention"
+    opens: ClassVar[bool] = True
+    error_scale: ClassVar[str] = GpuAttention.error_scale
+
+    @classmethod
+    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
+        yield from GpuAttention.limits(kernel, target, accuracy)
+        yield claim(target.name == "sm_90", Reason.NOT_HOPPER, got=str(target), want="sm_90")
+        dtypes = dict.fromkeys((kernel.src.dtype, kernel.dst.dtype))
+        is_half = len(dtypes) == 1 and kernel.src.dtype in ("f16", "bf16")
+        yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=0)
+        odd = next(_odd(kernel), None)
+        yield claim(odd is None, Reason.COPY_ALIGNMENT, got=odd, want=f"multiples of {ALIGNED}", operator=0)
+        others = (each for each in kernel.operands if each.role not in ("key", "value"))
+        beside = next((each.key for each in others if not each.is_channel or not each.packed), None)
+        yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
+        saved = next(iter(kernel.saved), None)
+        yield claim(saved is None, Reason.SAVED, operator=saved)
+
+    @classmethod
+    def candidates(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Template]:
+        yield from sorted(cls._made(kernel, target), key=lambda each: each.seconds(kernel, target))
+
+    @classmethod
+    def _made(cls, kernel: Kernel, target: Target) -> Iterator[HopperAttention]:
+        size = max(kernel.attention.size, kernel.attention.features)
+        listed = next(tiles for most, tiles in TILES.items() if size <= most)
+        for groups, keys in listed:
+            for persistent, in_turn in ((True, True), (True, False), (False, True), (False, False)):
+                tried = [
+                    cls(groups, keys, stages, persistent, in_turn) for stages in range(MOST_STAGES, 1, -1)
+                ]
+                fitting = [each for each in tried if each._spare(kernel, target) >= 0]
+                # results of their own let the next tile's queries come early, which is worth a stage
+                yield next((each for each in fitting if each.lots(kernel, target).holds_dst), fitting[0])
+
+    def lots(self, kernel: Kernel, target: Target) -> Lots:
+        """What follows from the choice for a kernel."""
+        return Lots(self, kernel.attention, target.l1_bytes, target.l2_bytes)
+
+    def _spare(self, kernel: Kernel, target: Target) -> int:
+        return target.l1_bytes - self.lots(kernel, target).shared_bytes()
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        made, lots = kernel.attention, self.lots(kernel, target)
+        pairs = lots.rows * self.keys
+        both = 2 * pairs * (lots.size + lots.features) / FLOPS_A_SECOND, pairs / EXPONENTIALS
+        block = (max(both) + HIDDEN * min(both)) * (1.0 if self.in_turn else OUT_OF_TURN)
+        spans = [made.seen(tile * lots.rows, lots.rows) for tile in range(lots.tiles)]
+        steps = [max(1, ceil_div(end - begin, self.keys)) for begin, end in spans]
+        beside = TILE_SECONDS[self.persistent]
+        head, heads = sum(steps) * block + lots.tiles * beside, made.batch * made.heads
+        if self.persistent:
+            inside = ceil_div(heads * lots.lots, target.processors) * head / lots.lots
+        else:  # the last tiles fill up the processors, but for half of one
+            longest = max(steps) * block + beside
+            inside = max(longest, heads * head / target.processors + head / lots.tiles / 2)
+        moved = model.seconds(target, self.traffic(kernel, target))
+        return round(max(inside + model.LAUNCH_SECONDS, moved), 9)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """As `attention`: weights rounded to src's dtype, scores that are sums, and the sums of the keys."""
+        return GpuAttention.bound(kernel)
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        lots = self.lots(kernel, target)
+        return HopperAttentionWriter(lots, kernel, target.processors, self.text).source()
+
+
+def _odd(kernel: Kernel) -> Iterator[str]:
+    """Rows and strides that the copy engine does not take."""
+    for name, ((*extents, width), (*strides, step)) in tensors(kernel).items():
+        if width % ALIGNED or step != 1:
+            yield f"rows of {width} elements {step} apart in {name}"
+        for extent, stride in zip(extents, strides, strict=True):
+            if extent > 1 and (stride % ALIGNED or not stride):
+                yield f"a stride of {stride} in {name}"
