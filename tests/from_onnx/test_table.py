@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
 import fuseplan.onnx
-from onnx_models import model, weights
+from onnx_models import RNG, model, positive, weights
 
 KINDS = ("Relu", "LeakyRelu", "Softplus", "Softsign", "Elu", "Sigmoid", "Neg", "Exp", "Tanh")
 
@@ -44,3 +45,19 @@ def test_norms_of_channels(kind: str, opset: int, numbers: int, attributes: dict
     assert {row.name: row.state for row in ours.report().operators} == {"norm": "fused", "relu": "fused"}
     given = {"x": weights(2, 6, 5, 7)}
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("shape", "features"), [((1, 3, 1, 2), 1), ((1, 3, 1, 1), 4), ((2, 3, 1, 2), 3)])
+def test_a_product_s_features_are_no_channels_of_a_norm_behind_it(
+    shape: tuple[int, ...], features: int
+) -> None:
+    """Batch normalization scales axis 1 there, and the product's features are its last axis."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("BatchNormalization", ["p", "a", "b", "c", "d"], ["y"]),
+    ]
+    stored = {"w": weights(shape[-1], features), **{name: positive(3) for name in "abcd"}}
+    proto = model(nodes, {"x": shape}, ["y"], stored)
+    given = {"x": RNG.standard_normal(shape, np.float32)}
+    (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)
+    np.testing.assert_allclose(fuseplan.onnx.load(proto, threads=1).run(None, given)[0], want, rtol=2e-5)

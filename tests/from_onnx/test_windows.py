@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 from onnx import helper, numpy_helper
 
 import fuseplan.onnx
+from fuseplan.graph.why import Reason, Why
+from fuseplan.onnx.reader import read
 from onnx_models import RNG, model, weights
 
 
@@ -53,3 +57,35 @@ def test_a_missing_input_is_no_src_of_a_plan() -> None:
     given = {"x": RNG.standard_normal((1, 3, 2, 2), np.float32)}
     want = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)[0]
     np.testing.assert_allclose(fuseplan.onnx.load(proto, threads=1).run(None, given)[0], want, rtol=1e-5)
+
+
+def _pool(seed: int) -> Any:
+    """A random pool, rounded up more often than not."""
+    drawn = np.random.default_rng(seed)
+    rank = int(drawn.integers(1, 4))
+    kernel = drawn.integers(1, 5, rank)
+    attributes = {
+        "kernel_shape": kernel,
+        "strides": drawn.integers(1, 5, rank),
+        "pads": drawn.integers(0, np.tile(kernel, 2)),
+        "ceil_mode": int(drawn.integers(0, 3) > 0),
+    }
+    extents = drawn.integers(0, 6, rank) + 2 * kernel - 1  # which hold the window
+    if seed % 2:
+        node = helper.make_node("AveragePool", ["x"], ["y"], count_include_pad=seed // 2 % 2, **attributes)
+    else:
+        attributes["dilations"] = drawn.integers(1, 3, rank)
+        node = helper.make_node("MaxPool", ["x"], ["y"], **attributes)
+    return model([node], {"x": (2, 3, *extents.tolist())}, ["y"], {})
+
+
+def test_any_pool_is_onnx_runtimes() -> None:
+    """By the table, and of the types that operators have which ONNX Runtime runs."""
+    left = Reason(Why.NOT_IN_TABLE)
+    for seed in range(80):
+        proto = _pool(seed)
+        ours = fuseplan.onnx.load(proto, threads=1)
+        given = {"x": RNG.standard_normal(ours.inputs["x"].shape, np.float32)}
+        (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)
+        assert read(proto, ours.inputs, lambda _: left).graph.types["y"].shape == want.shape
+        np.testing.assert_allclose(ours.exact(given)[0], want, rtol=1e-5, atol=1e-6)

@@ -157,7 +157,7 @@ class _Finder:
     ) -> Site | Reason:
         """The site of an anchor and the region behind it, or why there is none."""
         try:
-            stages = written(self.graph, region, layer.op.output(src).channel_axis, self.rules)
+            stages = written(self.graph, region, layer.op.output(src), self.rules)
         except Unwritten as error:
             return self._no((*pieces, *region.nodes), error.reason)
         centre = self._centre(node, layer)
@@ -237,7 +237,7 @@ class _Finder:
         inside = {id(piece) for piece in pieces}
         is_own = name not in self.graph.outputs and {*map(id, self.graph.readers[name])} <= inside
         if layer.op.kind == "normalization" and is_own and maker is not None:
-            axis = layer.src([self.graph.types[each] for each in node.inputs]).channel_axis
+            spec = layer.src([self.graph.types[each] for each in node.inputs])
             found = (
                 region
                 for spine in self._spines(maker)
@@ -246,7 +246,7 @@ class _Finder:
             )
             for region in found:
                 with contextlib.suppress(Unwritten):
-                    yield region.start, region.nodes, written(self.graph, region, axis, self.rules)
+                    yield region.start, region.nodes, written(self.graph, region, spec, self.rules)
         yield name, (), []
 
     def _alone(self, node: Node) -> None:
@@ -293,7 +293,7 @@ class _Finder:
         reason = Reason(Why.FORMULA)
         for spec in _readings(self.graph.types[region.start]):
             try:
-                stages = written(self.graph, region, spec.channel_axis, self.rules)
+                stages = written(self.graph, region, spec, self.rules)
             except Unwritten as error:
                 reason = self._no(region.nodes, error.reason)
                 continue

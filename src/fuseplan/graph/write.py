@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from fuseplan.errors import PlanError
-from fuseplan.graph.formulas import Axes
+from fuseplan.graph.formulas import Axes, spread
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.op import Tensor
 from fuseplan.graph.region import OUTSIDE, Region, X
 from fuseplan.graph.rules import Holes, Rule
 from fuseplan.graph.why import Reason, Why
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops import BY_NAME
 from fuseplan.ops.activation import ACTIVATIONS
@@ -104,15 +105,15 @@ def aligned(constant: Any) -> Tensor:
     return np.require(constant, requirements=("A", "O"))
 
 
-def written(graph: Graph, region: Region, channel_axis: int, rules: Sequence[Rule] = ()) -> list[Stage]:
-    """The operators from x to the region's head; those of a rule where its formula stands.
+def written(graph: Graph, region: Region, src: TensorSpec, rules: Sequence[Rule] = ()) -> list[Stage]:
+    """The operators from x, which is `src` of plans, to the region's head; a rule's where its formula stands.
 
     Raises:
         Unwritten: there are none.
     """
     shape = graph.types[region.start].shape or ()
     whole = tuple(a for a, extent in enumerate(shape) if extent > 1)
-    writer = _Writer(graph, region, channel_axis, whole, rules)
+    writer = _Writer(graph, region, src, whole, rules)
     return list(writer.stages(region.expression))
 
 
@@ -120,7 +121,7 @@ def written(graph: Graph, region: Region, channel_axis: int, rules: Sequence[Rul
 class _Writer:
     graph: Graph
     region: Region
-    channel_axis: int
+    src: TensorSpec
     whole: Axes  # the axes along which x has more than one element
     rules: Sequence[Rule]
 
@@ -190,17 +191,16 @@ class _Writer:
         return Stage(op, operands, rule.name)
 
     def _applied(self, op: Elementwise, names: tuple[str, ...]) -> Stage:
-        declared = [name for name, made in op.operand_fields.items() if made.when(op)]
-        for name in names:
-            kept = self.region.axes.get(name, ())
-            if kept and kept not in (self.whole, self._channel):
+        declared = op.operands(self.src)
+        for each, name in zip(declared, names, strict=True):
+            if self.region.axes.get(name, ()) not in ((), spread(self.src.shape, each.axes)):
                 raise Unwritten(Reason(Why.BROADCAST, f"{name}: {self.graph.types[name]}"))
         given = (self.graph.constants.get(name, name) for name in names)
-        return Stage(op, dict(zip(declared, given, strict=True)))
+        return Stage(op, {each.name: value for each, value in zip(declared, given, strict=True)})
 
     @property
     def _channel(self) -> Axes:
-        return tuple(axis for axis in (self.channel_axis,) if axis in self.whole)
+        return tuple(axis for axis in (self.src.channel_axis,) if axis in self.whole)
 
     def _binary(self, root: Scalar) -> Iterator[Stage]:
         """A sum, difference, product or quotient of an expression of x and a value."""
@@ -242,7 +242,7 @@ class _Writer:
     def _constants(self, fn: str, constant: Tensor, is_left: bool) -> Stage:
         """x with a constant a channel: its factor and summand."""
         shape = self.graph.types[self.region.start].shape or ()
-        values = np.broadcast_to(constant.reshape(-1).astype(np.float64), shape[self.channel_axis])
+        values = np.broadcast_to(constant.reshape(-1).astype(np.float64), shape[self.src.channel_axis])
         if fn in ("add", "sub") and is_left:
             return Stage(Bias(), {"bias": values if fn == "add" else -values})
         if fn == "add":

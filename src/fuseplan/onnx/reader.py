@@ -21,6 +21,7 @@ from fuseplan.onnx.protos import foreign, proto_of_type, read_inside, type_of_pr
 from fuseplan.onnx.runtime import reference
 from fuseplan.onnx.stored import array_of
 from fuseplan.onnx.table import OLDER, TABLE
+from fuseplan.onnx.windows import rounded_up
 from fuseplan.system import limits
 
 OPSETS = (13, 24)  # the versions of ONNX's own operators that the table is written for
@@ -240,6 +241,8 @@ class _Reader:
             if name in self.same:
                 raise PlanError(f"{origin.name}: its inner graph reads {name}, which was taken away")
         results = self._inferred(node, inputs)
+        if any(each.name == "ceil_mode" and each.i for each in node.attribute):
+            results = rounded_up(Given(node, self.parts, self.types, inputs), results)
         op = foreign(node, self.opsets.get(node.domain, 1), results)
         self.parts.nodes.append(Node(op, tuple(inputs), tuple(node.output), origin, reason))
         self.types |= {name: made for name, made in zip(node.output, results, strict=True) if name}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fuseplan.graph.ops import Pad
+from fuseplan.graph.type import Type
 from fuseplan.graph.why import Why
 from fuseplan.onnx.given import Given, LeftError
 from fuseplan.ops.affine import Bias
@@ -23,17 +25,33 @@ def window_of(given: Given, kernel: tuple[int, ...]) -> Window:
     spatial = given.shape()[2:]
     if not spatial or len(spatial) != len(kernel):
         raise LeftError(Why.SHAPE, given.type())
-    ones = (1,) * len(spatial)
+    found = _window(given, kernel)
+    if min(found.dst) < 1 or any(side < 0 for pair in found.padding for side in pair):
+        raise LeftError(Why.SHAPE, f"pads={found.padding} of {given.type()}")
+    return found
+
+
+def rounded_up(given: Given, results: tuple[Type, ...]) -> tuple[Type, ...]:
+    """The types of the results of a pool with `ceil_mode` that ONNX runs.
+
+    No window begins behind src and its low padding; ONNX 1.23's own inference counts such windows too.
+    """
+    shape, kernel = given.type().shape, tuple(given.attribute("kernel_shape", ()))
+    if shape is None or len(shape) != len(kernel) + 2:
+        return results
+    counts = (max(0, count) for count in _window(given, kernel).dst)
+    made = (*shape[:2], *counts)
+    return tuple(each if each.shape is None else replace(each, shape=made) for each in results)
+
+
+def _window(given: Given, kernel: tuple[int, ...]) -> Window:
+    """The window of a node's attributes, of any numbers."""
+    ones = (1,) * len(kernel)
     stride, dilation = (tuple(given.attribute(name, ones)) for name in ("strides", "dilations"))
     reach = tuple((taps - 1) * step + 1 for taps, step in zip(kernel, dilation, strict=True))
-    padding, dst = [], []
-    for axis, extent in enumerate(spatial):
-        pair, count = _along(given, axis, extent, reach[axis], stride[axis])
-        padding.append(pair)
-        dst.append(count)
-    if min(dst) < 1 or any(side < 0 for pair in padding for side in pair):
-        raise LeftError(Why.SHAPE, f"pads={padding} of {given.type()}")
-    return Window(kernel, stride, dilation, tuple(padding), tuple(dst))
+    sides = enumerate(zip(given.shape()[2:], reach, stride, strict=True))
+    padding, dst = zip(*(_along(given, axis, *each) for axis, each in sides), strict=True)
+    return Window(kernel, stride, dilation, padding, dst)
 
 
 def _along(given: Given, axis: int, extent: int, reach: int, stride: int) -> tuple[Pair, int]:
