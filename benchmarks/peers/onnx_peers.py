@@ -53,20 +53,23 @@ class OpenVino(Peer):
         model, inputs = onnx_model(plan, copies[0], layers(plan))
         compiled = self._core.compile_model(self._core.read_model(model), "CPU", self._configuration)
         requests, kept = [], []
+        shapes = [plan.output.shape, *(each.shape for each in plan.results)]
         for arrays in copies:
             request = compiled.create_infer_request()
-            output = aligned(np.zeros(plan.output.shape, np.float32))
+            outputs = [aligned(np.zeros(shape, np.float32)) for shape in shapes]
             tensors = [self._openvino.Tensor(aligned(arrays[key]), shared_memory=True) for key in inputs]
             for position, tensor in enumerate(tensors):
                 request.set_input_tensor(position, tensor)
-            target = self._openvino.Tensor(output, shared_memory=True)
-            request.set_output_tensor(0, target)
+            targets = [self._openvino.Tensor(each, shared_memory=True) for each in outputs]
+            for position, target in enumerate(targets):
+                request.set_output_tensor(position, target)
             requests.append(request)
-            kept.append((tensors, target, output))
+            kept.append((tensors, targets, outputs))
 
-        def result() -> Array:
+        def result() -> Array | tuple[Array, ...]:
             requests[0].infer()
-            return np.array(kept[0][2])
+            arrays = tuple(np.array(each) for each in kept[0][2])
+            return arrays if plan.results else arrays[0]
 
         calls = [request.infer for request in requests]
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)

@@ -75,6 +75,52 @@ def test_rows_that_torch_is_not_measured_with(text: str) -> None:
         BY_NAME["torch"](1).prepare(plan, [random_arrays(plan)])
 
 
+IN_ONNX = (
+    "f32[6x64] -> add -> save(sum) -> layer_norm",
+    "f32[6x64] -> save(own) -> rms_norm(affine=False) -> mul(other=own)",
+    "f32[6x64] -> layer_norm(affine=False) -> save(end)",
+    "f32[2x7x5, nwc] -> log_softmax(1)",
+    "f32[6x9] -> cross_entropy",
+    "f32[2x3x8x16, bhsd] -> rms_norm -> rotary(8, interleaved=True, inverse=True)",
+    "f32[2x3x8x16, bhsd] -> rotary(batched=True)",
+    "f32[6x32] -> linear(64) -> bias -> glu(silu, gate=first) -> leaky_relu(0.2)",
+)
+
+
+@pytest.mark.parametrize("text", IN_ONNX)
+@pytest.mark.parametrize("name", ["onnxruntime", "unfused:onnxruntime", "openvino"])
+def test_models_of_onnx_compute_rows(name: str, text: str) -> None:
+    """All that a plan gives, on each copy of its tensors."""
+    pytest.importorskip("onnx")
+    pytest.importorskip(name.removeprefix("unfused:"))
+    plan = FusionPlan.parse(text)
+    copies = [random_arrays(plan, seed=seed) for seed in (3, 4)]
+    prepared = BY_NAME[name](1).prepare(plan, copies)
+    got, (out, made) = prepared.result(), evaluated(plan, copies[0])
+    results = got if isinstance(got, tuple) else (got,)
+    for each, want in zip(results, (out, *made.values()), strict=True):
+        assert deviation(each, want) < 2e-6
+    for _ in range(3):
+        prepared.call()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[6x9] -> cross_entropy(label_smoothing=0.1)",
+        "f32[2x3x9] -> softmax((1, 2))",
+        "f32[6x8] -> glu(interleaved=True)",
+        "f32[2x8x3x16, bshd] -> rotary",
+        "f32[6x8] -> glu_backward",
+    ],
+)
+def test_rows_that_models_of_onnx_are_not_measured_with(text: str) -> None:
+    pytest.importorskip("onnxruntime")
+    plan = FusionPlan.parse(text)
+    with pytest.raises(CannotRunError, match="ONNX"):
+        BY_NAME["onnxruntime"](1).prepare(plan, [random_arrays(plan)])
+
+
 @pytest.mark.parametrize("name", ["fuseplan", "torch"])
 @pytest.mark.parametrize(
     "text",

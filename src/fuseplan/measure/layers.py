@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fuseplan.op import Op
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.windows import Window
 from fuseplan.plans.plan import FusionPlan
@@ -65,9 +66,9 @@ def plain_layers(plan: FusionPlan) -> list[Layer]:
     ]
 
 
-def is_usual(layer: Layer) -> bool:
+def is_usual(op: Op) -> bool:
     """Whether every attribute and every number has its default."""
-    return all(is_default for _, _, is_default in layer.step.op.written())
+    return all(is_default for _, _, is_default in op.written())
 
 
 def convolution_of(layer: Layer) -> tuple[Conv, Window]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from fuseplan.measure.layers import is_usual
 from fuseplan.op import Op
 from fuseplan.ops.activation import ACTIVATIONS, Gelu
 
@@ -39,8 +40,7 @@ def activation_of(op: Op) -> Callable[[Any], Any] | None:
 
     if isinstance(op, Gelu):
         return partial(functional.gelu, approximate=op.approximate)
-    is_usual = all(is_default for _, _, is_default in op.written())
-    if op.name not in TAKING_NUMBERS and not (op.name in FUNCTIONS and is_usual):
+    if op.name not in TAKING_NUMBERS and not (op.name in FUNCTIONS and is_usual(op)):
         return None
     word = FUNCTIONS[op.name]
     options = {each.name: each.value for each in op.parameters()} if op.name in TAKING_NUMBERS else {}

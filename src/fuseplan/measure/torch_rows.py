@@ -62,7 +62,7 @@ def saved(layer: Layer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _lacking(layer: Layer) -> Iterator[str]:
     """The options that no function here has."""
     op: Any = layer.step.op
-    if "cross_entropy" in layer.name and not is_usual(layer):
+    if "cross_entropy" in layer.name and not is_usual(op):
         yield "with options"
     if "softmax" in layer.name and len(op.over(layer.step.src)) > 1:
         yield "over several axes"

@@ -36,23 +36,25 @@ class OnnxRuntime(Peer):
         only_in(("f32",), plan, self.name)
         model, inputs = self._model(plan, copies[0])
         session = self._runtime.InferenceSession(model, self._options, providers=["CPUExecutionProvider"])
-        bindings = []
+        bindings, made = [], {"dst": plan.output.shape} | {each.key: each.shape for each in plan.results}
         for arrays in copies:
             binding = session.io_binding()
             for key in inputs:
                 value = self._runtime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(arrays[key]))
                 binding.bind_ortvalue_input(key, value)
-            shape = list(plan.output.shape)
-            output = self._runtime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32)
-            binding.bind_ortvalue_output("dst", output)
-            bindings.append((binding, output))
+            outputs = []
+            for key, shape in made.items():
+                outputs.append(self._runtime.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float32))
+                binding.bind_ortvalue_output(key, outputs[-1])
+            bindings.append((binding, outputs))
 
         def run(binding: Any) -> object:
             return session.run_with_iobinding(binding)
 
-        def result() -> Array:
+        def result() -> Array | tuple[Array, ...]:
             run(bindings[0][0])
-            return np.array(bindings[0][1].numpy())
+            arrays = tuple(np.array(each.numpy()) for each in bindings[0][1])
+            return arrays if plan.results else arrays[0]
 
         calls = [lambda binding=binding: run(binding) for binding, _ in bindings]
         return Prepared(rotating(calls) if len(calls) > 1 else calls[0], result)
