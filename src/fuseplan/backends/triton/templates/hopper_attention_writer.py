@@ -278,6 +278,9 @@ class HopperAttentionWriter(Scores):
             if in_turn:
                 text.line(f"mbarrier.arrive(order.index((team + 1) % {self.knobs.groups}))")
             self._weights(pending=1)
+            # It ended long ago; a block of instructions does, too. Else ptxas waits for the results before it
+            # computes the exponentials, and these run beside nothing.
+            self._await("value")
             self._end_results()
             text.line(
                 "corrected = gl.convert_layout(correction, made_layout, assert_trivial=True)",
