@@ -23,6 +23,7 @@ POINTWISE = (
     "{d}[3x18x9x11{l}] -> batch_norm -> glu(axis=c) -> batch_norm(mode=per_activation)",
     "{d}[37x518] -> bias -> glu_backward(silu, gate=first) -> add",
     "{d}[2x5x129x64, bhsd] -> add -> rotary",
+    "{d}[2x512x4x64, bshd] -> rotary",  # tiles without a rest
     "{d}[2x129x5x66, bshd] -> rotary(dims=24, interleaved=True) -> scale",
 )
 PRODUCTS = (

@@ -97,8 +97,9 @@ class PointwiseWriter:
     def launched(self) -> int | Programs:
         """Programs of a launch; with an open extent, how they follow from it."""
         across, is_flat = self.blocks[1], self.knobs.form == "flat"
-        count, tile = (1, self.knobs.inner) if is_flat else (self.row, self.knobs.outer)
-        return programs_of(self.kernel, self.kernel.dst.size // count, tile, across, self.looping * across)
+        row, tile = (1, self.knobs.inner) if is_flat else (self.row, self.knobs.outer)
+        elements = self.ends[1].spec.size  # of one part: a program moves the same places of all
+        return programs_of(self.kernel, elements // row, tile, across, self.looping * across)
 
     def source(self) -> Source:
         """The whole kernel."""
