@@ -323,7 +323,7 @@ def test_the_report_closes_the_books() -> None:
     assert {row.code: row.cases for row in told.left} == {"not-in-table": {"CumSum": ("sums",)}}
     launches = told.launches
     assert (launches.before, launches.kernels, launches.numpy) == (17, 10, 0)
-    assert launches.libraries == {"onnx": 1}
+    assert launches.libraries == {"onnxruntime": 1}
     session = ours.prepare(types).session
     steps = session.placement.steps
     assert len(steps) == launches.after == launches.kernels + launches.numpy + launches.copies + 1

@@ -53,7 +53,7 @@ def test_a_missing_input_is_no_src_of_a_plan() -> None:
         helper.make_node("Resize", ["x", "", "by"], ["r"], mode="nearest"),
         helper.make_node("LogSoftmax", ["r"], ["y"]),
     ]
-    proto = model(nodes, {"x": [1, 3, 2, 2]}, ["y"], {"by": np.float32([1, 1, 2, 2])})
+    proto = model(nodes, {"x": [1, 3, 2, 2]}, ["y"], {"by": np.array([1, 1, 2, 2], np.float32)})
     given = {"x": RNG.standard_normal((1, 3, 2, 2), np.float32)}
     want = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, given)[0]
     np.testing.assert_allclose(fuseplan.onnx.load(proto, threads=1).run(None, given)[0], want, rtol=1e-5)

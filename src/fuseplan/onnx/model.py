@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 from onnx import inliner
 
-from fuseplan.errors import ArgumentError
+from fuseplan.errors import ArgumentError, BuildError
 from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
 from fuseplan.graph.opened import OpenKernels
-from fuseplan.graph.place import place
+from fuseplan.graph.place import Call, place
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.schedule import schedule
 from fuseplan.graph.session import Session
@@ -133,10 +134,10 @@ class OnnxModel:
         return prepared
 
     def report(self, types: Mapping[str, Type] | None = None) -> Report:
-        """What becomes of each operator, for types as `prepare` takes them; nothing is compiled.
+        """What becomes of each operator, for types as `prepare` takes them; no plan is compiled.
 
-        Where `run` or `prepare` compiled the model for these types, the report names what runs the operators
-        that no plan computes.
+        Operators that no plan computes are given to ONNX Runtime, so that the report names what runs them; an
+        operator that nothing runs is `onnx`'s.
 
         Raises:
             ArgumentError: as for `prepare`.
@@ -144,7 +145,12 @@ class OnnxModel:
         prepared, _, cut = self._cut(types)
         if prepared is not None:
             return report_of(prepared.session.placement, self._how.target, prepared.library.names)
-        return report_of(place(cut, schedule(cut)), self._how.target)
+        placement, library = place(cut, schedule(cut)), Onnx(self._proto, self._how.target.threads)
+        for step in placement.steps:
+            if isinstance(step, Call):
+                with contextlib.suppress(BuildError):
+                    library.prepare(cut.graph, step.unit)
+        return report_of(placement, self._how.target, library.names)
 
     def tried(self, name: str, types: Mapping[str, Type] | None = None) -> Tried:
         """All plans that were tried for an operator of the model; nothing is compiled.
