@@ -56,6 +56,7 @@ PLANS = (
     "f64[4x9] -> bias -> save(y) -> gelu -> add(other=y) -> linear(5) -> gelu -> linear(3)",
     "f64[2x4x5x8, bhsd] -> attention -> tanh",
     "f64[2x4x5x8, bshd of bhsd] -> attention(keys=7, key_heads=2, features=3, scale=0.5)",
+    "f64[2x4x5x8, bshd of bhsd] -> relu -> attention(is_causal=True, window=3, softcap=1.5) -> bias",
     "f64[2x5x3x4, nhwc] -> batch_norm_training -> relu",
     "f64[4x9] -> gelu -> batch_norm_training(saved=False)",
 )
@@ -147,7 +148,7 @@ def run(made: Backward, arrays: Arrays) -> tuple[Arrays, Arrays]:
 
 @pytest.mark.parametrize(
     "text",
-    [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, *range(11, 18), 22, *range(24, 32), 33, 34)],
+    [PLANS[each].replace("f64", "f32") for each in (1, 5, 8, *range(11, 18), 22, *range(24, 32), 33, 34, 36)],
 )
 def test_compiled_gradients_are_those_of_float64(text: str) -> None:
     made = FusionPlan.parse(text).backward()
@@ -194,18 +195,31 @@ def test_a_loss_has_torchs_gradients(text: str) -> None:
         np.testing.assert_allclose(got[name], each.grad, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_attention_has_torchs_gradients() -> None:
-    made = FusionPlan.parse("f64[2x4x5x8, bhsd] -> attention(key_heads=2, keys=7)").backward()
-    rng = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(shape, generator=rng, dtype=torch.float64).requires_grad_()
-              for shape in ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))]  # fmt: skip
-    out = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True)
-    grad = torch.randn(out.shape, generator=rng, dtype=torch.float64)
-    out.backward(grad)
-    given = zip(("src", "key", "value", "grad"), [*leaves, grad], strict=True)
-    got = made.evaluate({name: each.detach().numpy() for name, each in given})
-    for name, leaf in zip(("src", "key", "value"), leaves, strict=True):
-        np.testing.assert_allclose(got[name], leaf.grad, rtol=1e-10, atol=1e-12, err_msg=name)
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [("key_heads=2, keys=7", {"enable_gqa": True}), ("is_causal=True, key_heads=2", {"is_causal": True}),
+     ("keys=7, key_heads=2, bias_axes=ht", {"enable_gqa": True})],
+)  # fmt: skip
+def test_attention_has_torchs_gradients(fields: str, options: dict[str, Any]) -> None:
+    made = FusionPlan.parse(f"f32[2x4x5x8, bhsd] -> attention({fields})").backward(("src", "key", "value"))
+    arrays = random_arrays(made.forward, 0)
+    got, grad = run(made, arrays)
+    leaves = {name: torch.from_numpy(arrays[name]).double().requires_grad_() for name in made.gradients}
+    bias = torch.from_numpy(arrays["bias"]).double()[None, :, None] if "bias" in arrays else None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *leaves.values(), attn_mask=bias, **{"enable_gqa": True, **options}
+    )
+    out.backward(torch.from_numpy(grad["grad"]).double())
+    for name, leaf in leaves.items():
+        np.testing.assert_allclose(got[name], leaf.grad, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_no_plan_of_attention_has_scores_in_memory() -> None:
+    """All values together are a few times as large as src; scores were 64 times as large."""
+    plan = FusionPlan.parse("f32[1x2x1024x16, bhsd] -> attention(is_causal=True)")
+    graph = plan.backward().graph
+    assert max(each.nbytes for each in graph.types.values()) == plan.src.nbytes
+    assert sum(each.nbytes for each in graph.types.values()) < 10 * plan.src.nbytes
 
 
 def test_gradients_are_torchs() -> None:
@@ -230,7 +244,9 @@ def test_gradients_are_torchs() -> None:
         ("f32[8x16] -> layer_norm", 4, {}, {"layer_norm": 512}),
         ("f32[8x16] -> linear(12) -> glu(silu)", 4, {}, {"linear": 384}),
         ("f32[8x16] -> glu -> linear(3)", 4, {}, {"glu": 256}),
-        ("f32[2x4x5x8, bhsd] -> attention", 7, {}, {"matmul": 800, "elementwise -> softmax": 800}),
+        ("f32[2x4x5x8, bhsd] -> attention", 3, {"lse": 160}, {}),
+        ("f32[1x4x999x8, bhsd] -> attention(is_causal=True)", 3, {"lse": 4 * 4 * 999}, {}),
+        ("bf16[2x4x5x8, bhsd] -> attention -> bias", 4, {"lse": 160, "bias_input": 640}, {}),
         ("f32[8x16] -> batch_norm_training", 1, {"saved_mean": 64, "saved_inverse_variance": 64}, {}),
         ("bf16[8x16] -> add -> softmax -> gelu", 1, {"gelu_input": 256}, {}),
     ],
@@ -266,8 +282,7 @@ def test_gradients_that_are_not_wanted_are_not_computed() -> None:
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, stride=2, dilation=2)", 0),
         ("f32[2x6x9x9] -> conv2d(4, kernel=3, padding=3)", 0),
         ("f32[8x16] -> bias -> cast(i8)", 1),
-        ("f32[2x4x5x8, bhsd] -> attention(is_causal=True)", 0),
-        ("f32[2x4x5x8, bshd of bhsd] -> relu -> attention", 1),
+        ("f32[2x4x5x8, bhsd] -> relu -> attention(bias_axes=ht)", 1),
         ('f32[8x16] -> bias -> elementwise("round(x)")', 1),
     ],
 )

@@ -53,6 +53,8 @@ PLANS = (
     "bf16[64x256x28x28, nhwc] -> relu -> mean(hw) -> bias",
     "bf16[16384x4096] -> rms_norm -> dynamic_quantize(f8e4m3)",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
+    "bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by=key)",
+    "bf16[2x16x1000x64, bhsd] -> attention_gradient(softcap=20.0)",
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
     "f16[*x64x7x7] -> batch_norm -> relu",
     "bf16[*x512x768] -> linear(3072) -> bias -> gelu",

@@ -11,6 +11,7 @@ from device.guarded import inputs, output
 from device.test_numeric import KIND, _candidates, made
 from device.test_training import walls
 from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
 from fuseplan.kernels.template import Template
 from fuseplan.measure.data import deviation, evaluated
@@ -35,6 +36,18 @@ MANY = (  # of which programs have several tiles, with and without a middle one
     "f16[6x8x500x256, bhsd] -> attention(scale=-0.05)",
     "bf16[9x20x200x96, bhsd] -> attention(keys=150, offset=150, window=30, features=40, return_lse=True)",
 )
+GRADIENTS = (
+    "[2x3x200x64, bhsd] -> attention_gradient",
+    "[2x3x256x128, bhsd] -> attention_gradient(is_causal=True, by=key)",
+    "[2x4x130x128, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=2, by=key)",
+    "[2x4x130x128, bshd of bhsd] -> attention_gradient(is_causal=True, key_heads=2)",
+    "[1x2x300x256, bhsd] -> attention_gradient(is_causal=True, by=key)",
+    "[1x3x257x80, bhsd] -> attention_gradient(keys=400, offset=143, is_causal=True, window=100)",
+    "[2x2x190x96, bhsd] -> attention_gradient(window=50, softcap=20.0, by=key)",
+    "[3x8x70x64, bhsd] -> attention_gradient(keys=300, key_heads=2, is_padded=True, by=key)",
+    "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt, by=key)",
+    "[2x4x65x32, bhsd] -> attention_gradient(keys=100, bias_axes=hst, mask_axes=bt) -> bias",
+)
 SEEDS = (1, 2, 3)
 REPEATS = 8
 
@@ -43,7 +56,9 @@ def _cases() -> Iterator[Any]:
     """(template, place among its candidates, plan)."""
     few = [dtype + chain for dtype, chain in product(("f16", "bf16", "f32"), PLANS)]
     halves = [text for text in few if text.startswith("bf16")]
-    for kind, texts in ((GpuAttention, few), (HopperAttention, (*halves, *MANY))):
+    gradients = [dtype + chain for dtype, chain in product(("f16", "bf16", "f32"), GRADIENTS)]
+    each = ((GpuAttention, few), (HopperAttention, (*halves, *MANY)), (GpuAttentionGradient, gradients))
+    for kind, texts in each:
         for text in texts:
             for place in range(len(_candidates(kind, text, KIND))):
                 yield pytest.param(kind, place, text, id=f"{kind.name}-{place}-{text}")
@@ -65,7 +80,8 @@ def test_every_candidate_is_within_its_bound(kind: type[Template], place: int, t
             assert all(wall.stands for wall in results.values())
             seen.append((out.tensor, *(wall.tensor for wall in results.values())))
         assert deviation(seen[0][0], want) <= allowed_deviation(compiled.kernel, template)
-        for tensor, value in zip(seen[0][1:], exact.values(), strict=True):
-            assert deviation(tensor, value) <= allowed_deviation(compiled.kernel, template, "f32")
+        for each, tensor, value in zip(plan.results, seen[0][1:], exact.values(), strict=True):
+            allowed = allowed_deviation(compiled.kernel, template, each.dtype)
+            assert deviation(tensor, value) <= allowed
         for again in seen[1:]:
             assert all(torch.equal(one, other) for one, other in zip(seen[0], again, strict=True))

@@ -19,6 +19,7 @@ PLANS = (
     "f32[8x32x28x28, nhwc] -> group_norm(8) -> silu",
     "f32[8x32x28x28] -> instance_norm -> relu",
     "f32[2x4x129x64, bhsd] -> attention(key_heads=2, keys=200)",
+    "f32[2x4x129x40, bshd of bhsd] -> attention(is_causal=True, window=50, softcap=20.0) -> bias",
 )
 
 

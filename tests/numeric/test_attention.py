@@ -11,6 +11,7 @@ from forced import forced
 from fuseplan.backends.cpu.templates.attention import Attention
 from fuseplan.backends.cpu.templates.attention_gradient import AttentionGradient
 from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.attention_writer import pieces
 from fuseplan.compile import compile as compile_plan
 from fuseplan.kernels.lower import lower
@@ -80,6 +81,12 @@ def test_a_cpus_kernel_is_within_its_bound(template: Template, text: str) -> Non
 @pytest.mark.parametrize(("template", "text"), list(ends(GpuAttention, PLANS, GPU)))
 def test_a_gpus_kernel_is_right_in_the_interpreter(template: Any, text: str) -> None:
     assert_interpreted(text, template, GPU, slack=64)
+
+
+@pytest.mark.parametrize(("template", "text"), list(ends(GpuAttentionGradient, GRADIENTS, GPU, (-1,))))
+def test_a_gpus_gradient_is_right_in_the_interpreter(template: Any, text: str) -> None:
+    """Weights and slopes are rounded to src's dtype: in roundings of f32, two of a bf16 or f16."""
+    assert_interpreted(text, template, GPU, slack={"f32": 64, "f16": 2**13, "bf1": 2**16}[text[:3]])
 
 
 def test_keys_in_parts_are_joined() -> None:

@@ -1,66 +1,54 @@
-"""The gradients of attention: products, and the gradient of softmax, on scores that are in memory."""
+"""The gradients of attention: kernels that compute the scores again, block by block, from the saved sums."""
 
 from __future__ import annotations
 
-from fuseplan.backward.contractions import turned_product
+from dataclasses import replace
+from typing import Any
+
 from fuseplan.backward.factors import Chain, Piece
 from fuseplan.backward.walk import Walk, gradient, refused
-from fuseplan.graph.ops import Reshape
-from fuseplan.language.layouts import ROWS
-from fuseplan.language.tensor import TensorSpec
-from fuseplan.ops.attention import Attention
-from fuseplan.ops.expression import Expression
-from fuseplan.ops.matmul import Matmul
-from fuseplan.ops.reductions import Softmax
-from fuseplan.ops.row_gradients import SoftmaxBackward
+from fuseplan.ops.affine import Mul
+from fuseplan.ops.attention import Attention, AttentionGradient
+from fuseplan.ops.conversion import Cast
+from fuseplan.ops.reductions import Sum
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
-
-HIDING = ("is_causal", "window", "is_padded", "mask_axes", "bias_axes", "softcap")
 
 
 @gradient.register
 def _(op: Attention, walk: Walk, step: Step, chain: Chain) -> Chain:
-    """Scores and their softmax are computed again, for each head of key and value with all its queries."""
-    hiding = [name for name in HIDING if getattr(op, name)]
-    if hiding:
-        raise refused(step, f"attention with {' and '.join(hiding)}")
-    made = op.attend(step.src)
-    if step.index and step.src.element_strides != TensorSpec(step.src.shape, step.src.dtype).element_strides:
-        raise refused(step, f"{step.src}, behind operators: the gradient lies as bhsd")
-    count, rows = made.batch * made.key_heads, made.heads // made.key_heads * made.queries
-    dtype, named = step.src.dtype, walk.operands(step)
-
-    def spec(columns: int) -> TensorSpec:
-        return TensorSpec((count, rows, columns), dtype, names=ROWS[3])
-
-    def heads(name: str, *shape: int) -> str:
-        return walk.viewed(name, [Reshape((count, *shape))], f"{name}_heads")
-
-    def product(src: str, weight: str, columns: int, wanted: str, again: str = "") -> str:
-        back = Matmul(made.keys, transposed=True, batched=True)
-        return walk.emit(Chain(src, spec(columns), (Piece(back, (("weight", weight),)),), again), wanted)
-
-    query = heads(walk.before(step), rows, made.size)
-    key = heads(named["key"], made.keys, made.size)
-    value = heads(named["value"], made.keys, made.features)
-    grad = heads(walk.stored(chain, step).start, rows, made.features)
-    scale = Piece(Expression("x * scale", scale=made.scale))
-    scores = product(query, key, made.size, "scores", "matmul")
-    again = Chain(scores, spec(made.keys), (scale, Piece(Softmax())), "elementwise -> softmax")
-    shares = walk.emit(again, "shares")
-    factors = {"value": (shares, grad, made.features)}
-    by_shares = product(grad, value, made.features, "grad_shares")
-    normed = Piece(SoftmaxBackward(), (("result", shares),))
-    by_scores = walk.emit(Chain(by_shares, spec(made.keys), (normed, scale)), "grad_scores")
-    factors["key"] = (by_scores, query, made.size)
+    """delta is the sum of gradient times output over a row; then key and value, and the queries."""
     for each in walk.wanted(step):
-        first, second, columns = factors[each.name]
-        back, wanted = Matmul(columns, batched=True), f"{each.key}_gradient"
-        whole = turned_product(walk, (first, spec(made.keys)), second, back, f"{wanted}_heads")
-        walk.gradients[each.key] = walk.viewed(whole, [Reshape(each.shape)], wanted)
-    if not walk.is_ahead(step):
-        return chain
-    last = Piece(Matmul(made.size, batched=True), (("weight", key),))
-    whole = walk.emit(Chain(by_scores, spec(made.keys), (last,)), "grad_attention_heads")
-    name = walk.viewed(whole, [Reshape(step.src.shape)], "grad_attention")
-    return Chain(name, TensorSpec(step.src.shape, dtype, names=step.src.names))
+        if each.name not in ("key", "value"):
+            raise refused(step, f"the gradient of {each.key}")
+    grad, wide = walk.stored(chain, step), step.src.compute_dtype
+    products = grad.then([Piece(Mul(), (("other", walk.after(step)),))])
+    if step.dst.dtype != wide:
+        products = products.then([Piece(Cast(wide))])
+    given = {
+        **walk.operands(step),
+        "lse": step.keys["lse"],
+        "delta": walk.emit(products.then([Piece(Sum(-1))]), "delta"),
+        "grad": grad.start,
+    }
+    fields: dict[str, Any] = {name: each for name, each in op.attributes().items() if name != "return_lse"}
+    back = AttentionGradient(**fields)
+    query = Chain(walk.before(step), step.src)
+    wanted = {each.name: each.key for each in walk.wanted(step)}
+    if wanted:
+        by_key = Piece(replace(back, by="key"), tuple(given.items()))
+        walk.emit(query.then([by_key]), "key_gradient")
+        made = dict(zip(("key", "value"), walk.nodes[-1].outputs, strict=True))
+        walk.gradients |= {key: made[name] for name, key in wanted.items()}
+    return query.then([Piece(back, tuple(given.items()))]) if walk.is_ahead(step) else chain
+
+
+def giving_lse(plan: FusionPlan, walk: Walk) -> FusionPlan:
+    """The plan, whose attention gives the logarithms of its sums where its gradients are computed."""
+    ops = [
+        replace(step.op, return_lse=True)
+        if isinstance(step.op, Attention) and (walk.wanted(step) or walk.is_ahead(step))
+        else step.op
+        for step in plan
+    ]
+    return FusionPlan(plan.src, *ops)

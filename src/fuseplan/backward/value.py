@@ -143,11 +143,12 @@ def backward(plan: FusionPlan, wrt: Collection[str] | None = None, results: Coll
     """The gradients of a plan; `FusionPlan.backward` tells the arguments and errors."""
     wanted = list(wrt if wrt is not None else _differentiable(plan))
     _check(plan, wanted, results)
+    told, plan = str(plan), attention.giving_lse(plan, Walk(plan, wanted, results))
     walk = Walk(plan, wanted, results)
     try:
         walk.run()
     except Unsupported as error:
-        raise Unsupported(error.what, text=str(plan), refusals=error.refusals) from None
+        raise Unsupported(error.what, text=told, refusals=error.refusals) from None
     forward = _saving(plan, walk.saves)
     inputs = {"src": Type(plan.src.shape, plan.src.dtype)}
     inputs |= {each.key: Type(each.shape, each.dtype) for each in plan.operands}

@@ -206,8 +206,15 @@ def _grad(op: Attending, src: TensorSpec) -> Beside:
     return Beside(op.attended(src))
 
 
-def _of_queries(op: Attending, src: TensorSpec) -> Beside:
+def _lse(op: Attending, src: TensorSpec) -> Beside:
     return Beside(Dense(src.shape[:3], src.compute_dtype))
+
+
+def _delta(op: Attending, src: TensorSpec) -> Beside:
+    """As a sum over the features of attention's output lies."""
+    order = [axis for axis in outermost_first(src.element_strides) if axis < 3]
+    strides = layouts.dense(src.shape[:3], order)
+    return Beside(TensorSpec(src.shape[:3], src.compute_dtype, strides=strides))
 
 
 def _value_gradient(op: Attending, src: TensorSpec) -> Beside:
@@ -229,11 +236,12 @@ class AttentionGradient(Attending):
     `value_gradient` that of value, the sum of weight * grad[b, h, s].
 
     grad (b, h, s, features) is the gradient of attention's output, lse (b, h, s) its result, and delta
-    (b, h, s) the sum of grad times the output over the features. bias and mask have no gradient.
+    (b, h, s), in the order of src, the sum of grad times the output over the features. bias and mask have no
+    gradient.
     """
 
-    lse = operand(_of_queries)
-    delta = operand(_of_queries)
+    lse = operand(_lse)
+    delta = operand(_delta)
     grad = operand(_grad)
     value_gradient = result(_value_gradient, when=_is_by_key)
     by: str = "query"

@@ -14,7 +14,7 @@ from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.language.attend import Attend
+from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.plans.naming import as_rows
 
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -87,7 +87,7 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
     if isinstance(centre, Contraction):
         middle, reads_rows = [contraction(kernel)], _is_matmul(kernel)
         told = [line for line in told if centre.pool or line != centre.text]
-    elif isinstance(centre, Attend):
+    elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
@@ -97,8 +97,9 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
 
 
 def attention(kernel: Kernel) -> str:
-    """Attention as a plan writes it."""
-    made = kernel.attention
+    """Attention, or a gradient of it, as a plan writes it."""
+    made, centre = kernel.attention, kernel.centre
+    by = centre.by if isinstance(centre, AttendGradient) else ""
     fields = (
         ("is_causal", made.is_causal, False),
         ("keys", made.keys, made.queries),
@@ -111,9 +112,11 @@ def attention(kernel: Kernel) -> str:
         ("bias_axes", made.bias_axes, ""),
         ("mask_axes", made.mask_axes, ""),
         ("is_padded", made.is_padded, False),
-        ("return_lse", bool(kernel.results), False),
+        ("return_lse", bool(kernel.results) and not by, False),
+        ("by", by, by and "query"),
     )
-    return f"attention({', '.join(f'{name}={value}' for name, value, usual in fields if value != usual)})"
+    told = ", ".join(f"{name}={value}" for name, value, usual in fields if value != usual)
+    return f"attention{by and '_gradient'}({told})"
 
 
 def contraction(kernel: Kernel) -> str:

@@ -7,7 +7,6 @@ has rows of its own, so every sum has one order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf
 from typing import ClassVar
 
@@ -22,9 +21,8 @@ from fuseplan.backends.cpu.templates.attention_tiles import Rows, Task
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
-from fuseplan.kernels.template import Accuracy, accuracy_claim, unit_roundoff
+from fuseplan.kernels.template import unit_roundoff
 from fuseplan.language.attend import AttendGradient
-from fuseplan.messages.reasons import Claim, Reason, claim
 from fuseplan.scalar import fold
 
 
@@ -41,11 +39,7 @@ class AttentionGradient(Attention):
     name: ClassVar[str] = "attention_gradient"
     opens: ClassVar[bool] = False
     error_scale: ClassVar[str] = "the largest sum of its terms, for scores of size 1"
-
-    @classmethod
-    def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(isinstance(kernel.centre, AttendGradient), Reason.NO_ATTENTION)
-        yield accuracy_claim(cls.bound(kernel), accuracy)
+    centre: ClassVar[type] = AttendGradient
 
     @staticmethod
     def bound(kernel: Kernel) -> float:
@@ -104,15 +98,16 @@ class GradientWriter(AttentionWriter):
         with b.loop(0, self.block, self.lanes, name="group") as group:
             self.turn(task, group, dict.fromkeys(SIDES[self.by][0], 1.0))
             for lane in range(self.lanes if self.by == "query" else 0):
-                at = self._query(task, *self.head_and_query(task, group + lane))
+                head, query = self.head_and_query(task, group + lane)
                 for name in ("lse", "delta"):
-                    value = b.load(b.at(self.pointer(name), at), b.element)
+                    value = b.load(self._number(name, task, head, query), b.element)
                     b.store(value, self.room(name, group + lane))
         self.clear(*(name for name in self.parts() if name.endswith("_sums")))
 
-    def _query(self, task: Task, head: Index, query: Index) -> Index:
-        """The place of a query in a tensor of one number for each."""
-        return (task.batch * self.made.heads + head) * self.made.queries + query
+    def _number(self, name: str, task: Task, head: Index, query: Index) -> Value:
+        """The address of a query's number."""
+        n, h, s = self.beside[name].strides
+        return self.b.at(self.pointer(name), task.batch * n + head * h + query * s)
 
     def _weigh(self, task: Task, row: Value, head: Index, first: Value, count: Index) -> None:
         """Scores become weights, and products with the gradient become the slopes of scores."""
@@ -122,7 +117,7 @@ class GradientWriter(AttentionWriter):
 
         def numbers(name: str, each: int, other: Index) -> Value:
             if is_key:
-                return b.broadcast(self.pointer(name), self._query(task, head, other))
+                return b.broadcast(self._number(name, task, head, other))
             return b.load(self.room(name, row + each))
 
         def slopes(at: Index, each: int, *, is_edge: bool) -> None:

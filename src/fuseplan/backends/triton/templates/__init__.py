@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fuseplan.backends.triton.template import GpuTemplate
 from fuseplan.backends.triton.templates.attention import GpuAttention
+from fuseplan.backends.triton.templates.attention_gradient import GpuAttentionGradient
 from fuseplan.backends.triton.templates.depthwise import GpuDepthwise
 from fuseplan.backends.triton.templates.hopper import Hopper
 from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
@@ -18,6 +19,7 @@ TEMPLATES: tuple[type[GpuTemplate], ...] = (
     GpuReduction,
     HopperAttention,
     GpuAttention,
+    GpuAttentionGradient,
     GpuDepthwise,
     Hopper,
     Product,

@@ -57,10 +57,11 @@ class GpuAttention(AttentionKnobs):
     name: ClassVar[str] = "attention"
     opens: ClassVar[bool] = True
     error_scale: ClassVar[str] = "the largest |value|, for scores of size 1"
+    centre: ClassVar[type] = Attend
 
     @classmethod
     def limits(cls, kernel: Kernel, target: Target, accuracy: Accuracy) -> Iterator[Claim]:
-        yield claim(isinstance(kernel.centre, Attend), Reason.NO_ATTENTION)
+        yield claim(isinstance(kernel.centre, cls.centre), Reason.NO_ATTENTION)
         made = kernel.attention
         dtype = kernel.src.dtype
         is_taken = dtype in FACTORS and kernel.compute_dtype == "f32"

@@ -59,6 +59,16 @@ class Piece:
     size: int
 
 
+def pieces_of(size: int, is_wide: bool) -> list[Piece]:
+    """The pieces of a row."""
+    found, start = list[Piece](), 0
+    for width in pieces(size):
+        at = start + arange(width).wide(is_wide)
+        found.append(Piece(at, at < size, width))
+        start += width
+    return found
+
+
 class AttentionWriter(Scores):
     """Writes one kernel.
 
@@ -118,28 +128,20 @@ class AttentionWriter(Scores):
         head = first + row // made.queries if heads.members > 1 else first
         self.head = text.index("heads" if heads.members > 1 else "head", head.wide(self.is_wide))
 
-    def _pieces(self, size: int) -> list[Piece]:
-        found, start = list[Piece](), 0
-        for width in pieces(size):
-            at = start + arange(width).wide(self.is_wide)
-            found.append(Piece(at, at < size, width))
-            start += width
-        return found
-
     def _queries(self) -> None:
         text, src = self.text, self.kernel.src
         b, d, h, s = src.element_strides
         row = self.batch * b + self.head * h + self.query.wide(self.is_wide) * s
         row = text.index("src_row", row).at(DOWN)
         self.parts = []
-        for piece in self._pieces(self.made.size):
+        for piece in pieces_of(self.made.size, self.is_wide):
             mask = self.has_row.at(DOWN) & piece.exists.at(ACROSS)
             where = row + (piece.at * d).at(ACROSS)
             self.parts.append((text.let("queries", f"tl.load(src + {where}{mask.guard()})"), piece))
         text.line(f"top = tl.full([{self.knobs.rows}], {NOTHING}, tl.float32)")
         text.line(f"sums = tl.zeros([{self.knobs.rows}], tl.float32)")
         self.results = []
-        for piece in self._pieces(self.made.features):
+        for piece in pieces_of(self.made.features, self.is_wide):
             zeros = f"tl.zeros([{self.knobs.rows}, {piece.size}], tl.float32)"
             self.results.append((text.let("made", zeros), piece))
 

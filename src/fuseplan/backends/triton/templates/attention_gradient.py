@@ -1,0 +1,107 @@
+"""The gradients of attention on GPUs: scores are computed again block by block, in registers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log2
+from typing import ClassVar
+
+from fuseplan.backends.attending import Heads
+from fuseplan.backends.triton import model
+from fuseplan.backends.triton.index import ceil_div
+from fuseplan.backends.triton.templates.attention import EXPONENTIALS, REACHED, GpuAttention
+from fuseplan.backends.triton.templates.attention_gradient_writer import GradientWriter
+from fuseplan.backends.triton.templates.attention_writer import pieces
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Traffic, moved_once
+from fuseplan.language.attend import AttendGradient
+from fuseplan.language.dtypes import dtype_of
+
+# Rows of a tile, others of a step, warps, and stages, for heads of up to so many elements: none spills on an
+# H100, and with 4 warps none on an MI300X, where a warp of 8 has half of the registers.
+BY_QUERY = {
+    64: ((128, 64, 8, 2), (64, 64, 4, 2), (16, 64, 4, 2)),
+    128: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
+    256: ((128, 32, 8, 2), (64, 32, 8, 2), (16, 32, 4, 1)),
+}
+BY_KEY = {
+    64: ((128, 64, 8, 2), (64, 64, 4, 2), (16, 64, 4, 2)),
+    128: ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (16, 32, 4, 2)),
+    256: ((64, 32, 8, 2), (16, 32, 4, 1)),
+}
+FULL = (
+    128,
+    64,
+    8,
+    2,
+)  # of keys: 255 registers for 128 elements, if nothing is between product and exponential
+SINGLE = ((32, 32, 8, 1), (16, 16, 4, 1))  # of f32: products without tensor cores
+
+
+@dataclass(frozen=True)
+class GpuAttentionGradient(GpuAttention):
+    """Products with the slopes of scores, with the scores in registers alone.
+
+    reads:  src, grad and the sums once; key and value once for each tile of queries; or the other way round
+    writes: dst once, and the gradient of value
+    chosen: for every plan with a gradient of attention
+
+    The knobs are those of `GpuAttention`, with keys in the place of queries for the gradients of key and
+    value; the others of a tile are in one part.
+    """
+
+    name: ClassVar[str] = "attention_gradient"
+    opens: ClassVar[bool] = False
+    error_scale: ClassVar[str] = "the largest sum of its terms, for scores of size 1"
+    centre: ClassVar[type] = AttendGradient
+
+    @classmethod
+    def _made(cls, kernel: Kernel, target: Target) -> Iterator[GpuAttention]:
+        made, heads = kernel.attention, Heads.of(kernel, 0)
+        size = max(sum(pieces(made.size)), sum(pieces(made.features)))
+        tiles = BY_KEY if heads.by == "key" else BY_QUERY
+        listed = next(each for most, each in tiles.items() if size <= most)
+        listed = SINGLE if kernel.src.dtype == "f32" else listed
+        is_crowded = bool(made.softcap or made.bias_axes or made.mask_axes or made.window)
+        if size > 64 and (is_crowded or heads.others % FULL[1]) and heads.by == "key":
+            listed = tuple(each for each in listed if each != FULL)
+        most = 8 if target.name.startswith("sm_") else 4
+        for rows, keys, warps, stages in listed:
+            if warps <= most and (rows == 16 or rows < 2 * heads.rows):
+                yield cls(rows, keys, 1, warps, stages)
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        """Of the blocks whose loads are under way, of the tile's rows, and of weights and slopes."""
+        made, item = kernel.attention, kernel.src.itemsize
+        row = sum(pieces(made.size)) + sum(pieces(made.features))
+        return item * (row * (self.stages * self.keys + self.rows) + 2 * self.rows * self.keys)
+
+    def traffic(self, kernel: Kernel, target: Target) -> Traffic:
+        return moved_once(kernel)
+
+    def seconds(self, kernel: Kernel, target: Target) -> float:
+        made, heads, rates = kernel.attention, Heads.of(kernel, 0), model.rates(target)
+        tiles = ceil_div(heads.rows, self.rows)
+        # The pairs that places allow, in whole blocks: about half a block more at each edge of a band.
+        pairs = made.pairs * (tiles * self.rows / heads.rows) * (1 + self.keys / (2 * heads.others))
+        rate = rates.single / 2 if kernel.src.dtype == "f32" else rates.half * REACHED[self.rows]
+        products = kernel.flops / max(1, made.pairs) * pairs / rate
+        scale = rates.half / model.RATES["sm_90"].half
+        again = pairs / self.rows * (made.size + made.features) * kernel.src.itemsize / (3 * rates.memory)
+        used = model.fill(tiles * heads.groups, target.processors)
+        seconds = max(products + pairs / (EXPONENTIALS * scale), again) / used
+        return round(max(seconds, model.seconds(target, self.traffic(kernel, target))), 9)
+
+    @staticmethod
+    def bound(kernel: Kernel) -> float:
+        """Weights and slopes rounded to src's dtype, exponentials of scores that are sums, and the sums."""
+        made, row = kernel.attention, dtype_of(kernel.src.dtype)
+        rounded = 2 * row.epsilon if row.is_narrow else 0.0
+        terms = max(made.keys, made.queries * made.group)
+        return rounded + (made.size + made.features + terms / 16 + log2(terms + 1) + 16) * 2.0**-24
+
+    def emit(self, kernel: Kernel, target: Target) -> Source:
+        return GradientWriter(self, kernel, self.text).source()
