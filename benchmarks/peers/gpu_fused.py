@@ -11,7 +11,6 @@ from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.measure.layers import CannotRunError, Layer, convolution_of, plain_layers, running
 from fuseplan.measure.spaces import Tensor, Tensors
 from fuseplan.measure.torch_eager import as_taken, of_gpu
-from fuseplan.measure.torch_stages import sdpa_of
 from fuseplan.ops.conv import Conv
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
@@ -125,13 +124,16 @@ class CudnnAttention(Library):
         """Binds the function."""
         import torch
 
-        held = self.held(plan, copies)
-        key, value, options = sdpa_of(plain_layers(plan)[0])
-        function, scale = getattr(torch.ops.aten, self.function), options["scale"]
-        how = (*self.fixed, options["is_causal"])
+        from fuseplan.measure.torch_functions import sdpa_options, stage_of
+
+        held, (layer,) = self.held(plan, copies), plain_layers(plan)
+        stage_of(layer)  # refuses what torch's attention has not
+        function, options = getattr(torch.ops.aten, self.function), sdpa_options(layer)
+        given = [held[layer.keys[name]] for name in ("key", "value")]
+        how, scale = (*self.fixed, options["is_causal"]), options["scale"]
 
         def call() -> Tensor:
-            return function(held["src"], held[key], held[value], *how, scale=scale)[0]
+            return function(held["src"], *given, *how, scale=scale)[0]
 
         return Prepared(call, call)
 

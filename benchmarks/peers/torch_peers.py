@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fuseplan.bench.peers.torch_peer import Torch, TorchCompile
 from fuseplan.measure.layers import layers, plain_layers
-from fuseplan.measure.torch_activations import Stage
-from fuseplan.measure.torch_stages import stage_of, stages_in_place
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -14,8 +14,10 @@ class TorchSteps(Torch):
 
     name = "torch:steps"
 
-    def stages(self, plan: FusionPlan) -> list[Stage]:
+    def stages(self, plan: FusionPlan) -> list[Any]:
         """Every operator of the plan."""
+        from fuseplan.measure.torch_functions import stage_of
+
         return [stage_of(layer, self.name) for layer in plain_layers(plan)]
 
     def takes(self, plan: FusionPlan) -> bool:
@@ -29,8 +31,10 @@ class UnfusedFirst(Torch):
     name = "unfused:nchw"
     layout = "nchw"
 
-    def stages(self, plan: FusionPlan) -> list[Stage]:
+    def stages(self, plan: FusionPlan) -> list[Any]:
         """In place, which spares the cache a second tensor."""
+        from fuseplan.measure.torch_stages import stages_in_place
+
         return stages_in_place(plain_layers(plan))
 
     def takes(self, plan: FusionPlan) -> bool:

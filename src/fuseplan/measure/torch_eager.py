@@ -14,8 +14,6 @@ from fuseplan.language.dtypes import DTYPES
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers, running
 from fuseplan.measure.spaces import Tensor, Tensors, torch_dtype
-from fuseplan.measure.torch_activations import Stage
-from fuseplan.measure.torch_stages import module_of, stage_of
 from fuseplan.measure.torch_training import Compiler, training_call
 from fuseplan.plans.plan import FusionPlan
 
@@ -24,6 +22,8 @@ CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 def eager(plan: FusionPlan, tensors: Tensors) -> Callable[[], Any]:
     """A call of torch's own operators, the fewest for the plan; see `eager_calls`."""
+    from fuseplan.measure.torch_functions import stage_of
+
     (call,) = eager_calls(plan, [tensors], lambda plan: [stage_of(layer) for layer in layers(plan)])
     return call
 
@@ -31,7 +31,7 @@ def eager(plan: FusionPlan, tensors: Tensors) -> Callable[[], Any]:
 def eager_calls(
     plan: FusionPlan,
     copies: Sequence[Tensors],
-    stages: Callable[[FusionPlan], list[Stage]],
+    stages: Callable[[FusionPlan], list[Any]],
     *,
     layout: str = "",
     compiler: Compiler | None = None,
@@ -58,7 +58,8 @@ def eager_calls(
     if is_training(plan):
         held = [as_taken(plan, tensors, keys, layout) for tensors in copies]
         return [training_call(plan, each, peer, compiler) for each in held]
-    from fuseplan.measure.torch_rows import saved  # it imports torch
+    from fuseplan.measure.torch_functions import saved
+    from fuseplan.measure.torch_stages import Stages
 
     first, *others = copies
     listed = [as_taken(plan, first, keys, layout)]
@@ -70,7 +71,7 @@ def eager_calls(
     ]
     constant = {key: value for key, value in listed[0].items() if key not in keys}
     results = [each.key for each in plan.results]
-    module = module_of(stages(plan), constant, [*keys, *left[0]], results).eval()
+    module = Stages(stages(plan), constant, [*keys, *left[0]], results).eval()
     made = compiler(module) if compiler else module
     called = zip(listed, left, strict=True)
     return [partial(made, *(held[key] for key in keys), *more.values()) for held, more in called]

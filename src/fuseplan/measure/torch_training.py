@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 from fuseplan.measure.layers import CannotRunError, Layer, plain_layers
-from fuseplan.measure.torch_activations import BACKWARD, Stage
-from fuseplan.measure.torch_stages import in_place, stage_of
 from fuseplan.plans.plan import FusionPlan
 
 Tensor = Any
@@ -39,6 +37,9 @@ def training_call(
     Raises:
         CannotRunError: the plan is another.
     """
+    from fuseplan.measure.torch_functions import stage_of
+    from fuseplan.measure.torch_stages import in_place
+
     first, *rest = plain_layers(plan)
     if first.attributes.get("mode") != "spatial" or not first.attributes.get("saved", True):
         raise CannotRunError(f"{peer} is measured with statistics per channel, saved")
@@ -51,7 +52,7 @@ def training_call(
 
 
 def _forward(
-    layer: Layer, stages: Sequence[Stage], tensors: Tensors, compiler: Compiler | None
+    layer: Layer, stages: Sequence[Any], tensors: Tensors, compiler: Compiler | None
 ) -> Callable[[], Results]:
     """What a layer calls, and what comes behind it, in place where torch can; the running ones are copies."""
     import torch
@@ -82,6 +83,8 @@ def _backward(layer: Layer, tensors: Tensors, compiler: Compiler | None) -> Call
     """Eager, the gradient of an activation reads a tensor that the forward pass left; compiled, made anew."""
     import torch
 
+    from fuseplan.measure.torch_functions import BACKWARD
+
     keys, of = layer.keys, layer.attributes["activation"]
     has_relu, has_any = of.name == "relu", of.name != "identity"
     if has_any and not (has_relu if compiler else of.name in BACKWARD):
@@ -104,10 +107,9 @@ def _backward(layer: Layer, tensors: Tensors, compiler: Compiler | None) -> Call
     forward = torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, EPSILON, True)
     chosen, reserved = forward[4], forward[3]
     before = before_relu(x, scale, shift, mean, inverse).to(x.dtype)
-    slope = BACKWARD[of.name](torch.ops.aten, layer.parameters) if has_any else None
 
     def eager() -> Results:
-        behind = slope(gradient, before) if slope else gradient
+        behind = BACKWARD[of.name](gradient, before, layer.parameters) if has_any else gradient
         saved = mean, inverse, True, EPSILON, [True] * 3
         return tuple(
             torch.ops.aten._batch_norm_impl_index_backward(

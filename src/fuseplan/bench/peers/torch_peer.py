@@ -11,9 +11,7 @@ from fuseplan.measure.clock import rotating
 from fuseplan.measure.data import is_training
 from fuseplan.measure.layers import layers
 from fuseplan.measure.spaces import Tensors
-from fuseplan.measure.torch_activations import Stage
 from fuseplan.measure.torch_eager import as_array, eager_calls, of_gpu
-from fuseplan.measure.torch_stages import stage_of
 from fuseplan.plans.plan import FusionPlan
 
 
@@ -66,8 +64,10 @@ class Torch(Peer):
 
         return Prepared(call, result)
 
-    def stages(self, plan: FusionPlan) -> list[Stage]:
+    def stages(self, plan: FusionPlan) -> list[Any]:
         """The operators of torch that are called one after the other."""
+        from fuseplan.measure.torch_functions import stage_of
+
         return [stage_of(layer, self.name) for layer in layers(plan)]
 
     def _set_mode(self, plan: FusionPlan) -> None:
