@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 from fuseplan.backends.triton import model
@@ -80,21 +81,16 @@ class HopperAttention(HopperAttentionKnobs):
     def _made(cls, kernel: Kernel, target: Target) -> Iterator[HopperAttention]:
         size = max(kernel.attention.size, kernel.attention.features)
         listed = next(tiles for most, tiles in TILES.items() if size <= most)
-        for groups, keys in listed:
-            for persistent, in_turn in ((True, True), (True, False), (False, True), (False, False)):
-                tried = [
-                    cls(groups, keys, stages, persistent, in_turn) for stages in range(MOST_STAGES, 1, -1)
-                ]
-                fitting = [each for each in tried if each._spare(kernel, target) >= 0]
-                # results of their own let the next tile's queries come early, which is worth a stage
-                yield next((each for each in fitting if each.lots(kernel, target).holds_dst), fitting[0])
+        for (groups, keys), persistent, in_turn in product(listed, (True, False), (True, False)):
+            tried = (cls(groups, keys, stages, persistent, in_turn) for stages in range(MOST_STAGES, 1, -1))
+            sizes = {each: each.lots(kernel, target) for each in tried}
+            fitting = [each for each, lots in sizes.items() if lots.shared_bytes <= target.l1_bytes]
+            # results of their own let the next tile's queries come early, which is worth a stage
+            yield max(fitting, key=lambda each: sizes[each].holds_dst)
 
     def lots(self, kernel: Kernel, target: Target) -> Lots:
         """What follows from the choice for a kernel."""
         return Lots(self, kernel.attention, target.l1_bytes, target.l2_bytes)
-
-    def _spare(self, kernel: Kernel, target: Target) -> int:
-        return target.l1_bytes - self.lots(kernel, target).shared_bytes()
 
     def seconds(self, kernel: Kernel, target: Target) -> float:
         made, lots = kernel.attention, self.lots(kernel, target)

@@ -75,6 +75,7 @@ class Lots:
         heads: those whose tiles follow one another by length: the longest first, for the shortest to fill up
             the processors at the end, and few enough for their keys and values to stay in the L2.
         holds_dst: whether results have memory of their own; else they take the place of the queries.
+        shared_bytes: of shared memory that a program takes.
     """
 
     def __init__(self, knobs: HopperAttentionKnobs, made: Attend, l1_bytes: int, l2_bytes: int) -> None:
@@ -88,16 +89,11 @@ class Lots:
             each = made.keys * (made.size + made.features) * HALF
             many = max(1, l2_bytes // 2 // each) * made.group
             self.heads = gcd(made.heads, 1 << (many.bit_length() - 1))
-        spare = l1_bytes - self.shared_bytes(holds_dst=True)
-        self.holds_dst = self.size != self.features or (knobs.persistent and spare >= 0)
-
-    def shared_bytes(self, *, holds_dst: bool | None = None) -> int:
-        """Bytes of shared memory that a program takes."""
-        holds = self.holds_dst if holds_dst is None else holds_dst
-        tiles = self.rows * (self.size + self.features * holds)
-        return (
-            HALF * (tiles + self.knobs.stages * self.knobs.keys * (self.size + self.features)) + BARRIER_BYTES
-        )
+        own, rest = self.rows * self.features, self.rows * self.size
+        rest += knobs.stages * knobs.keys * (self.size + self.features)
+        fits = HALF * (own + rest) + BARRIER_BYTES <= l1_bytes
+        self.holds_dst = self.size != self.features or (knobs.persistent and fits)
+        self.shared_bytes = HALF * (rest + own * self.holds_dst) + BARRIER_BYTES
 
 
 class HopperAttentionWriter(Scores):
@@ -113,16 +109,15 @@ class HopperAttentionWriter(Scores):
         known = self.programs if isinstance(self.programs, int) else most
         self.grid: Index | int = known or self.total
 
-    def vector(self, count: int, lacking: int) -> Index:
-        layout = f"gl.SliceLayout({lacking}, score_layout)"
+    def vector(self, count: int, lacking: int, of: str = "score_layout") -> Index:
+        layout = f"gl.SliceLayout({lacking}, {of})"
         return Index(f"gl.arange(0, {count}, layout={layout})", 0, count - 1, is_vector=True)
 
     def source(self) -> Source:
         """The whole kernel."""
-        queries, blocks = self._map("src", OWN), {each: self._map(each, self.keys) for each in RINGS}
         slots = (
-            Slot("src", map=queries),
-            *(Slot("operand", self.beside[each].key, blocks[each]) for each in RINGS),
+            Slot("src", map=self._map("src", OWN)),
+            *(Slot("operand", self.beside[each].key, self._map(each, self.keys)) for each in RINGS),
             *self.epilogue.slots,
             Slot("dst", map=self._map("dst", OWN)),
             *(Slot("result", each.key) for each in self.kernel.results),
@@ -142,10 +137,7 @@ class HopperAttentionWriter(Scores):
     def _map(self, role: str, rows: int) -> TensorMap:
         """A tensor in boxes of rows of one head."""
         shape, strides = tensors(self.kernel)[role]
-        steps = (
-            *(taken(extent, each, shape[3]) for extent, each in zip(shape[:3], strides[:3], strict=True)),
-            1,
-        )
+        steps = (*map(taken, shape[:3], strides, shape[3:] * 3), 1)
         box = (1, 1, rows, padded(shape[3]))
         opened = shape[0] // self.kernel.images if self.is_open else 0
         return TensorMap(self.kernel.src.dtype, shape, steps, box, (1,) * 4, opened)
@@ -344,8 +336,7 @@ class HopperAttentionWriter(Scores):
             "inverse = gl.convert_layout(inverse, made_layout, assert_trivial=True)",
             "result = made * inverse[:, None]",
         )
-        column = number(f"gl.arange(0, {lots.features}, layout=gl.SliceLayout(0, layout))", lots.features)
-        channel = Index(column.text, column.low, column.high, is_vector=True).at(ACROSS)
+        channel = self.vector(lots.features, 0, "layout").at(ACROSS)
         exists = str(channel < made.features) if self.epilogue.operands else ""
         result = self.epilogue.apply("result", Place("", str(channel), "", "", exists))
         tile = f"dst_tiles.index(team).reshape([{OWN}, {lots.features}])"
