@@ -25,7 +25,7 @@ from fuseplan.plans.plan import FusionPlan
 from toy_templates import ToyProduct
 
 KINDS = ("triton:sm_90", "triton:gfx942")
-MOST = 72  # compiles, each up to two seconds of one core
+MOST = 74  # compiles, each up to two seconds of one core
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = (
     "f16[8x64x56x56, nhwc] -> batch_norm -> relu",
@@ -54,7 +54,6 @@ PLANS = (
     "bf16[16384x4096] -> rms_norm -> dynamic_quantize(f8e4m3)",
     "bf16[2x16x1024x128, bhsd] -> attention(is_causal=True)",
     "bf16[2x16x1024x128, bhsd] -> attention_gradient(is_causal=True, by=key)",
-    "bf16[2x16x1000x64, bhsd] -> attention_gradient(softcap=20.0)",
     "f16[*x64x56x56, nhwc] -> batch_norm -> relu",
     "f16[*x64x7x7] -> batch_norm -> relu",
     "bf16[*x512x768] -> linear(3072) -> bias -> gelu",
