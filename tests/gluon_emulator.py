@@ -164,8 +164,8 @@ def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> NDArray[Any
 class Tile(np.ndarray[Any, Any]):
     """An array with the methods of Gluon's tensors that kernels use."""
 
-    def to(self, dtype: Any) -> Tile:
-        return self.astype(dtype).view(Tile)
+    def to(self, dtype: Any, bitcast: bool = False) -> Tile:
+        return (self.view(dtype) if bitcast else self.astype(dtype)).view(Tile)
 
     def permute(self, order: Sequence[int]) -> Tile:
         return self.transpose(order).view(Tile)
@@ -232,16 +232,17 @@ def _language() -> ModuleType:
     """What kernels call `gl`."""
     gl = ModuleType(f"{PACKAGE}.language")
     gl.__dict__.update(
-        constexpr=int, int32=np.int32, int64=np.int64,
+        constexpr=int, int32=np.int32, int64=np.int64, uint32=np.uint32, umulhi=_upper,
         float32=np.float32, float16=np.float32, bfloat16=np.float32,
         program_id=lambda axis: _program.index, static_range=range, where=_where, load=_load,
-        arange=lambda low, high, layout=None: np.arange(low, high),
+        arange=lambda low, high, layout=None: np.arange(low, high).view(Tile),
         zeros=lambda shape, dtype, layout=None: np.zeros(shape, dtype).view(Tile),
         full=lambda shape, value, dtype, layout=None: np.full(shape, value, dtype).view(Tile),
         max=np.max, sum=np.sum, store=_store,
-        expand_dims=np.expand_dims, exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
-        maximum=lambda x, y, propagate_nan=None: np.maximum(x, y),
-        minimum=lambda x, y, propagate_nan=None: np.minimum(x, y),
+        expand_dims=lambda x, axis: np.expand_dims(x, axis).view(Tile),
+        exp=np.exp, exp2=np.exp2, sqrt=np.sqrt, rsqrt=lambda x: 1 / np.sqrt(x),
+        maximum=lambda x, y, propagate_nan=None: np.asarray(np.maximum(x, y)).view(Tile),
+        minimum=lambda x, y, propagate_nan=None: np.asarray(np.minimum(x, y)).view(Tile),
         sqrt_rn=np.sqrt, abs=np.abs, log=np.log, allocate_shared_memory=_allocate,
         barrier=lambda: None, warp_specialize=_warp_specialize,
         NVMMADistributedLayout=lambda **_: None, SliceLayout=lambda *_: None,
@@ -249,6 +250,12 @@ def _language() -> ModuleType:
         convert_layout=lambda value, layout, assert_trivial=False: value,
     )  # fmt: skip
     return gl
+
+
+def _upper(x: Tile, y: Any) -> Tile:
+    """The upper half of a product of words."""
+    upper: Tile = (x.astype(np.uint64) * y >> 32).astype(np.uint32).view(Tile)
+    return upper
 
 
 def _erf(x: Any) -> Any:

@@ -42,6 +42,7 @@ SPLITS = (
     Reason.OPERANDS_BETWEEN,
     Reason.BEFORE_ATTENTION,
     Reason.BESIDE_ATTENTION,
+    Reason.INDEX,
 )
 
 

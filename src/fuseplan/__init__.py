@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from fuseplan.compile import CompiledPlan, compile
 from fuseplan.errors import ArgumentError, BuildError, FuseplanError, PlanError, Unsupported
 from fuseplan.execution.run import BoundPlan
-from fuseplan.kernels.match import unfuse
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.ops.activation import (
@@ -40,6 +39,7 @@ from fuseplan.ops.activation import (
 )
 from fuseplan.ops.affine import Add, BatchNorm, Bias, Mul, Prelu, Scale
 from fuseplan.ops.conv import Conv1d, Conv2d, Conv3d
+from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.matmul import Linear, Matmul
 from fuseplan.ops.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fuseplan.explanation import Explanation, explain
     from fuseplan.extend import register_operator, register_template
     from fuseplan.graph.rules import Rule, rule
+    from fuseplan.kernels.match import unfuse
     from fuseplan.loaded import LoadedPlan, load
     from fuseplan.stores.cache import CacheInfo, cache_info, clear_cache
     from fuseplan.stores.tuned import Tuned
@@ -88,6 +89,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "Dropout",
     "Elu",
     "Explanation",
     "Expression",
@@ -159,6 +161,7 @@ _LATE = {
     "rule": "fuseplan.graph.rules",
     "tune": "fuseplan.tuning.tune",
     "Tuned": "fuseplan.stores.tuned",
+    "unfuse": "fuseplan.kernels.match",
     "Verdict": "fuseplan.tuning.verdict",
 }
 

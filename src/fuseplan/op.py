@@ -43,9 +43,10 @@ from fuseplan.language.declarations import (
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import numbers
 from fuseplan.language.fields import explained, real, refused
+from fuseplan.language.indices import check_indices, evaluated
 from fuseplan.language.tensor import MAX_BYTES, Dense, TensorSpec
 from fuseplan.messages.excerpt import shown
-from fuseplan.scalar import NUMPY, Scalar, fold, leaf
+from fuseplan.scalar import Scalar, indices_of, leaf
 
 # What a module of operators needs.
 __all__ = ["Array", "Elementwise", "Given", "Op", "inner", "operand", "operator", "parameter", "result"]
@@ -115,15 +116,13 @@ class Op(ABC):
     def _check_inner(self, name: str) -> None:
         """Checks that the field holds an activation, and that the names of its parameters are free."""
         value: Any = getattr(self, name)
-        got = shown(value)
-        if isinstance(value, Op):
+        got = value.name if isinstance(value, Op) else shown(value)
+        if isinstance(value, Elementwise) and not value.has_parts:
             listed = [key for key, made in value.operand_fields.items() if made.when(value)]
+            listed += indices_of(value.formula())
             got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
-            is_plain = isinstance(value, Elementwise) and not value.has_parts
-            takes = {each.name: each.metadata for each in dataclasses.fields(cast(Any, self))}[name][
-                "operands"
-            ]
-            if is_plain and (takes or not listed) and not value.results_made and not value.again:
+            own = {each.name: each for each in dataclasses.fields(cast(Any, self))}[name]
+            if (own.metadata["operands"] or not listed) and not (value.results_made or value.again):
                 self._check_apart(name, value)
                 return
         raise refused(
@@ -314,6 +313,7 @@ class Elementwise(Op):
 
     def output(self, src: TensorSpec) -> TensorSpec:
         """The same shape, in src's layout, or in the named one nearest to its strides."""
+        check_indices(self.formula(), src)
         return src if src.layout is not None else src.with_shape(src.shape)
 
     def formula(self, keys: Mapping[str, str] | None = None) -> Scalar:
@@ -329,13 +329,12 @@ class Elementwise(Op):
         """Operands and parameters by name, as leaves; `keys` gives some of them other names."""
         names = [name for name, declared in self.operand_fields.items() if declared.when(self)]
         names += [each.name for each in self.parameters()]
-        renamed = keys or {}
-        return {name: leaf(renamed.get(name, name)) for name in names}
+        return {name: leaf((keys or {}).get(name, name)) for name in names}
 
     def meaning(self, given: Given) -> tuple[Array, dict[str, Array]]:
         """The formula; operands are broadcast over src."""
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            made = fold(self.formula(), self.leaf_values(given), NUMPY)
+            made = evaluated(self.formula(), self.leaf_values(given), given.spec)
         return np.broadcast_to(made, given.src.shape).copy(), {}
 
     @classmethod

@@ -3,7 +3,8 @@
 A `Scalar` is an expression: a tree of functions over leaves and constants. Folding it through a table gives
 it a meaning: NumPy's functions make it the float64 reference, a backend's make it machine code. The functions
 are the twenty of `FUNCTIONS`; every other one is a composition of them, in `DERIVED`. `CASTS` are rounding to
-stored elements, which operators that change the dtype are made of.
+stored elements, which operators that change the dtype are made of. Functions of `INDEXED` are given the
+index of the element, a whole number of 64 bits that only they read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 
 from fuseplan.errors import PlanError
 from fuseplan.language.dtypes import DTYPES, narrow, widen
+from fuseplan.language.words import NUMPY_WORDS
+from fuseplan.language.words import random as drawn
 from fuseplan.messages.excerpt import shown
 from fuseplan.system import limits
 
@@ -31,7 +34,17 @@ FUNCTIONS = {
 }  # fmt: skip
 COMPARISONS = ("gt", "ge")
 CASTS = {f"as_{name}": name for name in DTYPES}  # x as an element of that dtype holds it
+INDEXED = {"number": 1, "random": 3}  # their first argument is the leaf of an index
 SPLIT = "Give it as several operators"
+
+
+def _infix(fn: str, *, is_swapped: bool = False) -> Callable[[Scalar, Scalar | float], Scalar]:
+    """Python's operator that builds a node of a function of two arguments."""
+
+    def apply(node: Scalar, other: Scalar | float) -> Scalar:
+        return call(fn, other, node) if is_swapped else call(fn, node, other)
+
+    return apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +80,13 @@ class Scalar:
         """A comparison, not a number."""
         return self.fn in COMPARISONS
 
-    def __add__(self, other: Scalar | float) -> Scalar:
-        return call("add", self, other)
-
-    def __radd__(self, other: float) -> Scalar:
-        return call("add", other, self)
-
-    def __sub__(self, other: Scalar | float) -> Scalar:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: float) -> Scalar:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Scalar | float) -> Scalar:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: float) -> Scalar:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Scalar | float) -> Scalar:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: float) -> Scalar:
-        return call("div", other, self)
-
-    def __pow__(self, other: Scalar | float) -> Scalar:
-        return call("pow", self, other)
-
-    def __rpow__(self, other: float) -> Scalar:
-        return call("pow", other, self)
+    __add__, __radd__ = _infix("add"), _infix("add", is_swapped=True)
+    __sub__, __rsub__ = _infix("sub"), _infix("sub", is_swapped=True)
+    __mul__, __rmul__ = _infix("mul"), _infix("mul", is_swapped=True)
+    __truediv__, __rtruediv__ = _infix("div"), _infix("div", is_swapped=True)
+    __pow__, __rpow__ = _infix("pow"), _infix("pow", is_swapped=True)
+    __gt__, __lt__ = _infix("gt"), _infix("gt", is_swapped=True)
+    __ge__, __le__ = _infix("ge"), _infix("ge", is_swapped=True)
 
     def __neg__(self) -> Scalar:
         return neg(self)
@@ -108,18 +99,6 @@ class Scalar:
 
     def __round__(self) -> Scalar:
         return call("round", self)
-
-    def __gt__(self, other: Scalar | float) -> Scalar:
-        return call("gt", self, other)
-
-    def __ge__(self, other: Scalar | float) -> Scalar:
-        return call("ge", self, other)
-
-    def __lt__(self, other: Scalar | float) -> Scalar:
-        return call("gt", other, self)
-
-    def __le__(self, other: Scalar | float) -> Scalar:
-        return call("ge", other, self)
 
     def __bool__(self) -> bool:
         raise PlanError(
@@ -244,6 +223,28 @@ def where(condition: Scalar, a: Scalar | float, b: Scalar | float) -> Scalar:
     return call("where", condition, a, b)
 
 
+def index(axis: str = "") -> Scalar:
+    """The element's place along an axis of the operator's input, by the axis' letter; among all elements.
+
+    Both count from 0 in logical order, however the elements lie. The derivative is 0.
+    """
+    return Scalar("number", (leaf(f"index({axis})"),))
+
+
+def random(seed: Scalar | float, offset: Scalar | float = 0) -> Scalar:
+    """A number from 0 to 1, even and independent for each element, seed and offset: the same on all targets.
+
+    Philox 4x32-10 of the element's place among all elements. Of seed and offset the whole part counts, from
+    -2**31 to 2**31 - 1; as numbers of f32 they are exact up to 2**24. The derivative is 0.
+    """
+    return Scalar("random", (leaf("index()"), scalar(seed), scalar(offset)))
+
+
+def indices_of(root: Scalar) -> frozenset[str]:
+    """The names of the leaves that are indices: `index(c)`, or `index()` for all axes."""
+    return frozenset(name for name in leaves_of(root) if name.startswith("index("))
+
+
 def _shown(value: object) -> str:
     return text(value) if isinstance(value, Scalar) else shown(value)
 
@@ -294,8 +295,14 @@ def fold(root: Scalar, leaves: Mapping[str, T], table: Mapping[str, Callable[...
 # The meaning of each function as itself: folding through it puts other expressions in the place of leaves.
 REBUILD: dict[str, Callable[..., Scalar]] = {
     "const": const,
-    **{fn: partial(call, fn) for fn in (*FUNCTIONS, *CASTS)},
+    **{fn: partial(call, fn) for fn in (*FUNCTIONS, *CASTS, *INDEXED)},
 }
+
+
+def replaced(root: Scalar, values: Mapping[str, Scalar]) -> Scalar:
+    """The expression with others in the place of some leaves, by name."""
+    return fold(root, {**{name: leaf(name) for name in leaves_of(root)}, **values}, REBUILD)
+
 
 # The float64 meaning of each function. NumPy has no erf; the C library's is right to the last place or so.
 NUMPY: dict[str, Callable[..., Any]] = {
@@ -313,7 +320,8 @@ def _held(dtype: str, x: Any) -> Any:
     return widen(narrow(np.asarray(x, np.float64), dtype), dtype).astype(np.float64)
 
 
-NUMPY |= {fn: partial(_held, dtype) for fn, dtype in CASTS.items()}
+NUMPY |= {fn: partial(_held, dtype) for fn, dtype in CASTS.items()} | NUMPY_WORDS
+NUMPY["random"] = partial(drawn, NUMPY)
 
 
 def leaves_of(root: Scalar) -> frozenset[str]:
@@ -361,6 +369,8 @@ def _printed(node: Scalar) -> tuple[str, int]:
     """The text, and how tightly it binds."""
     if node.fn == "leaf":
         return str(node.args[0]), _ATOM
+    if node.fn == "number":
+        return _printed(node.args[0])
     if node.fn == "const":
         return number(node.args[0]), _UNARY if node.args[0] < 0 else _ATOM
     if node.fn == "neg":
@@ -368,7 +378,8 @@ def _printed(node: Scalar) -> tuple[str, int]:
     if node.fn in _INFIX:
         sign, binds, left, right = _INFIX[node.fn]
         return _within(node.args[0], left) + sign + _within(node.args[1], right), binds
-    return f"{node.fn}({', '.join(text(arg) for arg in node.args)})", _ATOM
+    told = node.args[1:] if node.fn == "random" else node.args  # each element's own index
+    return f"{node.fn}({', '.join(map(text, told))})", _ATOM
 
 
 def _within(node: Scalar, needed: int) -> str:

@@ -29,7 +29,7 @@ MOST = 74  # compiles, each up to two seconds of one core
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = (
     "f16[8x64x56x56, nhwc] -> batch_norm -> relu",
-    "bf16[8x64x28x28] -> batch_norm(per_activation) -> add -> gelu",
+    "bf16[8x64x28x28] -> batch_norm(per_activation) -> add -> gelu -> dropout",
     "f64[2x19x7x9, nhwc] -> batch_norm -> elu",
     "f16[16x256x28x28, nhwc] -> conv2d(512, kernel=1) -> bias -> relu",
     "f16[16x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> batch_norm -> add -> relu",
@@ -37,7 +37,7 @@ PLANS = (
     "f32[8x64x28x28, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> gelu",
     "f16[8x3x112x112, nhwc] -> conv2d(64, kernel=7, stride=2, padding=3) -> bias -> relu",
     "f16[8x96x28x28, nhwc] -> conv2d(96, kernel=3, padding=1, groups=96) -> bias -> hardswish",
-    "bf16[16384x1024] -> matmul(4096) -> bias -> gelu",
+    "bf16[16384x1024] -> matmul(4096) -> bias -> gelu -> dropout",
     "bf16[4096x1024] -> linear(5632) -> bias -> glu(silu)",
     "i8[4096x1024] -> linear(2048) -> dequantize(f16) -> bias",
     "f32[512x1024] -> matmul(256) -> bias -> save(pre) -> gelu -> mul(pre)",

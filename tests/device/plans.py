@@ -24,11 +24,14 @@ POINTWISE = (
     "{d}[37x518] -> bias -> glu_backward(silu, gate=first) -> add",
     "{d}[2x5x129x64, bhsd] -> add -> rotary",
     "{d}[2x512x4x64, bshd] -> rotary",  # tiles without a rest
+    "{d}[3x17x9x11{l}] -> bias -> dropout(0.3, seed=5) -> add",
+    "{d}[37x518] -> elementwise('where(index(n) >= index(c), x, x * random(7, 1))')",
     "{d}[2x129x5x66, bshd] -> rotary(dims=24, interleaved=True) -> scale",
 )
 PRODUCTS = (
     "{d}[33x40] -> matmul(24) -> bias -> gelu(approximate=tanh)",
     "{d}[37x41] -> matmul(29) -> bias -> relu",
+    "{d}[300x256] -> linear(520) -> bias -> gelu -> dropout(0.1, seed=9, offset=4) -> add",
     "{d}[300x256] -> matmul(520, transposed=True) -> bias -> silu",
     "{d}[1x4096] -> matmul(1000) -> bias",
     "{d}[2x50x64] -> matmul(72, batched=True) -> relu",

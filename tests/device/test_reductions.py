@@ -20,6 +20,7 @@ PLANS = (
     "[1000x768] -> scale -> softmax",
     "[3x70001] -> log_softmax -> add",
     "[8x131072] -> softmax",
+    "[1000x768] -> bias -> dropout(0.1, seed=3) -> add -> save(sum) -> layer_norm",
     "[513x129] -> softmax(0)",
     "[20003x5] -> relu -> sum(0) -> tanh",
     "[3x17x9x11, nhwc] -> relu -> mean(hw) -> bias",

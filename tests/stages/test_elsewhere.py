@@ -55,7 +55,7 @@ def test_an_operator_is_known_by_its_other_names(word: str, meant: str) -> None:
     "word",
     [
         "LRN", "Dense", "gemm",
-        "softmin", "max", "swiglu", "softmax2d", "ReduceL1", "reshape", "permute", "dropout",
+        "softmin", "max", "swiglu", "softmax2d", "ReduceL1", "reshape", "permute", "dropout2d",
     ],
 )  # fmt: skip
 def test_an_operator_that_no_plan_has_is_said_plainly(word: str) -> None:

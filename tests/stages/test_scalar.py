@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuseplan.backends.cpu import dialect as cpu_dialect
+from fuseplan.backends.cpu.ir import Builder
+from fuseplan.backends.cpu.ir_text import Module
+from fuseplan.backends.triton import dialect as gpu_dialect
+from fuseplan.backends.triton.text import Text
 from fuseplan.errors import PlanError
 from fuseplan.language.formula import parse_expression
+from fuseplan.language.words import WORDS
 from fuseplan.scalar import (
     CASTS,
     COMPARISONS,
     DERIVED,
     FUNCTIONS,
+    INDEXED,
     NUMPY,
     REBUILD,
     Scalar,
@@ -106,7 +113,10 @@ def test_equal_expressions_hash_alike_here_and_in_another_process(root: Scalar) 
 
 
 def test_tables_have_every_function() -> None:
-    assert NUMPY.keys() == REBUILD.keys() == FUNCTIONS.keys() | CASTS.keys() | {"const"}
+    assert REBUILD.keys() == FUNCTIONS.keys() | CASTS.keys() | INDEXED.keys() | {"const"}
+    assert NUMPY.keys() == REBUILD.keys() | WORDS.keys()
+    backends = cpu_dialect.table(Builder(Module(), "f", [])), gpu_dialect.table(Text())
+    assert all(table.keys() >= NUMPY.keys() for table in backends)
     assert len(FUNCTIONS) <= 20
     assert not FUNCTIONS.keys() & DERIVED.keys()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf, prod
 
+from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.layouts import dense
 from fuseplan.language.tensor import TensorSpec
@@ -16,11 +18,21 @@ def places(operand: KernelOperand, spec: TensorSpec) -> list[tuple[int, int, int
     """
     first = len(operand.shape) - len(operand.axes) + 1
     steps = dense((prod(operand.shape[:first]), *operand.shape[first:]), range(len(operand.axes)))
+    blocks = operand.blocks or (1,) * len(operand.axes)
+    return _places(zip(operand.axes, blocks, steps, strict=True), spec)
+
+
+def counting(index: Counted, spec: TensorSpec) -> list[tuple[int, int, int]]:
+    """An element's index, likewise."""
+    return _places(((axis, 1, step) for axis, step in enumerate(index.steps) if step), spec)
+
+
+def _places(listed: Iterable[tuple[int, int, int]], spec: TensorSpec) -> list[tuple[int, int, int]]:
+    """Of axes, neighbours along them that have one element together, and steps."""
     shape = [extent if isinstance(extent, int) else inf for extent in spec.shape]  # inf: each launch says it
     every = zip(spec.element_strides, shape, strict=True)
     strides = [stride for stride, extent in every if extent > 1]
     found: list[tuple[int, int, int]] = []
-    listed = zip(operand.axes, operand.blocks or (1,) * len(operand.axes), steps, strict=True)
     for axis, block, step in sorted(listed, key=lambda each: -spec.element_strides[each[0]]):
         stride = spec.element_strides[axis]
         if shape[axis] <= block:

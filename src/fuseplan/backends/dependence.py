@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fuseplan.kernels.kernel import KernelOperand
 from fuseplan.language.parts import part_of
-from fuseplan.scalar import Scalar
+from fuseplan.scalar import INDEXED, Scalar
 
 SHARED, CHANNEL, EVERYWHERE = frozenset[int](), frozenset({1}), frozenset({0, 1})
 
@@ -49,8 +49,11 @@ class Dependence:
             yield from self.invariants(child)
 
     def inputs(self, node: Scalar) -> Iterator[Scalar]:
-        """What is no number: the largest parts that `invariants` gives, and the leaves that vary."""
-        if not self.varies(node) or not children(node):
+        """What is no number: the largest parts that `invariants` gives, and the leaves that vary.
+
+        An index is none of them: what is made of it is.
+        """
+        if not self.varies(node) or not children(node) or node.fn in INDEXED:
             yield from () if node.fn == "const" else (node,)
             return
         for child in children(node):

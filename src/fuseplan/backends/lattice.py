@@ -43,8 +43,8 @@ class Lattice:
         folded: lanes are columns of which several belong to a cell; only where `can_fold`.
 
     Attributes:
-        tensors: src, dst, the keys of operands and outputs, and `INDEX` where a formula reads it, in the
-            order of an axis' steps; an offset of the last is the index itself.
+        tensors: src, dst, the keys of operands, outputs and indices, and `INDEX` where a formula reads it,
+            in the order of an axis' steps; an offset of an index is the index itself.
         cells: the axes that are kept, outermost in src first; folded, the last one is that of the columns.
         elements: the reduced axes, likewise.
         starts: elements from a place to that of each part, in each tensor; one row without parts.
@@ -59,9 +59,10 @@ class Lattice:
 
     def __init__(self, kernel: Kernel, *, folded: bool = False) -> None:
         made = kernel.reduction
-        index = [made.index] if made.index else []
+        index = [*(each.steps for each in kernel.indices), *([made.index] if made.index else [])]
         keys = [*(each.key for each in kernel.operands), *(each.key for each in kernel.outputs)]
-        self.tensors = ("src", "dst", *keys, *(INDEX for _ in index))
+        keys += [each.key for each in kernel.indices]
+        self.tensors = ("src", "dst", *keys, *([INDEX] if made.index else []))
         dst = _written(kernel.dst.element_strides, kernel.dst.shape)
         others = (_output_steps(kernel, each) for each in kernel.outputs)
         read = (_operand_steps(kernel, each) for each in kernel.operands)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fuseplan.errors import ArgumentError
 from fuseplan.execution.select import Choice, select
 from fuseplan.kernels.emit import Source
 from fuseplan.kernels.kernel import Kernel
-from fuseplan.kernels.match import Match, match
 from fuseplan.kernels.target import Target, parse_target
 from fuseplan.kernels.template import Accuracy
 from fuseplan.language.fields import as_float
@@ -17,6 +17,9 @@ from fuseplan.messages.excerpt import shown
 from fuseplan.plans.plan import FusionPlan, as_plan
 from fuseplan.system import limits
 from fuseplan.system.locks import cached_property
+
+if TYPE_CHECKING:
+    from fuseplan.kernels.match import Match
 
 WORDS = ("default", "strict")
 
@@ -56,7 +59,8 @@ def decide(
         Unsupported: nothing fuses the plan, or no template of the target computes it.
         ArgumentError: the target, the threads, the accuracy or the template cannot be.
     """
-    from fuseplan.kernels.lower import lower  # with the first plan: `import fuseplan` does without
+    from fuseplan.kernels.lower import lower  # with the first plan: `import fuseplan` does without both
+    from fuseplan.kernels.match import match
 
     plan = as_plan(plan)
     plan.freeze()

@@ -11,7 +11,7 @@ from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node
 from fuseplan.graph.ops import LEAVES, Map
 from fuseplan.op import Elementwise
-from fuseplan.scalar import REBUILD, Scalar, const, fold, leaf
+from fuseplan.scalar import REBUILD, Scalar, const, fold, indices_of, leaf
 
 Axes = tuple[int, ...]
 
@@ -51,6 +51,8 @@ def _of_map(graph: Graph, node: Node, op: Map) -> Formula | None:
 
 
 def _of_layer(graph: Graph, node: Node, layer: Layer, op: Elementwise) -> Formula | None:
+    if indices_of(op.formula()):
+        return None  # a formula is of any shape, an index of the operator's
     given = [graph.types[name] for name in node.inputs]
     src = layer.src(given)
     axes = {node.inputs[0]: spread(src.shape, range(src.rank))}

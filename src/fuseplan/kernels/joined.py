@@ -15,7 +15,7 @@ from fuseplan.ops.parts import Parted
 from fuseplan.ops.save import Save
 from fuseplan.plans.step import Step
 from fuseplan.plans.text import operator_text
-from fuseplan.scalar import REBUILD, Scalar, fold, leaf, leaves_of
+from fuseplan.scalar import Scalar, leaf, leaves_of, replaced
 
 
 def centres(steps: Sequence[Step]) -> list[Step]:
@@ -37,20 +37,15 @@ def statistics(steps: Sequence[Step]) -> tuple[Statistic, ...]:
         if isinstance(step.op, Normalization):
             made = step.op.reductions(step.leaves, step.src)
             found += [
-                replace(each, expressions=tuple(_with(values, term) for term in each.expressions))
+                replace(each, expressions=tuple(replaced(term, values) for term in each.expressions))
                 for each in made
             ]
         if step is listed[-1]:
             break
-        values["x"] = _with(values, step.formulas[0])
+        values["x"] = replaced(step.formulas[0], values)
         if isinstance(step.op, Save):
             values[step.op.key] = values["x"]
     return tuple(found)
-
-
-def _with(values: dict[str, Scalar], formula: Scalar) -> Scalar:
-    """The formula with values in the place of leaves."""
-    return fold(formula, {**{name: leaf(name) for name in leaves_of(formula)}, **values}, REBUILD)
 
 
 def numbered(stage: Stage, step: Step, over: tuple[int, ...]) -> Stage:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from fuseplan.kernels.centre import Centre, Reduction, listed
 from fuseplan.kernels.contraction import Contraction
+from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.opened import Opened
 from fuseplan.language.attend import Attend, AttendGradient
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.language.extents import OPEN
+from fuseplan.language.indices import EXACT_IN_F32
 from fuseplan.language.parts import Split, part_of
 from fuseplan.language.reduction import Statistic
 from fuseplan.language.tensor import Dense, TensorSpec
@@ -28,7 +30,6 @@ from fuseplan.system.locks import cached_property
 
 C = TypeVar("C", bound=Centre)
 CHANNEL = (1,)  # the axes of an operand per channel
-EXACT_IN_F32 = 2**24  # indices below it
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class Kernel(Opened):
     open_each: int = 1
     open_keys: tuple[str, ...] = ()
     whole: int = 0
+    indices: tuple[Counted, ...] = ()
 
     @cached_property
     def text(self) -> str:
@@ -206,6 +208,7 @@ class Kernel(Opened):
         yield f"dst: {self.told(self.dst)}{among}"
         yield from (operand.told(self.has_open(operand)) for operand in self.operands)
         yield from (f"result {output.told(self.has_open(output))}" for output in self.outputs)
+        yield from (f"{each.key} of the {each.role} steps {listed(each.steps)}" for each in self.indices)
         if self.parameters:
             yield f"parameters: {', '.join(self.parameters)}"
 

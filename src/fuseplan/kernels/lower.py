@@ -8,10 +8,11 @@ from dataclasses import replace
 from fuseplan.kernels.cells import placed_output, placed_result, spread
 from fuseplan.kernels.centre import Reduction
 from fuseplan.kernels.contraction import Contraction, Pool
+from fuseplan.kernels.counted import counted
 from fuseplan.kernels.gradients import NO_WINDOW, gradient
 from fuseplan.kernels.joined import centres, numbered, results, statistics
 from fuseplan.kernels.kernel import Kernel, KernelOperand, Output, Stage
-from fuseplan.kernels.match import Match, row_stride
+from fuseplan.kernels.match import Match, row_stride, rows_of
 from fuseplan.kernels.runs import parts_in_runs, split_step
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import behind_runs, dense
@@ -90,6 +91,7 @@ def _kernel(steps: Sequence[Step], before: Sequence[Step], after: Sequence[Step]
         operands=tuple(_operands(steps, "epilogue")),
         parameters=tuple(each.key for step in steps for each in step.parameters),
         outputs=tuple(map(_saved, (step for step in steps if isinstance(step.op, Save)))),
+        indices=(*counted(before, "prologue"), *counted(after, "epilogue")),
     )
 
 
@@ -206,8 +208,9 @@ def _in_rows(kernel: Kernel, steps: Sequence[Step]) -> Kernel:
 
 
 def _are_rows(steps: Sequence[Step]) -> bool:
-    """Whether rows are evenly spaced, and no operand differs between the rows of an image."""
+    """Whether rows are evenly spaced, nothing is counted, and no operand differs between rows of an image."""
     is_even = all(row_stride(spec) is not None for spec in (steps[0].src, steps[-1].dst))
+    is_even = is_even and not any(step.indices for step in steps)
     operands = (each for step in steps for each in step.operands)
     return is_even and (steps[0].src.rank == 2 or all(each.per != "activation" for each in operands))
 
@@ -218,8 +221,9 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     assert isinstance(op, Normalization)  # by its kind
     axes, removed, split = op.over(centre.src), op.removes(centre.src), op.split(centre.src)
     parts = next((step.op.split(step.src) for step in steps if isinstance(step.op, Parted)), None)
+    counting, run = steps, None
     if split:
-        axis, length = split[0], centre.src.shape[split[0]] // split[1]
+        axis, length = run = split[0], centre.src.shape[split[0]] // split[1]
         axes, steps = behind_runs(axes, axis), [split_step(step, axis, length) for step in steps]
         parts, centre = parts and parts_in_runs(parts, axis, length), steps[centre.index]
     src, whole = centre.src, steps[0].src.canonical
@@ -227,11 +231,8 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
     behind = [place for axis, place in enumerate(places) if axis not in removed]
     dst = spread(steps[-1].dst, behind, whole.rank)
     over = tuple(sorted(places[axis] for axis in axes))
-    steps_of_index = dict(zip(places, dense(src.shape, axes), strict=True))
-    formulas = [stage.expression for stage in kernel.epilogue]
-    reads_index = any(INDEX in leaves_of(each) for each in formulas)
-    reads_index |= any(each.reads_index for each in kernel.statistics)
-    index = tuple(steps_of_index.get(place, 0) for place in range(whole.rank)) if reads_index else ()
+    along = dict(zip(places, dense(src.shape, axes), strict=True))
+    index = tuple(along.get(place, 0) for place in range(whole.rank)) if _reads_index(kernel) else ()
     return replace(
         kernel,
         src=whole,
@@ -260,6 +261,18 @@ def _over_axes(kernel: Kernel, steps: Sequence[Step], centre: Step) -> Kernel:
             ),
             *(placed_output(each, steps[each.after or 0], centre, places, behind) for each in kernel.outputs),
         ),
+        indices=(
+            *counted(counting[: centre.index], "prologue", places, whole.rank, run),
+            *counted(counting[centre.index + 1 :], "epilogue", behind, whole.rank, run),
+        ),
+    )
+
+
+def _reads_index(kernel: Kernel) -> bool:
+    """Whether a formula reads an element's place among the reduced ones."""
+    formulas = [stage.expression for stage in kernel.epilogue]
+    return any(INDEX in leaves_of(each) for each in formulas) or any(
+        each.reads_index for each in kernel.statistics
     )
 
 
@@ -271,19 +284,6 @@ def _placed(made: Operand, step: Step, role: str, places: Sequence[int]) -> Kern
         lies = step.dst if made.per == "element" or made.spec is None else made.spec
         strides = tuple(lies.element_strides[axis] for axis in lowered.order or range(len(strides)))
     return replace(lowered, strides=strides if lowered.axes else ())
-
-
-def rows_of(spec: TensorSpec) -> TensorSpec:
-    """The same elements as one image: (1, rows, elements of a row).
-
-    Raises:
-        ValueError: the rows are not evenly spaced; the rule checks that they are.
-    """
-    stride = row_stride(spec)
-    if stride is None:
-        raise ValueError(f"the rows of {spec} are not evenly spaced")
-    rows, inner = spec.size // spec.channels, spec.element_strides[spec.channel_axis]
-    return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
 def _result(made: Result, src: TensorSpec, formula: Scalar) -> Output:

@@ -81,6 +81,7 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     first = next(blocked, None)
     yield claim(first is None, Reason.BLOCKS, operator=first.index if first else None)
     yield from _range(plan, centres)
+    yield _index_claim(plan, rule, parted, centres)
     if rule == "pointwise":
         return
     yield claim(any(step.op.kind == rule for step in centres), _NONE[rule])
@@ -104,6 +105,16 @@ def conditions(rule: str, plan: FusionPlan) -> Iterator[Claim]:
     yield claim(not beside, Reason.PARTS_BESIDE, got=told, operator=behind)
 
 
+def _index_claim(plan: FusionPlan, rule: str, parted: Sequence[Step], centres: Sequence[Step]) -> Claim:
+    """Nothing is counted in front of a contraction, nor beside parts but behind those of its result."""
+    start = len(plan) if parted else 0
+    if rule == "contraction":
+        start = max((step.index for step in (*centres[:1], *parted)), default=0)
+    early = next((step for step in plan.steps[:start] if step.indices), None)
+    at, told = (early.index, early.title) if early else (None, None)
+    return claim(early is None, Reason.INDEX, got=told, operator=at)
+
+
 def _range(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
     """The claims of ranges: the last operator; of a result in a range: no other tensor is as large."""
     early = next((step for step in plan.steps[:-1] if isinstance(step.op, RANGES)), None)
@@ -111,7 +122,11 @@ def _range(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
     yield claim(early is None, Reason.RANGE, got=early and "operators behind it", operator=at)
     found = next((step for step in plan if isinstance(step.op, Within)), None)
     behind = plan.steps[centres[0].index + 1 if centres else 0 :] if found else ()
-    large = [step for step in behind if step.results or {each.per for each in step.operands} - SMALL]
+    large = [
+        step
+        for step in behind
+        if step.results or step.indices or {each.per for each in step.operands} - SMALL
+    ]
     told = large[0].title if large else None
     yield claim(not large, Reason.RANGE, got=told, operator=large[0].index if large else None)
 
@@ -131,7 +146,7 @@ def _gradient(plan: FusionPlan, centres: Sequence[Step]) -> Iterator[Claim]:
 
 def _has_tensors(step: Step) -> bool:
     """Whether an operator is more than a formula of one element."""
-    return bool(step.operands or step.results or step.op.has_parts)
+    return bool(step.operands or step.results or step.op.has_parts or step.indices)
 
 
 def row_stride(spec: TensorSpec) -> int | None:
@@ -142,6 +157,19 @@ def row_stride(spec: TensorSpec) -> int | None:
     if strides[:-1] != below:
         return None
     return strides[-1] if strides else spec.span
+
+
+def rows_of(spec: TensorSpec) -> TensorSpec:
+    """The same elements as one image: (1, rows, elements of a row).
+
+    Raises:
+        ValueError: the rows are not evenly spaced; the rule checks that they are.
+    """
+    stride = row_stride(spec)
+    if stride is None:
+        raise ValueError(f"the rows of {spec} are not evenly spaced")
+    rows, inner = spec.size // spec.channels, spec.element_strides[spec.channel_axis]
+    return TensorSpec((1, rows, spec.channels), spec.dtype, strides=(max(1, spec.span), stride, inner))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 What a backward pass multiplies a gradient by is made here from the forward formula, so that no operator says
 its arithmetic twice. Where a branch is chosen, the slope is the chosen branch's; a tie takes the second
 argument's: `maximum(x, 0)` has slope 0 at 0, and `minimum(a, x)` slope 1 at a. The slope of |x| at 0 is 0,
-that of `round(x)` is 0 everywhere, and that of a change of dtype is 1.
+those of `round(x)` and of random numbers are 0 everywhere, and that of a change of dtype is 1.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def _slope(node: Scalar, slope: Callable[[Scalar], Scalar]) -> Scalar:
     if node.fn == "where":
         condition, chosen, other = node.args
         return _choice(condition, slope(chosen), slope(other))
+    if node.fn == "random":
+        return ZERO
     if node.fn in _OF_ONE:
         (inner,) = node.args
         return times(_OF_ONE[node.fn](inner), slope(inner))

@@ -1,7 +1,8 @@
 """Expressions read from text: `x * sigmoid(k * x)`.
 
-Numbers, names, `inf`, + - * / **, comparisons inside `where`, and the functions of `scalar.py`: FUNCTIONS and
-DERIVED. The text is read by Python's grammar and never run.
+Numbers, names, `inf`, + - * / **, comparisons inside `where`, the functions of `scalar.py`: FUNCTIONS and
+DERIVED, and `index(c)`, `index()` and `random(seed, offset)`. The text is read by Python's grammar and never
+run.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from fuseplan.errors import PlanError, did_you_mean
 from fuseplan.language.syntax import number, python_expression, span_of
 from fuseplan.messages.excerpt import shown
-from fuseplan.scalar import DERIVED, FUNCTIONS, SPLIT, Scalar, call, const, leaf, neg, where
+from fuseplan.scalar import DERIVED, FUNCTIONS, SPLIT, Scalar, call, const, index, leaf, neg, random, where
 
 # Functions that do more than build their node.
-MEANINGS: dict[str, Callable[..., Scalar]] = {"where": where, "neg": neg, **DERIVED}
+MEANINGS: dict[str, Callable[..., Scalar]] = {"where": where, "neg": neg, "random": random, **DERIVED}
+ARGUMENTS = {**FUNCTIONS, **dict.fromkeys(DERIVED, 1), "random": 2}  # how many; `index` is given a letter
 
 _BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 _ORDER = {ast.Gt: ("gt", 1), ast.GtE: ("ge", 1), ast.Lt: ("gt", -1), ast.LtE: ("ge", -1)}
@@ -87,16 +89,27 @@ class _Reader:
         raise PlanError(f"there is no {shown(name)} here", remedy=did_you_mean(name, self.known))
 
     def called(self, name: str, args: list[ast.expr], node: ast.expr) -> Scalar:
-        if name not in FUNCTIONS and name not in DERIVED:
+        if name == "index":
+            return self.indexed(args)
+        if name not in ARGUMENTS:
             span = span_of(self.source, node)
             raise PlanError(
                 f"there is no function {shown(name)}",
-                remedy=did_you_mean(name, [*FUNCTIONS, *DERIVED]),
+                remedy=did_you_mean(name, [*ARGUMENTS, "index"]),
                 text=self.source,
                 span=(span[0], span[0] + len(name)),
             )
-        wanted = FUNCTIONS.get(name, 1)
-        if len(args) != wanted:
-            raise PlanError(f"`{name}` takes another number of arguments", got=len(args), want=wanted)
+        if len(args) != ARGUMENTS[name]:
+            raise PlanError(
+                f"`{name}` takes another number of arguments", got=len(args), want=ARGUMENTS[name]
+            )
         values = [self.read(arg) for arg in args]
         return MEANINGS[name](*values) if name in MEANINGS else call(name, *values)
+
+    def indexed(self, args: list[ast.expr]) -> Scalar:
+        match args:
+            case []:
+                return index()
+            case [ast.Name(id=axis)] if len(axis) == 1:
+                return index(axis)
+        raise PlanError("`index` takes the letter of an axis, or nothing", want="such as index(c)")

@@ -37,6 +37,11 @@ class Reason(Enum):
         "there are no plans of this gradient",
         "Leave its tensors out of `wrt`, or let the framework differentiate this operator",
     )
+    INDEX = (
+        "index",
+        "indices are counted behind a contraction, and behind the parts of its result, not in front of them",
+        "Split the plan in front of that operator, or behind it where it is the first",
+    )
     NO_CONTRACTION = (
         "no-contraction",
         "the plan has no convolution, matrix product or pool",
@@ -286,11 +291,7 @@ class Reason(Enum):
         "the template reads keys, values and operands per channel, and nothing else beside src",
         "`attention` reads masks, biases, lengths and operands per element",
     )
-    COPY_STEP = (
-        "copy-step",
-        "the copy engine steps over at most 8 positions",
-        "`product` takes any stride",
-    )
+    COPY_STEP = ("copy-step", "the copy engine steps over at most 8 positions", "`product` takes any stride")
     COPY_AXES = (
         "copy-axes",
         "the copy engine reads tensors of at most 5 axes",
@@ -323,11 +324,8 @@ def claim(
     holds: bool, reason: Reason, *, got: object = None, want: object = None, operator: int | None = None
 ) -> Claim:
     """A claim; `got` and `want` are anything that prints, `operator` is an index into the plan."""
-    return Claim(bool(holds), reason, _printed(got), _printed(want), operator)
-
-
-def _printed(value: object) -> str | None:
-    return None if value is None else str(value)
+    told = [None if value is None else str(value) for value in (got, want)]
+    return Claim(bool(holds), reason, told[0], told[1], operator)
 
 
 @dataclass(frozen=True)

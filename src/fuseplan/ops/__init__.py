@@ -14,6 +14,7 @@ from fuseplan.ops.affine import AFFINE
 from fuseplan.ops.attention import Attention, AttentionGradient
 from fuseplan.ops.conv import CONVOLUTIONS
 from fuseplan.ops.conversion import CONVERSIONS
+from fuseplan.ops.dropout import Dropout
 from fuseplan.ops.dynamic import DynamicQuantize
 from fuseplan.ops.expression import Expression
 from fuseplan.ops.gradient import GRADIENTS
@@ -38,6 +39,7 @@ OPERATORS: tuple[type[Op], ...] = (
     Attention,
     AttentionGradient,
     *AFFINE,
+    Dropout,
     Save,
     *RANGES,
     *ACTIVATIONS,

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from fuseplan.errors import PlanError
 from fuseplan.language.declarations import SAMPLE_TENSORS, Parameter
 from fuseplan.language.fields import NAME, RESERVED, is_name, real, refused
-from fuseplan.language.formula import parse_expression
+from fuseplan.language.formula import ARGUMENTS, parse_expression
 from fuseplan.language.syntax import python_expression
 from fuseplan.messages.excerpt import shown
 from fuseplan.op import Elementwise, Op, operator
-from fuseplan.scalar import DERIVED, FUNCTIONS, REBUILD, Scalar, fold, leaf, leaves_of, scalar, text
+from fuseplan.scalar import Scalar, leaf, leaves_of, replaced, scalar, text
 
-TAKEN = (*RESERVED, "inf", "expression", *FUNCTIONS, *DERIVED)
+TAKEN = (*RESERVED, "inf", "expression", "index", *ARGUMENTS)
 
 
 @operator
@@ -29,6 +29,12 @@ class Expression(Elementwise):
     abs, erf, exp, expm1, log, log1p, maximum, minimum, pow, relu, round, sigmoid, softplus, sqrt, tanh and
     where(condition, a, b). In Python `abs` and `round` are Python's, `pow` is `**`, the others are
     `fuseplan.scalar`'s.
+
+    `index(s)` is the element's place along the axis s, from 0: `where(index(s) >= index(t), x, -inf)` on
+    f16[8x512x512, bst] hides the upper triangle. `index()` is the place among all elements, and
+    `random(seed, offset)` an even number from 0 to 1, the same for a place on every target. Axes have their
+    letters from the plan, n, c, and spatial ones unless a layout names others. In f32 an index must be below
+    2^24.
     """
 
     name = "elementwise"
@@ -59,7 +65,7 @@ class Expression(Elementwise):
     def apply(self, x: Scalar, **leaves: Scalar) -> Scalar:
         """The formula."""
         made = parse_expression(self.expression, ("x", *leaves))
-        return fold(made, {"x": x, **leaves}, REBUILD)
+        return replaced(made, {"x": x, **leaves})
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The numbers that the formula names, by name."""
@@ -80,6 +86,8 @@ class Expression(Elementwise):
         for src in SAMPLE_TENSORS:
             yield src, cls("x * sigmoid(k * x)", k=1.702)
         yield "f32[3x5]", cls(lambda x, low, high: (x - low) / (high - low), low=-1, high=3)
+        yield "f32[2x5x3x7, nhwc]", cls("where(index(w) >= index(c), x, index())")
+        yield "f32[2x3x7]", cls("x * random(seed, offset)", seed=3, offset=1)
 
 
 def _check_formula(made: Scalar, source: str, parameters: tuple[str, ...]) -> None:

@@ -29,14 +29,14 @@ from fuseplan.op import Elementwise, Op, operator
 from fuseplan.ops.activation import Elu, Identity, LeakyRelu, Power, Relu
 from fuseplan.ops.affine import MODES, BatchNorm, Prelu
 from fuseplan.ops.normalization import Keys, Normalization
-from fuseplan.scalar import REBUILD, Scalar, fold, leaf, leaves_of, sqrt
+from fuseplan.scalar import Scalar, indices_of, leaf, leaves_of, replaced, sqrt
 
 STATISTICS = ("saved", "recomputed")
 
 
 def slope(activation: Elementwise, at: Scalar, leaves: dict[str, Scalar], by: str = "x") -> Scalar:
     """The derivative of an activation at `at`; `leaves` are its parameters and operands, by its own names."""
-    return fold(derivative(activation.formula(), by), {**leaves, "x": at}, REBUILD)
+    return replaced(derivative(activation.formula(), by), {**leaves, "x": at})
 
 
 def _of_inner(made: OperandField) -> OperandField:
@@ -57,7 +57,8 @@ class ActivationBackward(Elementwise):
 
     `of` may be an elementwise operator with operands, such as prelu: the derivative's operands are then its
     own. `by` names the operand that the derivative is along, in the place of src: the sum over the axes that
-    the operand lacks is its gradient. `input` is an operand if the derivative reads it, or `of` has no other.
+    the operand lacks is its gradient. `input` is an operand if the derivative reads it, or `of` neither
+    has another nor reads an index, as dropout does.
 
     input: the shape of src.
 
@@ -75,7 +76,7 @@ class ActivationBackward(Elementwise):
         one_of(self.name, "by", self.by, ("x", *own))
         read = leaves_of(derivative(self.of.formula(), self.by))  # which may be too large
         fields = {name: _of_inner(made) for name, made in own.items() if name in read}
-        if "x" in read or not own:
+        if "x" in read or not (own or indices_of(self.of.formula())):
             fields = {"input": self.operand_fields["input"], **fields}
         self._set("operand_fields", fields)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fuseplan.language.declarations import Operand, Parameter, Result
+from fuseplan.language.indices import steps_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Elementwise, Op
 from fuseplan.ops.normalization import Normalization
-from fuseplan.scalar import Scalar
+from fuseplan.scalar import Scalar, indices_of, leaf, replaced
+from fuseplan.system.locks import cached_property
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Step:
     def formulas(self) -> tuple[Scalar, ...]:
         """The formula of one element over `x` and the plan's keys; of each part where dst is made in parts.
 
+        The leaf of an index has the operator's number behind it, `index(c)@2`: each counts in its own src.
+
         Raises:
             TypeError: the operator is a contraction.
         """
@@ -54,4 +58,14 @@ class Step:
             return (self.op.formula(self.leaves, self.src),)
         if not isinstance(self.op, Elementwise):
             raise TypeError(f"{self.op.name} has no formula of one element")
-        return self.op.formulas(self.src, self.leaves)
+        made = self.op.formulas(self.src, self.leaves)
+        own = {name: leaf(f"{name}@{self.index}") for name in frozenset().union(*map(indices_of, made))}
+        return tuple(replaced(each, own) for each in made) if own else made
+
+    @cached_property
+    def indices(self) -> dict[str, tuple[int, ...]]:
+        """The indices that the formula reads: what a step along each axis of src adds, by its leaf's name."""
+        if not isinstance(self.op, Elementwise):
+            return {}
+        names = frozenset().union(*map(indices_of, self.formulas))
+        return {name: steps_of(name.partition("@")[0], self.src) for name in sorted(names)}

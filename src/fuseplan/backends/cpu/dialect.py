@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fuseplan.backends.cpu import storage
+from fuseplan.backends.cpu import storage, words
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.math_format import absolute, at_least, at_most, rounded
 from fuseplan.backends.cpu.math_functions import constant_power, erf, exp, expm1, log, log1p, power, tanh
@@ -54,7 +54,7 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         # x86 looks for a NaN in the first argument: in a long chain x is the one that is made last.
         return b.intrinsic(word, x.type, y, x, flags="nsz ")
 
-    return {
+    table: words.Table = {
         "const": const,
         "add": lambda x, y: x + y,
         "sub": lambda x, y: x - y,
@@ -77,3 +77,4 @@ def table(builder: Builder) -> dict[str, Callable[..., Value]]:
         **{name: partial(b.compare, f"o{name}") for name in COMPARISONS},
         **{fn: partial(storage.held, b, dtype) for fn, dtype in CASTS.items()},
     }
+    return words.added(b, table)

@@ -10,9 +10,10 @@ from fuseplan.backends.cpu import dialect, storage
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Builder, Index, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR
-from fuseplan.backends.cpu.lanes import with_lane
+from fuseplan.backends.cpu.lanes import places_from, with_lane
 from fuseplan.backends.dependence import Dependence, children
 from fuseplan.backends.parts import End
+from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.kernel import KernelOperand, Stage
 from fuseplan.language.parts import part_of
 from fuseplan.language.tensor import TensorSpec
@@ -57,11 +58,12 @@ class Formulas:
         builder: the function they are evaluated in.
         stages: applied one after the other.
         expressions: of what the stages give; `values` has them.
-        operands: what the leaves are, besides `x` and parameters.
+        operands: what the leaves are, besides `x`, parameters and indices.
         parameters: keys, in the order in which they lie in memory.
         pointers: where each operand lies, by key; `parameters` for the parameters.
         spec: the tensor that the stages are applied to, for operands whose places follow from an element's.
         start: of the first place that a leaf means in an operand with axes of its own.
+        indices: that the formulas read.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Formulas:
         pointers: Mapping[str, Value],
         spec: TensorSpec,
         start: Callable[[KernelOperand, str], int] = lambda operand, name: 0,
+        indices: Iterable[Counted] = (),
     ) -> None:
         self.b, self.lanes, self._start = builder, builder.lanes, start
         self.stages, self.expressions = tuple(stages), tuple(expressions)
         self._operands = {operand.key: operand for operand in operands}
         self._saved = tuple(stage.saves for stage in self.stages if stage.saves)
-        self._depends = Dependence(self._operands, self._saved)
+        self._indices = {index.key: index for index in indices}
+        self._depends = Dependence(self._operands, (*self._saved, *self._indices))
         self._parameters = {key: index for index, key in enumerate(parameters)}
         self._spec, self._pointers = spec, pointers
         self._table = dialect.table(builder)
@@ -233,7 +237,16 @@ class Formulas:
             return x
         if name in self._parameters:
             return b.broadcast(self._pointers["parameters"], self._parameters[name])
-        return self._operand(name, place)
+        return self._index(name, place) if name in self._indices else self._operand(name, place)
+
+    def _index(self, name: str, place: Place) -> Value:
+        """The indices of the lanes, from their places in storage."""
+        element = places_from(self.b, place.element, place.step)
+        found = self.b.const(0, element.type)
+        for outer, inner, step in blocks.counting(self._indices[name], self._spec):
+            at = element % outer if outer else element
+            found = found + (at // inner if inner > 1 else at) * step
+        return found
 
     def _operand(self, name: str, place: Place) -> Value:
         """The elements that a leaf names in an operand."""
@@ -303,6 +316,7 @@ class Elementwise(Formulas):
             pointers or frame.operand_pointers,
             spec,
             lambda operand, name: end.start(operand, name, number),
+            (index for index in kernel.indices if index.role == role),
         )
 
 

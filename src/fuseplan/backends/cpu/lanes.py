@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuseplan.backends.cpu.ir import Builder, Value
-from fuseplan.backends.cpu.ir_text import element_of, literal
+from fuseplan.backends.cpu.ir import Builder, Index, Value
+from fuseplan.backends.cpu.ir_text import I64, element_of, literal, vector
 
 
 def lane(b: Builder, value: Value, number: int) -> Value:
@@ -11,10 +11,16 @@ def lane(b: Builder, value: Value, number: int) -> Value:
     return b.op(element_of(value.type), f"extractelement {value.type} {value.name}, i32 {number}")
 
 
-def lane_numbers(b: Builder, step: int) -> Value:
-    """0, step, 2 * step and so on."""
-    listed = ", ".join(f"{b.element} {literal(step * number, b.element)}" for number in range(b.lanes))
-    return Value(b, b.vector, f"<{listed}>")
+def lane_numbers(b: Builder, step: int, element: str = "") -> Value:
+    """0, step, 2 * step and so on, of the compute type unless told."""
+    kind = element or b.element
+    listed = ", ".join(f"{kind} {literal(step * number, kind)}" for number in range(b.lanes))
+    return Value(b, vector(b.lanes, kind), f"<{listed}>")
+
+
+def places_from(b: Builder, first: Index, step: int) -> Value:
+    """Whole numbers of 64 bits: the place of lane 0, and of the others so many apart."""
+    return b.splat(b.const(first, I64)) + lane_numbers(b, step, I64)
 
 
 def with_lane(b: Builder, value: Value, number: int, one: Value) -> Value:

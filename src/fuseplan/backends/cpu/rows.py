@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fuseplan.backends.cpu.staging import LINE
 from fuseplan.kernels.contraction import Contraction
+from fuseplan.kernels.counted import Counted
 from fuseplan.kernels.kernel import Kernel, KernelOperand
 from fuseplan.language.tensor import TensorSpec
 
@@ -39,6 +40,7 @@ def as_rows(kernel: Kernel) -> Kernel:
         dst=dst,
         centre=product,
         operands=tuple(_in_lines(each, dst.shape) for each in kernel.operands),
+        indices=tuple(_index_in_lines(each, spatial) for each in kernel.indices),
     )
 
 
@@ -54,6 +56,11 @@ def _with_axes(spec: TensorSpec, spatial: tuple[int, int]) -> TensorSpec:
     row, channel = spec.element_strides
     shape = (spec.batch // (lines * width), spec.channels, lines, width)
     return TensorSpec(shape, spec.dtype, strides=(row * lines * width, channel, row * width, row))
+
+
+def _index_in_lines(index: Counted, spatial: tuple[int, int]) -> Counted:
+    (lines, width), (row, channel) = spatial, index.steps
+    return replace(index, steps=(row * lines * width, channel, row * width, row))
 
 
 def _in_lines(operand: KernelOperand, shape: tuple[int, ...]) -> KernelOperand:

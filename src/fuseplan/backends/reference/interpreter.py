@@ -47,6 +47,9 @@ class Interpreter:
         leaves: dict[str, Any] = dict(self._parameters(places))
         for operand in kernel.operands:
             leaves[operand.key] = self._operand(operand, places[f"operand:{operand.key}"])
+        for index in kernel.indices:
+            shape = (kernel.src if index.role == "prologue" else kernel.dst).shape
+            leaves[index.key] = indices(shape, index.steps)
         x = self._applied(kernel.prologue, _read(kernel.src, places["src"]), leaves, places, kernel.src)
         match kernel.centre:
             case Contraction() as contraction if contraction.pool:

@@ -23,6 +23,7 @@ from math import frexp
 
 from fuseplan.backends.triton.functions import Functions
 from fuseplan.backends.triton.text import Text
+from fuseplan.backends.triton.words import Words
 from fuseplan.language.dtypes import dtype_of
 from fuseplan.scalar import CASTS, FUNCTIONS, Scalar, call, const, sigmoid
 
@@ -125,4 +126,6 @@ def table(
     """
     known = Functions(text, namespace, dtype, compute or dtype_of(dtype).compute)
     names = (*FUNCTIONS, *CASTS, "sigmoid", "one_plus_erf")
-    return {"const": known.const} | {name: partial(known.apply, name) for name in names}
+    made = {"const": known.const} | {name: partial(known.apply, name) for name in names}
+    words = Words(text, namespace, known.compute, made)
+    return made | words.rows | {"random": words.random}

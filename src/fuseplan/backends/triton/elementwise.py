@@ -93,9 +93,11 @@ class Elementwise:
         self._storage = Storage(text, namespace, kernel.compute_dtype)
         self._kernel = kernel
         self._operands = {op.key: op for op in kernel.operands if op.role == role}
+        self._indices = {index.key: index for index in kernel.indices if index.role == role}
         self._saved = tuple(kernel.saved.values()) if role == "epilogue" else ()
         self._depends = Dependence(
-            self._operands | _numbers(kernel), [output.key for output in kernel.saved.values()]
+            self._operands | _numbers(kernel),
+            [*(output.key for output in kernel.saved.values()), *self._indices],
         )
         own = tuple(formula for stage in stages for formula in stage.expressions)
         formulas = formulas_of(kernel) if kernel.statistics else own
@@ -112,6 +114,11 @@ class Elementwise:
     def operands(self) -> tuple[KernelOperand, ...]:
         """The operands that the stages read."""
         return tuple(self._operands.values())
+
+    @property
+    def counts(self) -> bool:
+        """Whether the stages read an element's index."""
+        return bool(self._indices)
 
     def read(self, place: Place) -> dict[str, str]:
         """Begins reading the operands per element; their names, by key, for `apply` to hold."""
@@ -329,6 +336,9 @@ class Elementwise:
             return self._values[name]
         if name in self._parameters:
             return argument(Slot("parameter", name))
+        if name in self._indices:
+            spec = self._kernel.src if self._indices[name].role == "prologue" else self._kernel.dst
+            return self.text.let("index", _sum(blocks.counting(self._indices[name], spec), place.element))
         return self._operand(name, place, held)
 
     def _operand(self, name: str, place: Place, held: Mapping[str, str]) -> str:
@@ -357,20 +367,23 @@ class Elementwise:
             return place.channel
         if operand.is_inside:
             return place.inside if 1 in operand.axes else f"({place.inside}) % {operand.size}"
-        return self._blocked(operand, place.element) if operand.is_scattered else place.element
-
-    def _blocked(self, operand: KernelOperand, element: str) -> str:
-        """Where the element of an operand lies that has some axes, or blocks of neighbours along them."""
-        terms = []
-        for outer, inner, step in blocks.places(operand, self._kernel.shape_of(operand)):
-            at = f"({element}) % {outer}" if outer else f"({element})"
-            at += f" // {inner}" if inner > 1 else ""
-            terms.append(f"{at} * {step}" if step > 1 else at)
-        return f"({' + '.join(terms)})" if terms else f"({element}) * 0"
+        if not operand.is_scattered:
+            return place.element
+        return _sum(blocks.places(operand, self._kernel.shape_of(operand)), place.element)
 
     def _load(self, pointer: str, at: str, mask: str) -> str:
         masked = f", mask={mask}, other=0.0" if mask else ""
         return f"{self.namespace}.load({pointer} + {at}{masked})"
+
+
+def _sum(places: Sequence[tuple[int, int, int]], element: str) -> str:
+    """The place that follows from an element's, by `blocks`."""
+    terms = []
+    for outer, inner, step in places:
+        at = f"({element}) % {outer}" if outer else f"({element})"
+        at += f" // {inner}" if inner > 1 else ""
+        terms.append(f"{at} * {step}" if step > 1 else at)
+    return f"({' + '.join(terms)})" if terms else f"({element}) * 0"
 
 
 def _numbers(kernel: Kernel) -> dict[str, KernelOperand]:

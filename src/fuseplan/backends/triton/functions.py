@@ -59,7 +59,7 @@ class Functions:
     """
 
     def __init__(self, text: Text, namespace: str, dtype: str, compute: str) -> None:
-        self.text, self.ns, self.is_double = text, namespace, compute == "f64"
+        self.text, self.ns, self.compute, self.is_double = text, namespace, compute, compute == "f64"
         self.is_half = dtype_of(dtype).is_narrow and not self.is_double
         self._storage = Storage(text, namespace, compute)
         self._numbers: dict[str, float] = {}

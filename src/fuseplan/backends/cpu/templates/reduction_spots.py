@@ -11,7 +11,7 @@ from fuseplan.backends.cpu.elementwise import Formulas, Place
 from fuseplan.backends.cpu.frame import Frame
 from fuseplan.backends.cpu.ir import Index, Value
 from fuseplan.backends.cpu.ir_text import I64
-from fuseplan.backends.cpu.lanes import lane, lane_numbers
+from fuseplan.backends.cpu.lanes import lane, lane_numbers, places_from
 from fuseplan.backends.cpu.loops import unaligned
 from fuseplan.backends.cpu.templates.reduction_loops import Loops, Offsets, Unit
 from fuseplan.backends.lattice import KEPT
@@ -87,6 +87,7 @@ class Spots:
         self._scattered = {
             each.key: each for each in kernel.operands if each.is_scattered and not kernel.has_cells
         }
+        self._indices = {each.key for each in kernel.indices}
         self._by_places = self._made((), (), self._scattered.values())
 
     def formulas(self, stages: Sequence[Stage], names: Iterable[str], *expressions: Scalar) -> SpotFormulas:
@@ -140,6 +141,9 @@ class Spots:
                 return self.b.load(self.b.at(self.local[name], at))
             if name == INDEX:
                 return self._counted(offsets[name])
+            if name in self._indices:
+                step = 0 if name in self.lattice.uneven else self._steps[name]
+                return places_from(self.b, offsets[name], step)
             if name in self._scattered:
                 return self._by_places.gathered(name, replace(found, element=offsets["dst"]))
             key, start = part_of(name)[0], self.lattice.start(name)

@@ -67,8 +67,9 @@ class HopperAttention(HopperAttentionKnobs):
         yield claim(is_half, Reason.NOT_HALF, got=" to ".join(dtypes), operator=0)
         odd = next(_odd(kernel), None)
         yield claim(odd is None, Reason.COPY_ALIGNMENT, got=odd, want=f"multiples of {ALIGNED}", operator=0)
-        others = (each for each in kernel.operands if each.role not in ("key", "value"))
-        beside = next((each.key for each in others if not each.is_channel or not each.packed), None)
+        others = [each for each in kernel.operands if each.role not in ("key", "value")]
+        found = [each.key for each in others if not each.is_channel or not each.packed]
+        beside = next((each for each in (*found, *(index.key for index in kernel.indices))), None)
         yield claim(beside is None, Reason.BESIDE_KEYS, got=beside)
         saved = next(iter(kernel.saved), None)
         yield claim(saved is None, Reason.SAVED, operator=saved)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from fuseplan.backends.triton.elementwise import Elementwise, Known, Place, argument
-from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, Index, Mask, as_index, digits, number
+from fuseplan.backends.triton.index import ACROSS, ALL, DOWN, WIDE, Index, Mask, as_index, digits, number
 from fuseplan.backends.triton.templates.hopper_schedule import PART_TILES, Schedule
 from fuseplan.backends.triton.templates.hopper_tiles import HALF
 from fuseplan.backends.triton.text import Text
@@ -208,30 +208,36 @@ class Finishing:
         """How the elements of the part that begins at `at` are indexed."""
         text, schedule = self.text, self.schedule
         channel, has_channel = column.at(self._along), self._has_channel(column)
-        if not any(operand.is_inside for operand in self.epilogue.operands):
+        has_inside = any(operand.is_inside for operand in self.epilogue.operands)
+        if not (has_inside or self.epilogue.counts):
             return Place("", str(channel), "", "", str(has_channel))
         row = text.index("row", self._vector(prod(schedule.part), 1 - self._axis))
-        inside, has_row = self._positions(row, at)
+        element, inside, has_row = self._positions(row, at)
         mask = text.mask("mask", has_row.at(self._across) & has_channel)
-        inside = text.index("inside", inside.at(self._across) + channel)
-        return Place("", str(channel), str(inside), str(mask), str(has_channel))
+        if has_inside:
+            inside = text.index("inside", inside.at(self._across) + channel)
+        if self.epilogue.counts:
+            element = text.index("element", element.at(self._across) + channel)
+        return Place(str(element), str(channel), str(inside), str(mask), str(has_channel))
 
-    def _positions(self, row: Index, first: list[Index]) -> tuple[Index, Mask]:
-        """Offset of each row of a part within its image, and which rows there are."""
+    def _positions(self, row: Index, first: list[Index]) -> tuple[Index, Index, Mask]:
+        """Offset of each row of a part in dst and within its image, and which rows there are."""
         text, geometry = self.text, self.geometry
+        is_wide = self.kernel.open_axis is not None or self.kernel.dst.span >= WIDE
         if geometry.is_flat:
             position = text.index("position", first[0] + row)
-            pixels = prod(self.kernel.dst.spatial)
-            return position % pixels * geometry.features, position < self.schedule.extents[0]
-        inside, mask = as_index(0), ALL
+            inside = position % prod(self.kernel.dst.spatial) * geometry.features
+            return position.wide(is_wide) * geometry.features, inside, position < self.schedule.extents[0]
+        element, inside, mask = as_index(0), as_index(0), ALL
         places = digits(row, self.schedule.part)
         rows = zip(geometry.axes, self.schedule.extents, first, places, strict=False)
         for axis, extent, start, place in rows:
             at = text.index(f"{axis.letter}_row", start + place)
             mask = mask & (at < extent)
+            element = element + at.wide(is_wide) * axis.dst_stride
             if axis.letter != "n":
                 inside = inside + at * axis.dst_stride
-        return inside, mask
+        return element, inside, mask
 
 
 def _listed(at: list[Index]) -> str:

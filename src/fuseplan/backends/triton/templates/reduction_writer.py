@@ -85,6 +85,7 @@ class ReductionWriter:
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
         self.masks: dict[str, Mask] = {}
+        self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.slots = (
             Slot("src"),
@@ -151,7 +152,7 @@ class ReductionWriter:
                 made[name] = as_index(0)
                 continue
             if listed not in found:
-                word = f"{stem}_in_{name.removesuffix('()')}" if found else f"{stem}_at"
+                word = f"{stem}_in_{name.partition('(')[0]}" if found else f"{stem}_at"
                 found[listed] = self.text.index(self.text.name(word), offset(index, listed)).at(at)
             made[name] = found[listed]
         return made
@@ -189,6 +190,8 @@ class ReductionWriter:
             name, (where, mask) = part_of(leaf)[0], self._where(leaf, along, exists, part)
             if name == INDEX:
                 return self.text.let("index", f"({where}).to({self.compute})")
+            if name in self.indices:
+                return self.text.let("index", str(where.widened(where.constant is not None)))
             slot = Slot(name) if name == "src" else Slot("operand", name)
             return self._loaded(name, argument(slot), where, mask)
 
