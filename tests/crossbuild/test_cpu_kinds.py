@@ -31,6 +31,7 @@ PLANS = (
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
     "f32[128x256] -> matmul(512, transposed=True) -> bias -> gelu",
     "f32[1x2x40x32, bhsd] -> attention(is_causal=True)",
+    "f16[1x2x40x24, bhsd] -> attention_gradient(is_causal=True, key_heads=1, by=key)",
     "f32[4x50x32, bcs of bsc] -> matmul(48, batched=True) -> relu",
     "f16[2x9x33] -> batch_norm -> mish",
     "f64[2x19x7x9, nhwc] -> batch_norm -> elu",
