@@ -186,10 +186,10 @@ class _Finder:
         """The site of a product that is gate and value, where this takes no longer than without."""
         if not isinstance(layer.op, Product) or layer.op.batched:
             return None
-        axis = layer.op.output(src).channel_axis
+        made = layer.op.output(src)
 
         def write(region: Region) -> list[Stage]:
-            return written(self.graph, region, axis, self.rules)
+            return written(self.graph, region, made, self.rules)
 
         def behind(node: Node, region: Region) -> list[Stage]:
             return _folded([self._centre(node, layer), *write(region)])
