@@ -1,7 +1,8 @@
 """What PyTorch calls for each operator: one table.
 
-A function is given the operator, its src, and its operands by the operator's own names; it gives the output,
-and the operator's results behind it. The module imports torch: other modules import it when it is needed.
+For an operator there is a call, which is given src, and the operands by the operator's own names; it gives
+the output, and the operator's results behind it. What does not change from call to call is made before. The
+module imports torch: other modules import it when it is needed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fuseplan.ops.windows import Windowed
 Tensor = Any
 Held = dict[str, Tensor]  # tensors by the plan's keys; a stage adds the results that it makes
 Stage = Callable[[Tensor, Held], Tensor]  # x and the tensors -> x
+Call = Callable[..., Any]
 
 # Activations, by their names in torch, whose softplus is another function above 20; and those whose numbers
 # torch takes by the same names.
@@ -63,12 +65,12 @@ def stage_of(layer: Layer, peer: str = "torch") -> Stage:
     lacking = next(_lacking(layer), None)
     if lacking is not None:
         raise CannotRunError(f"torch's {layer.name} {lacking}")
-    function, results = FUNCTIONS[layer.name], [each.key for each in layer.step.results]
+    call, results = FUNCTIONS[layer.name](layer), [each.key for each in layer.step.results]
     names = [*layer.keys.items()]
     names += [(name, f"{layer.keys['input']}_{name}") for name in STATISTICS.get(layer.name, ())]
 
     def stage(x: Tensor, held: Held) -> Tensor:
-        made = function(layer, x, **{name: held[key] for name, key in names})
+        made = call(x, **{name: held[key] for name, key in names})
         if results:
             made, *more = made
             held |= zip(results, more, strict=True)
@@ -141,48 +143,55 @@ def _has_backward(of: Op) -> bool:
     return of.name in BACKWARD and is_plain
 
 
-def _convolution(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _convolution(layer: Layer) -> Call:
     op, window = convolution_of(layer)
-    function, padding = getattr(functional, f"conv{len(window.kernel)}d"), [low for low, _ in window.padding]
-    return function(x, weight, bias, window.stride, padding, window.dilation, op.groups)
+    function = getattr(functional, f"conv{len(window.kernel)}d")
+    how = window.stride, [low for low, _ in window.padding], window.dilation, op.groups
+    return lambda x, weight, bias=None: function(x, weight, bias, *how)
 
 
-def _pool(layer: Layer, x: Tensor) -> Tensor:
+def _pool(layer: Layer) -> Call:
     op: Any = layer.step.op
     window, name = op.window(layer.step.src), "count_include_pad"
-    more = {name: op.count_include_pad} if hasattr(op, name) else {"dilation": window.dilation}
-    padding = [low for low, _ in window.padding]
+    options = {name: op.count_include_pad} if hasattr(op, name) else {"dilation": window.dilation}
+    options |= {"stride": window.stride, "padding": [low for low, _ in window.padding]}
     function = getattr(functional, layer.name)
-    return function(x, window.kernel, window.stride, padding, ceil_mode=op.ceil_mode, **more)
+    return partial(function, kernel_size=window.kernel, ceil_mode=op.ceil_mode, **options)
 
 
-def _product(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _product(layer: Layer) -> Call:
     """Along src's last axis."""
     op: Any = layer.step.op
-    if op.transposed and not op.batched:
-        return functional.linear(x, weight, bias)
-    if bias is not None and x.dim() == 2 and not op.batched:
-        return torch.addmm(bias, x, weight)
-    rows = (x.flatten(1, -2) if x.dim() > 2 else x[:, None]) if op.batched else x
-    made = torch.matmul(rows, weight.mT if op.transposed else weight).reshape(*x.shape[:-1], -1)
-    return made if bias is None else made + bias
+    is_transposed, is_batched = op.transposed, op.batched
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if is_transposed and not is_batched:
+            return functional.linear(x, weight, bias)
+        if bias is not None and x.dim() == 2 and not is_batched:
+            return torch.addmm(bias, x, weight)
+        rows = (x.flatten(1, -2) if x.dim() > 2 else x[:, None]) if is_batched else x
+        made = torch.matmul(rows, weight.mT if is_transposed else weight).reshape(*x.shape[:-1], -1)
+        return made if bias is None else made + bias
+
+    return product
 
 
-def spread(layer: Layer, vector: Tensor) -> Tensor:
-    """A number per channel as a tensor of the rank of the operator's src."""
-    return vector.reshape(aligned(vector.shape, (layer.step.src.channel_axis,), layer.step.src.rank))
+def per_channel(layer: Layer, join: Callable[[Tensor, Tensor], Tensor]) -> Call:
+    """A call that joins x with a number per channel."""
+    shape = aligned((-1,), (layer.step.src.channel_axis,), layer.step.src.rank)
+    (name,) = layer.keys
+    return lambda x, **given: join(x, given[name].reshape(shape))
 
 
-def _batch_norm(layer: Layer, x: Tensor, **given: Tensor) -> Tensor:
-    mean, variance, scale, shift = (given[name] for name in ("mean", "variance", "scale", "shift"))
-    return functional.batch_norm(x, mean, variance, scale, shift, False, 0.0, layer.parameters["epsilon"])
+def _batch_norm(layer: Layer) -> Call:
+    names = {"weight": "scale", "bias": "shift", "running_mean": "mean", "running_var": "variance"}
+    function = partial(functional.batch_norm, eps=layer.parameters["epsilon"])
+    return lambda x, **given: function(x, **{word: given[name] for word, name in names.items()})
 
 
-def _attention(layer: Layer, x: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    is_grouped = layer.attributes["key_heads"] != 0
-    return functional.scaled_dot_product_attention(
-        x, key, value, enable_gqa=is_grouped, **sdpa_options(layer)
-    )
+def _attention(layer: Layer) -> Call:
+    is_grouped, function = layer.attributes["key_heads"] != 0, functional.scaled_dot_product_attention
+    return partial(function, enable_gqa=is_grouped, **sdpa_options(layer))
 
 
 def sdpa_options(layer: Layer) -> dict[str, Any]:
@@ -190,13 +199,15 @@ def sdpa_options(layer: Layer) -> dict[str, Any]:
     return {"is_causal": layer.attributes["is_causal"], "scale": layer.attributes["scale"] or None}
 
 
-def _activation_backward(layer: Layer, x: Tensor, **given: Tensor) -> Tensor:
-    return BACKWARD[layer.attributes["of"].name](x, given["input"], layer.parameters)
+def _activation_backward(layer: Layer) -> Call:
+    backward, numbers = BACKWARD[layer.attributes["of"].name], layer.parameters
+    return lambda x, **given: backward(x, given["input"], numbers)
 
 
-def _norm(layer: Layer, x: Tensor, **given: Tensor) -> Tensor:
-    function = getattr(functional, layer.name)
-    return function(x, x.shape[-1:], *given.values(), eps=layer.parameters["epsilon"])
+def _norm(layer: Layer) -> Call:
+    function, shape = getattr(functional, layer.name), (layer.step.src.channels,)
+    epsilon = layer.parameters["epsilon"]
+    return lambda x, **given: function(x, shape, *given.values(), eps=epsilon)
 
 
 def _axis(layer: Layer) -> int:
@@ -205,116 +216,163 @@ def _axis(layer: Layer) -> int:
     return int(axis)
 
 
-def _softmax(layer: Layer, x: Tensor) -> Tensor:
-    return getattr(functional, layer.name)(x, _axis(layer))
+def _softmax(layer: Layer) -> Call:
+    return partial(getattr(functional, layer.name), dim=_axis(layer))
 
 
-def _softmax_backward(layer: Layer, x: Tensor, result: Tensor) -> Tensor:
-    return getattr(aten, f"_{layer.name}_data")(x, result, _axis(layer), x.dtype)
+def _softmax_backward(layer: Layer) -> Call:
+    function, axis = getattr(aten, f"_{layer.name}_data"), _axis(layer)
+    return lambda x, result: function(x, result, axis, x.dtype)
 
 
-def _cross_entropy(layer: Layer, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _cross_entropy(layer: Layer) -> Call:
     """The logarithm of the sum is the loss and the target's logit: torch gives the loss alone."""
-    logits = x.movedim(_axis(layer), 1)
-    loss = functional.cross_entropy(logits, target, reduction="none")
-    return loss, loss + logits.gather(1, target[:, None])[:, 0]
+    axis = _axis(layer)
+
+    def call(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = x.movedim(axis, 1)
+        loss = functional.cross_entropy(logits, target, reduction="none")
+        return loss, loss + logits.gather(1, target[:, None])[:, 0]
+
+    return call
 
 
-def _cross_entropy_backward(layer: Layer, x: Tensor, **given: Tensor) -> Tensor:
-    target, lse, gradient = (given[name][..., None] for name in ("target", "lse", "gradient"))
-    logits = x.movedim(_axis(layer), -1)
-    is_target = torch.arange(logits.shape[-1], device=x.device) == target
-    made = ((logits.float() - lse).exp() - is_target.float()) * gradient
-    return made.to(x.dtype).movedim(-1, _axis(layer))
+def _cross_entropy_backward(layer: Layer) -> Call:
+    axis = _axis(layer)
+
+    def call(x: Tensor, target: Tensor, lse: Tensor, gradient: Tensor) -> Tensor:
+        logits = x.movedim(axis, -1)
+        is_target = torch.arange(logits.shape[-1], device=x.device) == target[..., None]
+        made = ((logits.float() - lse[..., None]).exp() - is_target.float()) * gradient[..., None]
+        return made.to(x.dtype).movedim(-1, axis)
+
+    return call
 
 
-def _layer_norm_backward(_: Layer, x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
-    backward, scale = aten.native_layer_norm_backward, given.get("scale")
-    return backward(x, given["input"], x.shape[-1:], mean, inverse, scale, None, [True, False, False])[0]
+def _layer_norm_backward(_: Layer) -> Call:
+    def call(x: Tensor, mean: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
+        behind, wanted = (given.get("scale"), None), [True, False, False]
+        shape = x.shape[-1:]
+        return aten.native_layer_norm_backward(x, given["input"], shape, mean, inverse, *behind, wanted)[0]
+
+    return call
 
 
-def _rms_norm_backward(_: Layer, x: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
+def _rms_norm_backward(_: Layer) -> Call:
     """The kernel of torch's own backward pass; for a CPU it has none, and its autograd takes this formula."""
-    at, scale = given["input"], given.get("scale")
-    if x.is_cuda:
-        return aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, False])[0]
-    normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
-    return (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+
+    def call(x: Tensor, inverse: Tensor, **given: Tensor) -> Tensor:
+        at, scale = given["input"], given.get("scale")
+        if x.is_cuda:
+            return aten._fused_rms_norm_backward(x, at, x.shape[-1:], inverse, scale, [True, False])[0]
+        normal, behind = at.float() * inverse, (x if scale is None else x * scale).float()
+        return (inverse * (behind - normal * (behind * normal).mean(-1, keepdim=True))).to(x.dtype)
+
+    return call
 
 
-def _parts(layer: Layer, x: Tensor) -> Any:
-    """Gate and value."""
+def _glu(layer: Layer) -> Call:
     op: Any = layer.step.op
-    return op.parted(
-        (x[..., 0::2], x[..., 1::2]) if op.interleaved else x.chunk(2, op.split(layer.step.src).axis)
+    axis, activation, is_paired = op.split(layer.step.src).axis, _known(op.activation), op.interleaved
+
+    def call(x: Tensor) -> Tensor:
+        gate, value = op.parted((x[..., 0::2], x[..., 1::2]) if is_paired else x.chunk(2, axis))
+        return activation(gate) * value
+
+    return call
+
+
+def _glu_backward(layer: Layer) -> Call:
+    op: Any = layer.step.op
+    axis, activation, numbers = op.split(layer.step.src).axis, _known(op.activation), layer.parameters
+    backward = BACKWARD[op.activation.name]
+
+    def call(x: Tensor, grad: Tensor) -> Tensor:
+        gate, value = op.parted(x.chunk(2, axis))
+        return torch.cat([*op.parted((backward(grad * value, gate, numbers), grad * activation(gate)))], axis)
+
+    return call
+
+
+def _known(op: Op) -> Call:
+    activation = activation_of(op)
+    assert activation is not None  # as `_lacking_of_rows` says
+    return activation
+
+
+def _rotary(layer: Layer) -> Call:
+    op: Any = layer.step.op
+    src, is_paired, is_inverse = layer.step.src, op.interleaved, op.inverse
+    dims, rest = op.dimensions(src), src.shape[-1] - op.dimensions(src)
+    shapes = [aligned(each.shape, each.axes, src.rank) for each in layer.step.operands]
+
+    def call(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = x[..., :dims] if rest else x
+        cos, sin = cos.reshape(shapes[0]), (-sin if is_inverse else sin).reshape(shapes[1])
+        a, b = (turned[..., 0::2], turned[..., 1::2]) if is_paired else turned.chunk(2, -1)
+        pair = a * cos - b * sin, b * cos + a * sin
+        made = torch.stack(pair, -1).flatten(-2) if is_paired else torch.cat(pair, -1)
+        return torch.cat((made, x[..., dims:]), -1) if rest else made
+
+    return call
+
+
+def _rounding(name: str) -> Call:
+    """A call that rounds to a quantized dtype; numbers beyond its range become its least or largest."""
+    row, dtype = dtype_of(name), torch_dtype(name)
+    if row.is_float:
+        return lambda x: x.clamp(-row.largest, row.largest).to(dtype)
+    return lambda x: x.round().clamp(-row.largest - 1, row.largest).to(dtype)
+
+
+def _quantize(layer: Layer) -> Call:
+    rounded, (held,) = _rounding(layer.attributes["dtype"]), layer.step.operands
+    return lambda x, scale: rounded(x.float() / lined_up(scale.float(), x.shape, held.axes, held.block))
+
+
+def _dequantize(layer: Layer) -> Call:
+    dtype, (held,) = torch_dtype(layer.attributes["dtype"]), layer.step.operands
+    return lambda x, scale: (x.float() * lined_up(scale, x.shape, held.axes, held.block)).to(dtype)
+
+
+def _dynamic_quantize(layer: Layer) -> Call:
+    op: Any = layer.step.op
+    rounded, block, shape = _rounding(op.dtype), op.block, layer.step.results[0].shape
+    axes, largest, has_blocks = (
+        None if op.each == "tensor" else -1,
+        dtype_of(op.dtype).largest,
+        op.each == "block",
     )
 
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        runs = x.float().unflatten(-1, (-1, block)) if has_blocks else x.float()
+        scale = (runs.abs().amax(axes, keepdim=True) / largest).clamp(min=LEAST)
+        return rounded(runs / scale).reshape(x.shape), scale.reshape(shape)
 
-def _glu(layer: Layer, x: Tensor) -> Tensor:
-    (gate, value), activation = _parts(layer, x), activation_of(layer.attributes["activation"])
-    assert activation is not None  # as `_lacking_of_rows` says
-    return activation(gate) * value
-
-
-def _glu_backward(layer: Layer, x: Tensor, grad: Tensor) -> Tensor:
-    op: Any = layer.step.op
-    (gate, value), activation = _parts(layer, x), activation_of(op.activation)
-    assert activation is not None  # as `_lacking_of_rows` says
-    by_gate = BACKWARD[op.activation.name](grad * value, gate, layer.parameters)
-    return torch.cat([*op.parted((by_gate, grad * activation(gate)))], op.split(layer.step.src).axis)
+    return call
 
 
-def _rotary(layer: Layer, x: Tensor, **given: Tensor) -> Tensor:
-    op: Any = layer.step.op
-    dims = op.dimensions(layer.step.src)
-    cos, sin = (
-        given[each.name].reshape(aligned(each.shape, each.axes, x.dim())) for each in layer.step.operands
-    )
-    sin, turned, rest = -sin if op.inverse else sin, x[..., :dims], x[..., dims:]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if op.interleaved else turned.chunk(2, -1)
-    pair = a * cos - b * sin, b * cos + a * sin
-    made = torch.stack(pair, -1).flatten(-2) if op.interleaved else torch.cat(pair, -1)
-    return torch.cat((made, rest), -1) if rest.shape[-1] else made
+def _cast(layer: Layer) -> Call:
+    dtype = torch_dtype(layer.attributes["dtype"])
+    return lambda x: x.to(dtype)
 
 
-def _rounded(x: Tensor, dtype: str) -> Tensor:
-    row = dtype_of(dtype)
-    whole = x if row.is_float else x.round()
-    return whole.clamp(-row.largest - (not row.is_float), row.largest).to(torch_dtype(dtype))
-
-
-def _quantize(layer: Layer, x: Tensor, scale: Tensor) -> Tensor:
-    (held,) = layer.step.operands
-    scales = lined_up(scale.float(), x.shape, held.axes, held.block)
-    if layer.name == "dequantize":
-        return (x.float() * scales).to(torch_dtype(layer.attributes["dtype"]))
-    return _rounded(x.float() / scales, layer.attributes["dtype"])
-
-
-def _dynamic_quantize(layer: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-    op: Any = layer.step.op
-    wide = x.float()
-    runs = wide.unflatten(-1, (-1, op.block)) if op.each == "block" else wide
-    axes = None if op.each == "tensor" else -1
-    scale = (runs.abs().amax(axes, keepdim=True) / dtype_of(op.dtype).largest).clamp(min=LEAST)
-    return _rounded(runs / scale, op.dtype).reshape(x.shape), scale.reshape(layer.step.results[0].shape)
-
-
-def _reduction(layer: Layer, x: Tensor) -> Tensor:
+def _reduction(layer: Layer) -> Call:
     op: Any = layer.step.op
     options = {name: value for name, value in layer.attributes.items() if name != "axes"}
-    return getattr(torch, layer.name)(x, op.over(layer.step.src), **options)
+    return partial(getattr(torch, layer.name), dim=op.over(layer.step.src), **options)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, Callable[[Layer], Call]] = {
     **dict.fromkeys((f"conv{axes}d" for axes in (1, 2, 3)), _convolution),
     **dict.fromkeys((f"{kind}_pool{axes}d" for kind in ("max", "avg") for axes in (1, 2, 3)), _pool),
     **dict.fromkeys(("matmul", "linear"), _product),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("softmax", "log_softmax"), _softmax),
     **dict.fromkeys(("softmax_backward", "log_softmax_backward"), _softmax_backward),
-    **dict.fromkeys(("quantize", "dequantize"), _quantize),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "logsumexp", "var"), _reduction),
+    "quantize": _quantize,
+    "dequantize": _dequantize,
     "dynamic_quantize": _dynamic_quantize,
     "cross_entropy": _cross_entropy,
     "cross_entropy_backward": _cross_entropy_backward,
@@ -323,12 +381,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "glu": _glu,
     "glu_backward": _glu_backward,
     "rotary": _rotary,
-    "cast": lambda layer, x: x.to(torch_dtype(layer.attributes["dtype"])),
-    "save": lambda layer, x: (x, x),
-    "mul": lambda layer, x, other: x * other,
-    "add": lambda layer, x, other: x + other,
-    "bias": lambda layer, x, bias: x + spread(layer, bias),
-    "scale": lambda layer, x, scale: x * spread(layer, scale),
+    "cast": _cast,
+    "save": lambda _: lambda x: (x, x),
+    "mul": lambda _: lambda x, other: x * other,
+    "add": lambda _: lambda x, other: x + other,
+    "bias": lambda layer: per_channel(layer, torch.add),
+    "scale": lambda layer: per_channel(layer, torch.mul),
     "batch_norm": _batch_norm,
     "attention": _attention,
     "activation_backward": _activation_backward,

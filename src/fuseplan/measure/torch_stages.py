@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fuseplan.measure.layers import Layer
-from fuseplan.measure.torch_functions import Stage, spread, stage_of
+from fuseplan.measure.torch_functions import Stage, per_channel, stage_of
 
 
 def stages_in_place(layers: Sequence[Layer]) -> list[Stage]:
@@ -32,7 +32,8 @@ def in_place(layer: Layer) -> Stage:
     if layer.name == "relu":
         return lambda x, held: x.relu_()
     if layer.name == "bias":
-        return lambda x, held: x.add_(spread(layer, held[layer.keys["bias"]]))
+        add, key = per_channel(layer, torch.Tensor.add_), layer.keys["bias"]
+        return lambda x, held: add(x, bias=held[key])
     return stage_of(layer)
 
 
