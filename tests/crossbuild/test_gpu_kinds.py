@@ -5,6 +5,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from click.testing import CliRunner
 
 from benchmarks.crossbuild import Allowance, Build, allowances, builds, crossbuild, judged
 from benchmarks.gate import faults
-from fuseplan.backends.triton import TRITON
-from fuseplan.backends.triton.compiler import compile_source
+from fuseplan.backends.triton import TRITON, sass
+from fuseplan.backends.triton.compiler import PACKAGE, compile_source
 from fuseplan.backends.triton.templates import TEMPLATES
+from fuseplan.backends.triton.templates.hopper_attention import HopperAttention
 from fuseplan.cli.commands import fuseplan
 from fuseplan.errors import ArgumentError
 from fuseplan.kernels.emit import Slot, Source, TensorMap
@@ -83,6 +85,19 @@ def test_a_kernel_compiles_and_is_sound(build: Build) -> None:
     artifact = compile_source(job.source, job.types, job.target)
     built = judged(build, job, artifact.pack(), ALLOWED)
     assert not built.faults, f"{build.template.text}\n{job.source.text}\n{built.resources}"
+
+
+def test_exponentials_run_beside_the_product_with_the_values() -> None:
+    """ptxas moves waits for products up, but to the end of a block of instructions at most."""
+    plan = "bf16[2x16x1024x128, bhsd] -> attention"
+    job = next(builds([plan], [parse_target("triton:sm_90")], only=HopperAttention.name)).job
+    code = sass.disassembled(compile_source(job.source, job.types, job.target).binary, PACKAGE)
+    lines = [line.text for line in code.lines]
+    waits = [place for place, line in enumerate(lines) if sass.WAIT.match(line)]
+    beside = [lines[first:last] for first, last in pairwise(waits) if lines[first].endswith("0x1")]
+    assert len(beside) == 2  # groups of warps
+    for each in beside:
+        assert sum("MUFU.EX2" in line for line in each) >= 64
 
 
 def test_the_set_is_bounded() -> None:
