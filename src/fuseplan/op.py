@@ -116,17 +116,18 @@ class Op(ABC):
     def _check_inner(self, name: str) -> None:
         """Checks that the field holds an activation, and that the names of its parameters are free."""
         value: Any = getattr(self, name)
-        got = value.name if isinstance(value, Op) else shown(value)
+        taken = value.operand_fields.items() if isinstance(value, Op) else ()
+        listed = [key for key, made in taken if made.when(value)]
         if isinstance(value, Elementwise) and not value.has_parts:
-            listed = [key for key, made in value.operand_fields.items() if made.when(value)]
             listed += indices_of(value.formula())
-            got = f"{value.name}, which takes {' and '.join(listed)}" if listed else value.name
             own = {each.name: each for each in dataclasses.fields(cast(Any, self))}[name]
             if (own.metadata["operands"] or not listed) and not (value.results_made or value.again):
                 self._check_apart(name, value)
                 return
+        got = value.name if isinstance(value, Op) else shown(value)
         raise refused(
-            self.name, name, "must be an activation: an elementwise operator without operands", got=got,
+            self.name, name, "must be an activation: an elementwise operator without operands",
+            got=f"{got}, which takes {' and '.join(listed)}" if listed else got,
             want="such as relu or leaky_relu(0.1); in Python Relu() or LeakyRelu(0.1)",
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ numbers of 32 bits; a backend has a row for each of WORDS in its table of scalar
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ WORDS = {
 _ROUNDS = 10
 _FACTORS, _STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _UNIT = float(np.float32(4.6566127342e-10))  # Triton's, about 2**-31
-_MASK, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MASK = 0xFFFFFFFF
 
 
 def philox(table: Mapping[str, Callable[..., W]], counter: tuple[W, W, W, W], key: tuple[W, W]) -> W:
@@ -58,16 +59,31 @@ def random(table: Mapping[str, Callable[..., Any]], index: Any, seed: Any, offse
     return uniform(table, index, table["word"](seed), table["word"](offset))
 
 
-# The meaning of each function of words for NumPy's arrays of 64 bits.
+def rows(whole: Callable[[Any], Any], word: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
+    """The meaning of the functions of WORDS, but for `bits`, for arrays of whole numbers of 64 bits.
+
+    Args:
+        whole: numbers of float64 as such.
+        word: likewise, of their whole parts from -2**31 to 2**31 - 1; NaN is 0.
+    """
+    return {
+        "low": lambda index: whole(index) & _MASK,
+        "high": lambda index: (whole(index) >> 32) & _MASK,
+        "word": lambda x: word(x) & _MASK,
+        "mul_low": lambda x, y: (x * y) & _MASK,
+        "mul_high": lambda x, y: ((x * y) >> 32) & _MASK,
+        "plus": lambda x, y: (x + y) & _MASK,
+        "xor": operator.xor,
+        "spread": lambda x: (x >> 31) * _MASK,
+    }
+
+
+def _whole(x: Any) -> Any:
+    return np.asarray(x).astype(np.int64).astype(np.uint64)
+
+
 NUMPY_WORDS: dict[str, Callable[..., Any]] = {
-    "low": lambda index: np.asarray(index).astype(np.uint64) & _MASK,
-    "high": lambda index: np.asarray(index).astype(np.uint64) >> _WORD,
-    "word": lambda x: narrow(np.asarray(x, np.float64), "i32").astype(np.int64).astype(np.uint64) & _MASK,
+    **rows(_whole, lambda x: _whole(narrow(np.asarray(x, np.float64), "i32"))),
     "bits": np.uint64,
-    "mul_low": lambda x, y: (x * y) & _MASK,
-    "mul_high": lambda x, y: (x * y) >> _WORD,
-    "plus": lambda x, y: (x + y) & _MASK,
-    "xor": np.bitwise_xor,
-    "spread": lambda x: (x >> np.uint64(31)) * _MASK,
     "number": lambda x: np.asarray(x, np.float64),
 }

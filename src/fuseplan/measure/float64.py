@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from fuseplan.language.reduction import JOINS, Statistic
+from fuseplan.language.reduction import JOINS, Statistic, indices
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.measure.spaces import Shape, Tensor, Tensors, leaves_of, space_of
 from fuseplan.op import Elementwise
@@ -104,6 +104,7 @@ def formed(
         return pooled(op, step.src, x), {}
     if isinstance(op, Parted):
         return op.split(step.src).fill(x.new_empty(step.dst.shape), step.formulas, leaves, meanings), {}
+    leaves |= {key: meanings["const"](indices(x.shape, along)) for key, along in step.indices.items()}
     if not isinstance(op, Normalization):
         out = fold(step.formulas[0], leaves, meanings).expand(x.shape)
         return out, {each.key: out for each in step.results}

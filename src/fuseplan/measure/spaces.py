@@ -15,6 +15,7 @@ from fuseplan.language.declarations import lined_up
 from fuseplan.language.dtypes import DTYPES, HELD, STORED, dtype_of, narrow, widen
 from fuseplan.language.reduction import NUMPY_JOINS
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.language.words import random, rows
 from fuseplan.plans.step import Step
 from fuseplan.scalar import CASTS, NUMPY
 from fuseplan.tensors import arrays
@@ -83,6 +84,12 @@ class Device:
         self.meanings: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in same}
         self.meanings["const"] = lambda value: torch.tensor(value, dtype=torch.float64, device=device)
         self.meanings |= {fn: partial(self._held, dtype) for fn, dtype in CASTS.items()}
+        self.meanings |= rows(torch.Tensor.long, lambda x: self._held("i32", x).long())
+        self.meanings |= {
+            "bits": int,
+            "number": torch.Tensor.double,
+            "random": partial(random, self.meanings),
+        }
         self.broadcast = torch.broadcast_to
         self.joins: dict[str, Callable[..., Any]] = {
             "add": torch.sum,
