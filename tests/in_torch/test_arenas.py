@@ -146,3 +146,37 @@ def test_other_calls_are_torchs() -> None:
     with torch.enable_grad():
         _close(whole(src), module(src))
     assert not arenas._free
+
+
+class Joining(nn.Module):  # type: ignore[misc]
+    """Joins of results that nothing else reads, or something does; of torch's, of a join; one that leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(6, 8, 1)
+        self.parts = nn.ModuleList([nn.Conv2d(8, 4 * (1 + place), 1) for place in range(4)])
+        self.next, self.head = nn.Conv2d(20, 8, 3, padding=1), nn.Conv2d(52, 8, 1)
+
+    def forward(self, src: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        stem = F.relu(self.stem(src))
+        one, two, three, four = (F.relu(each(stem)) for each in self.parts)
+        own = torch.cat([one, four], -3)
+        more = torch.cat([self.next(own).relu(), two, three, F.max_pool2d(stem, 3, 1, 1)], 1)
+        last = torch.cat([more, more[:, :8].relu(), between(stem)], 1)
+        return self.head(last), two + 1, torch.cat([F.relu(self.next(own)), stem], 1)
+
+
+def test_results_are_written_into_the_value_that_joins_them() -> None:
+    module = Joining().eval()
+    whole = fused.fuse(module, torch.randn(SHAPE))
+    within = [site.plan for site in whole.fusion.cut.sites if site.into]
+    assert len(within) >= 4
+    lives = whole.fusion._planned._lives
+    assert len(lives.parts) >= 4
+    assert any(lives.copied.values())
+    for _ in range(3):
+        src = torch.randn(SHAPE)
+        want, made = module(src), whole(src)
+        _close(made, want)
+        assert [each.stride() for each in made] == [each.stride() for each in want]
+    _close(whole(src.to(memory_format=torch.channels_last)), want)  # in no arena: torch joins

@@ -16,7 +16,7 @@ from torch import fx
 
 from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
-from fuseplan.torch.cutting import first
+from fuseplan.torch.cutting import WITHIN, first
 from fuseplan.torch.kernels import Tensors, aligned, kernel_on
 from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.operator import is_seen, launched
@@ -94,7 +94,7 @@ class _Arena:
         self.held: list[Any] = []
         with torch.inference_mode(False):
             memory = torch.from_numpy(arena(nbytes))
-            self._outs = {node: lives.out(node, memory) for node in lives.buffers}
+            self._outs = {node: lives.out(node, memory) for node in (*lives.buffers, *lives.parts)}
 
     def bind(self, marks: Marks, module: fx.GraphModule, own: Values, slots: Sequence[fx.Node]) -> None:
         """Binds the launches for tensors of the module."""
@@ -110,7 +110,10 @@ class _Arena:
         if node.op == "get_attr":
             return getattr(module, str(node.target))
         if node in self._lives.bound:
-            return _launch(node, known, self._lives.strides[node], self._outs.get(node))
+            operators = node.meta[WITHIN] if node in self._lives.parts else node.args[0]
+            return _launch(node, operators, known, self._lives.strides[node], self._outs.get(node))
+        if node in self._outs:
+            return self._outs[node]
         if node.target is first and node.args[0] in self._outs:
             return self._outs[node.args[0]]
         args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -118,10 +121,10 @@ class _Arena:
 
 
 def _launch(
-    node: fx.Node, known: Values, strides: tuple[int, ...], out: torch.Tensor | None
+    node: fx.Node, operators: str, known: Values, strides: tuple[int, ...], out: torch.Tensor | None
 ) -> Callable[..., Any]:
     """A launch as a function of its src, where that is not known, that gives the output."""
-    operators, src, operands = node.args
+    plain_operators, src, operands = node.args
     given = [known[each] for each in operands]
     if src in known:
         bound, plain = kernel_on(operators, known[src]).bound(given), aligned(known[src])
@@ -130,7 +133,7 @@ def _launch(
 
     def launch(src: torch.Tensor) -> torch.Tensor:
         if src.stride() != strides:  # of an operator that gives another layout than it tells
-            (made,) = launched(operators, src, given)
+            (made,) = launched(plain_operators, src, given)
             return made if out is None else out.copy_(made)
         if not bounds:
             bounds.append(kernel_on(operators, src).bound(given))
@@ -159,11 +162,19 @@ def _written(graph: fx.Graph, lives: Lifetimes) -> tuple[fx.GraphModule, list[fx
             values[node] = made.call_function(operator.call, (launch, *late))
         elif node.target is first and node.args[0] in lives.bound and node not in lives.known:
             values[node] = values[node.args[0]]
+        elif node in lives.copied:
+            for part, (_, *where) in lives.copied[node]:
+                made.call_function(_copy, (value(node), value(part), *where))
         elif node.op == "output":
             made.output(fx.map_arg(node.args[0], value))
         elif node not in lives.known:
             values[node] = made.node_copy(node, value)
     return fx.GraphModule({}, made), slots
+
+
+def _copy(whole: torch.Tensor, part: torch.Tensor, axis: int, begin: int, extent: int) -> None:
+    """Copies a part into the value that joins it with others."""
+    whole.narrow(axis, begin, extent).copy_(part)
 
 
 def _marks(tensors: Tensors) -> Iterator[list[Any]]:

@@ -22,6 +22,7 @@ from fuseplan.graph.write import Joined
 from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
+from fuseplan.plans.plan import FusionPlan
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
@@ -33,6 +34,7 @@ aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
 ORDER = "fuseplan.order"  # in a node's meta: a plan's result has its axes in memory in another order
+WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def fused(
     opens: bool = True,
     inputs: Sequence[Any] = (),
     rules: Sequence[Rule] = (),
+    joins: bool = False,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -71,9 +74,10 @@ def fused(
         opens: whether plans compute tensors with open extents.
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
+        joins: plans may write into the values that join their results, where calls give them the memory.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device, rules)
+    module, found, cut = _found(example, device, rules, joins)
     opened = (
         _opened(found, cut, *_found(other, device, rules)[1:])
         if other
@@ -102,15 +106,15 @@ def fused(
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule]
+    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool = False
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
     module = fx.GraphModule(given, _copied(given.graph))
-    found = read(module)
+    found = read(module, joins)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=False, rules=rules)
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, rules=rules)
     return module, found, cut
 
 
@@ -202,12 +206,18 @@ class _Writer:
         with self._graph.inserting_before(following):
             src = self._src(site)
             operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
-            text = operators_text(site.plan, opened, site.joins)
+            plan = FusionPlan(site.plan.src, *site.plan.ops[:-1]) if site.into else site.plan
+            text = operators_text(plan, opened, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
         made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         if self._is_lain(src, site.plan.src):
-            made.meta[ORDER] = tuple(_by_stride(site.plan.output.element_strides))
+            made.meta[ORDER] = tuple(_by_stride(plan.output.element_strides))
+        if site.into:
+            call.meta[WITHIN] = operators_text(site.plan, opened, site.joins)
+            join, order = self._makers[site.into.value], tuple(_by_stride(plan.output.element_strides))
+            join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
+            join.meta[ORDER] = order
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
         if head in self._strides:
@@ -316,6 +326,11 @@ def laid_out(tensor: torch.Tensor, order: tuple[int, ...], has_gaps: bool = Fals
         return tensor if is_taken else tensor.contiguous()  # no view, which FSDP warns of
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
+
+
+def joined(tensors: list[torch.Tensor], axis: int, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensors one behind the other along an axis, in a tensor with its axes in memory in an order."""
+    return laid_out(torch.cat(tensors, axis), order)
 
 
 def first(made: list[torch.Tensor]) -> torch.Tensor:

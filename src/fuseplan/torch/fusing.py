@@ -99,14 +99,16 @@ class Fused:
     ) -> None:
         self._held = given.held(module)
         inputs = (*tensors_of(self._held), *pytree.tree_leaves(example))
-        made: Fusion = fused(given.graph, given.device, choose=mode, inputs=inputs, rules=rules)
+        self._extents = Extents(given.inputs, given.ranges)
+        is_planned = given.device.type == "cpu" and not self._extents.axes
+        made: Fusion = fused(
+            given.graph, given.device, choose=mode, inputs=inputs, rules=rules, joins=is_planned
+        )
         self.cut: Cut = made.cut
         self.report: Report = report_of(made, given.device)
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
-        self._extents = Extents(given.inputs, given.ranges)
-        is_planned = given.device.type == "cpu" and not self._extents.axes
         self._planned = Arenas(made.module, len(self._held)) if is_planned else unplanned
         self._form, self._mode, self._is_told = self._form_of(example), module.training, False
         self._functions = given.functions

@@ -15,11 +15,19 @@ from torch.utils import _pytree as pytree
 from fuseplan.graph.memory import Buffer
 from fuseplan.language.layouts import same_strides
 from fuseplan.tensors.torch_tensors import DTYPES
-from fuseplan.torch.cutting import first, laid_out
+from fuseplan.torch.cutting import WITHIN, first, joined, laid_out
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
 from fuseplan.torch.operator import launched, readable
 
-COPYING = (laid_out, first, operator.getitem)  # of Python: the same elements, copied where they lie otherwise
+COPYING = (
+    laid_out,
+    first,
+    joined,
+    operator.getitem,
+)  # of Python: the same elements, copied where they lie otherwise
+
+
+Part = tuple[fx.Node, int, int, int]  # of a joined value: the value, the axis, the begin, the extent
 
 
 @dataclass
@@ -33,13 +41,17 @@ class Lifetimes:
         known: the nodes with such values.
         bound: the launches; their src may be a call's.
         strides: of the src of each of them.
-        buffers: places for their outputs that do not leave the graph.
+        buffers: places for their outputs that do not leave the graph, and for values that join some.
+        parts: the launches that write into such a value: the value, the axis, and the first and last place.
+        copied: of each such value, the other parts with their places.
     """
 
     known: set[fx.Node] = field(default_factory=set)
     bound: set[fx.Node] = field(default_factory=set)
     strides: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
     buffers: dict[fx.Node, Buffer] = field(default_factory=dict)
+    parts: dict[fx.Node, Part] = field(default_factory=dict)
+    copied: dict[fx.Node, list[tuple[fx.Node, Part]]] = field(default_factory=dict)
     _outs: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +71,8 @@ class Lifetimes:
                 made._launch(node, place, values)
             elif node.target is first and node.args[0] in made.buffers:
                 made.known.add(node)
+            elif node.target is joined and _storage(values.found[node]) not in values.leaving:
+                made._join(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
                 is_constant = constant.issuperset(node.all_input_nodes) and bool(node.all_input_nodes)
                 if values.is_view(node) or (is_constant and values.is_copy(node)):
@@ -76,12 +90,36 @@ class Lifetimes:
         storage = _storage(out)
         if storage in values.leaving:
             return
+        self._place(node, out, place, values.last.get(storage, place))
+
+    def _place(self, node: fx.Node, out: torch.Tensor, begin: int, last: int) -> None:
         bits = np.dtype(f"u{out.itemsize}")  # NumPy has no bf16
-        last = values.last.get(storage, place)
-        self.buffers[node], self._outs[node] = Buffer(tuple(out.shape), out.stride(), bits, place, last), out
+        self.buffers[node], self._outs[node] = Buffer(tuple(out.shape), out.stride(), bits, begin, last), out
+
+    def _join(self, node: fx.Node, place: int, values: _Values) -> None:
+        """Places a joined value, into which launches write that nothing else reads; others are copied."""
+        parts, axis, _ = node.args
+        begin, first_place = 0, place
+        self.copied[node] = []
+        for each in parts:
+            part = node, axis, begin, values.found[each].shape[axis]
+            begin += part[-1]
+            launch = each.args[0] if each.target is first else each
+            is_own = launch in self.buffers and WITHIN in launch.meta and [*launch.users] == [each]
+            if is_own and [*each.users] == [node] and [*parts].count(each) == 1:
+                first_place = min(first_place, self.buffers.pop(launch).first)
+                self.parts[launch] = part
+            else:
+                self.copied[node].append((each, part))
+        out = values.found[node]
+        self._place(node, out, first_place, values.last.get(_storage(out), place))
+        self.known.add(node)
 
     def out(self, node: fx.Node, memory: torch.Tensor) -> torch.Tensor:
-        """The output of a launch, in its place in an arena of bytes."""
+        """The output of a launch, or a joined value, in its place in an arena of bytes."""
+        if node in self.parts:
+            whole, *where = self.parts[node]
+            return self.out(whole, memory).narrow(*where)
         buffer, made = self.buffers[node], self._outs[node]
         within = memory[buffer.offset : buffer.offset + buffer.nbytes].view(made.dtype)
         return within.as_strided(made.shape, made.stride())

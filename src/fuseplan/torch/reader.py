@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +14,7 @@ from fuseplan.errors import PlanError
 from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin
-from fuseplan.graph.ops import Foreign, Reshape
+from fuseplan.graph.ops import Concat, Foreign, Reshape
 from fuseplan.graph.type import Type
 from fuseplan.graph.why import Reason, Why
 from fuseplan.torch.aten import TABLE
@@ -34,9 +36,14 @@ class ReadGraph:
     values: dict[fx.Node, str]
 
 
-def read(given: fx.GraphModule) -> ReadGraph:
-    """Reads a graph: an operator without a row in the table is torch's own."""
-    reader = _Reader()
+def read(given: fx.GraphModule, joins: bool = False) -> ReadGraph:
+    """Reads a graph: an operator without a row in the table is torch's own.
+
+    Args:
+        given: the graph.
+        joins: `cat` is an operator of the graph, into whose value plans may write.
+    """
+    reader = _Reader(TABLE | {torch.ops.aten.cat.default: _cat} if joins else TABLE)
     for node in given.graph.nodes:
         reader.read(node)
     outputs = list(dict.fromkeys(reader.outputs))
@@ -44,8 +51,21 @@ def read(given: fx.GraphModule) -> ReadGraph:
     return ReadGraph(graph, reader.makers, reader.values)
 
 
+def _cat(given: Given) -> str:
+    """Tensors one behind the other, in a value that stays in the graph.
+
+    Raises:
+        LeftError: the value is an output, which is new memory in each call.
+    """
+    if any(user.op == "output" for user in given.node.users):
+        raise LeftError(Why.GRAPH_OUTPUT, given.node.name)
+    tensors = [given.value(each) for each in given.argument("tensors")]
+    return given.add(Concat(int(given.number("dim")) % len(given.result.shape or (1,))), *tensors)
+
+
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, table: Mapping[Any, Callable[[Given], str]]) -> None:
+        self._table = table
         self.inputs: dict[str, Type] = {}
         self.nodes: list[Node] = []
         self.folded: list[Origin] = []
@@ -70,7 +90,7 @@ class _Reader:
             self.makers.setdefault(name, node)
 
     def _called(self, node: fx.Node) -> None:
-        row, given = TABLE.get(node.target), Given(node, self.values, self._types)
+        row, given = self._table.get(node.target), Given(node, self.values, self._types)
         why: Reason | None = None
         if row is not None:
             try:

@@ -12,7 +12,7 @@ from torch import fx
 from fuseplan.reports.books import books
 from fuseplan.reports.report import Report
 from fuseplan.reports.rows import CopyRow
-from fuseplan.torch.cutting import Fusion, is_copied, laid_out
+from fuseplan.torch.cutting import Fusion, first, is_copied, joined, laid_out
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.operator import launched
 
@@ -35,8 +35,11 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _copies(graph: fx.Graph) -> Iterator[CopyRow]:
-    """Values that are laid out in another order before a plan reads them, or behind one."""
+    """Values that are laid out in another order before a plan reads them, or behind one, or are joined."""
     for node in graph.nodes:
+        if node.target is joined:
+            others = (part for part in node.args[0] if part.target is not first)
+            yield from (CopyRow(part.name, 2 * part.meta["val"].nbytes, node.name) for part in others)
         if node.target is laid_out and is_copied(node):
             value, reader = node.args[0], next(iter(node.users))
             told = reader.args[0] if reader.target is launched else reader.name
