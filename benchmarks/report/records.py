@@ -210,6 +210,31 @@ def _program(row: Record) -> list[str]:
     return [f"{row['number']} {row['name']}", *times, f"{_gain(row):.2f}", *errors]
 
 
+def _models_of_torch(record: Record) -> Lines:
+    """Models of the transformers library, each library's call captured in a CUDA graph."""
+    peers = ("torch", "torch.compile", "max-autotune", "fuseplan", "fuseplan.torch")
+    rows = record["rows"]
+    used = [peer for peer in peers if any(peer in row["seconds"] for row in rows)]
+    yield from table(["model", "batch", *used, "gain", "launches", "error of torch", "error"], [
+        [row["model"], str(row["batch"]), *(f"{row['seconds'][peer] * 1e3:.3f}" for peer in used),
+         f"{_model_gain(row):.2f}", f"{row['launches']['torch.compile']} to {row['launches']['fuseplan']}",
+         f"{row['errors']['torch']:.1e}", f"{row['errors']['fuseplan']:.1e}"]
+        for row in rows
+    ])  # fmt: skip
+
+
+def _model_gain(row: Record) -> float:
+    """The fastest of the others over the faster of fuseplan's two."""
+    ours = [time for peer, time in row["seconds"].items() if peer.startswith("fuseplan")]
+    others = [time for peer, time in row["seconds"].items() if not peer.startswith("fuseplan")]
+    return float(min(others) / min(ours))
+
+
+MODELS_OF_TORCH = (
+    "`python -m benchmarks.models_of_torch --device cuda --dtype float16 --batch 1 32`: random weights, "
+    "calls in CUDA graphs, milliseconds. `fuseplan` leaves what no plan computes to Inductor, and "
+    "`fuseplan.torch` to eager torch. Gain: the fastest of the others over the faster of the two."
+)
 MODELS = (
     "`fuseplan bench models --threads 1,2`: networks with random weights, one f32 image of 224 x 224. "
     "Milliseconds: the least time of a call, and the least CPU time of all threads; the plans of a model "
@@ -229,5 +254,6 @@ SECTIONS: Mapping[str, Section] = {
         "Registers that are overwritten too early", "`python tests/registers.py`.", _registers
     ),
     "carried": Section("Kernels of another Triton", "`python -m device.carried`.", _carried),
+    "models_of_torch": Section("Models of torch", MODELS_OF_TORCH, _models_of_torch),
     "kernelbench": Section("KernelBench, level 2", "`python -m benchmarks.kernelbench`.", _kernelbench),
 }

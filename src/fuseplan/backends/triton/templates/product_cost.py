@@ -52,7 +52,7 @@ class Fit:
         l2_bytes: from the second cache, a second and processor.
         reached: the share of the GPU's rate that products reach on full tiles, by arithmetic.
         half, single: measured over estimated seconds of 16-bit and of longer dtypes, geometric mean over the
-            tuned suites.
+            tuned suites; of rows in 16 bits 1.2 there, and 0.85 over 18 products, 12 of random extents.
     """
 
     step: float
@@ -66,7 +66,7 @@ _ROWS = Fit(
     0.7e-6,
     5.5e12 / 132,
     {"native": 0.85, "tf32": 0.75, "tf32x3": 0.75, "ieee": 0.6, "summed": 0.05},
-    half=1.2,
+    half=1.1,
     single=1.1,
 )
 _GATHERED = Fit(
