@@ -51,7 +51,7 @@ class Scores:
 
     def __init__(self, kernel: Kernel, few: int, rows: int, keys: int, namespace: str = "tl") -> None:
         self.kernel, self.made, self.text = kernel, kernel.attention, Text()
-        self.heads, self.rows, self.keys, self.namespace = Heads(self.made, few), rows, keys, namespace
+        self.heads, self.rows, self.keys, self.namespace = Heads.of(kernel, few), rows, keys, namespace
         self.tiles = ceil_div(self.heads.rows, rows)
         self.epilogue = Elementwise(kernel, "epilogue", self.text, namespace=namespace)
         self.table = dialect.table(self.text, namespace, kernel.src.dtype, kernel.compute_dtype)
@@ -76,31 +76,29 @@ class Scores:
         """Writes of which image and heads a tile is; its first head."""
         text, made, heads, rows = self.text, self.made, self.heads, self.rows
         tile, group = text.index("tile", tile), text.index("group", group)
-        per_image = made.heads // heads.members
-        self.batch = text.index("batch", (group // per_image).wide(self.is_wide))
-        first = text.index("head", group % per_image * heads.members)
-        self.key_head = text.index("key_head", (first // made.group).wide(self.is_wide))
+        self.batch = text.index("batch", (group // heads.per_image).wide(self.is_wide))
+        first = text.index("head", group % heads.per_image * heads.members)
+        group = first if heads.by == "key" else first // made.group
+        self.key_head = text.index("key_head", group.wide(self.is_wide))
         self.tile = tile
         if heads.members > 1:
             self.places = (as_index(made.offset), as_index(made.queries - 1 + made.offset))
             return first
         low = tile * rows
-        high = f"{self.namespace}.minimum({low + (rows - 1)}, {made.queries - 1})"
-        last = low + (rows - 1) if made.queries % rows == 0 else number(high, made.queries)
-        self.places = (low + made.offset, last + made.offset)
+        high = f"{self.namespace}.minimum({low + (rows - 1)}, {heads.rows - 1})"
+        last = low + (rows - 1) if heads.rows % rows == 0 else number(high, heads.rows)
+        self.places = (low + heads.offset, last + heads.offset)
         return first
 
     def seen(self, limit: Index) -> tuple[Index, Index, Index, Index]:
         """Keys that some query of the tile sees, from `low` to `high`; all see `begin` to `end`."""
-        made, (first, last) = self.made, self.places
+        heads, (first, last) = self.heads, self.places
         low, high, begin, end = as_index(0), limit, as_index(0), limit
-        if made.is_causal:
-            high, end = self.least(high, last + 1), self.least(end, first + 1)
-        elif made.window:
-            high, end = self.least(high, last + made.window), self.least(end, first + made.window)
-        if made.window:
-            low = self.most(first - (made.window - 1), 0) // self.keys * self.keys
-            begin = last - (made.window - 1)
+        if heads.front:
+            high, end = self.least(high, last + heads.front), self.least(end, first + heads.front)
+        if heads.back:
+            low = self.most(first - (heads.back - 1), 0) // self.keys * self.keys
+            begin = last - (heads.back - 1)
         return low, high, begin, end
 
     def least(self, first: Index, second: Index) -> Index:
@@ -133,7 +131,7 @@ class Scores:
 
     def has_key(self, key: Index, limit: Index) -> Mask:
         """The keys below a length, or below the last block's end."""
-        is_whole = limit.constant is not None and self.made.keys % self.keys == 0
+        is_whole = limit.constant is not None and self.heads.others % self.keys == 0
         return ALL if is_whole else condition(f"({key} < {limit})")
 
     def hide(self, key: Index, has_key: Mask, begin: Index, end: Index) -> None:
@@ -143,20 +141,20 @@ class Scores:
         if not hidden:
             return
         edges = [f"start + {self.keys} > {end.atom}"]
-        edges += [f"start < {begin.atom}"] if self.made.window else []
+        edges += [f"start < {begin.atom}"] if self.heads.back else []
         with text.block(f"if {' or '.join(edges)}"):
             text.line(f"scores = {ns}.where({hidden}, scores, {NOTHING})")
 
     def _band(self, key: Index) -> Mask:
         """The keys that a query's place lets it see."""
-        made, band = self.made, ALL
-        place, across = (self.query + made.offset).at(DOWN), key.at(ACROSS)
-        if made.is_causal:
+        heads, band = self.heads, ALL
+        place, across = (self.query + heads.offset).at(DOWN), key.at(ACROSS)
+        if heads.front == 1:
             band = condition(f"({across} <= {place})")
-        if made.window:
-            band = band & condition(f"({across} > {place - made.window})")
-        if made.window and not made.is_causal:
-            band = band & condition(f"({across} < {place + made.window})")
+        if heads.back:
+            band = band & condition(f"({across} > {place - heads.back})")
+        if heads.front > 1:
+            band = band & condition(f"({across} < {place + heads.front})")
         return band
 
     def weigh(self) -> None:
