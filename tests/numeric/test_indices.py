@@ -74,6 +74,14 @@ def test_one_kernel_counts_for_every_extent(chain: str) -> None:
         np.testing.assert_allclose(compiled(**arrays), evaluated(plan, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("head", ["", "linear(24) -> "])
+def test_stages_that_are_a_function_are_given_numbers(head: str) -> None:
+    """More functions than are written out: indices are counted, and conditions made, where they are read."""
+    chain = "gelu -> elementwise('x + index(c) / 8') -> gelu -> dropout(0.3, seed=3) -> gelu -> bias -> gelu"
+    plan = FusionPlan.parse(f"f32[33x40] -> {head}{chain} -> mish -> elementwise('where(k > 0, x, -x)', k=1)")
+    assert_close(fuseplan.compile(plan), random_arrays(plan, 1), slack=40)
+
+
 def test_the_text_is_read_back() -> None:
     made = Expression(lambda x, seed: where(index("c") >= 2, x, x * random(seed, 3)), seed=4)
     assert made.expression == "where(index(c) >= 2, x, x * random(seed, 3))"

@@ -51,9 +51,10 @@ class Dependence:
     def inputs(self, node: Scalar) -> Iterator[Scalar]:
         """What is no number: the largest parts that `invariants` gives, and the leaves that vary.
 
-        An index is none of them: what is made of it is.
+        An index is none of them: what is made of it is. A condition is no number either.
         """
-        if not self.varies(node) or not children(node) or node.fn in INDEXED:
+        is_kept = not self.varies(node) and not node.is_condition
+        if is_kept or not children(node) or node.fn in INDEXED:
             yield from () if node.fn == "const" else (node,)
             return
         for child in children(node):

@@ -159,7 +159,8 @@ class Formulas:
         )
         (room,) = b.parameters
         x, *others = (b.load(b.at(room, index * self.lanes)) for index in range(len(self._inputs)))
-        inside = Formulas(b, self.stages, (), self._operands.values(), self._parameters, {}, self._spec)
+        operands, indices = self._operands.values(), self._indices.values()
+        inside = Formulas(b, self.stages, (), operands, self._parameters, {}, self._spec, indices=indices)
         place, known, given = Place(0, 0, False, self.lanes), dict[object, Value](), dict[object, Value]()
         for node, value in zip(self._inputs[1:], others, strict=True):
             (given if self._depends.varies(node) else known)[self._key(node, place)] = value
