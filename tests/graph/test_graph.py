@@ -11,7 +11,7 @@ from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.node import Node, Origin
 from fuseplan.graph.op import GraphOp
-from fuseplan.graph.ops import OPS, Concat, Flip, Foreign, Map, Pad, Permute, Reduce, Reshape, Slice
+from fuseplan.graph.ops import OPS, Concat, Expand, Flip, Foreign, Map, Pad, Permute, Reduce, Reshape, Slice
 from fuseplan.graph.type import Type, numpy_dtype, word_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
@@ -91,6 +91,7 @@ def test_formulas_views_and_reductions() -> None:
         (Permute((2, 0, 1)), [x], x.transpose(2, 0, 1)),
         (Slice(1, 1, 3), [x], x[:, 1:3]),
         (Slice(2, 0, 4, 3), [x], x[..., ::3]),
+        (Expand((2, 2, 3, 4)), [x], np.stack([x, x])),
         (Flip((0, 2)), [x], x[::-1, :, ::-1]),
         (Concat(1), [x, x], np.concatenate([x, x], 1)),
         (Pad(((0, 1), (2, 0), (0, 0)), 3.0), [x], np.pad(x, ((0, 1), (2, 0), (0, 0)), constant_values=3)),

@@ -180,3 +180,24 @@ def test_results_are_written_into_the_value_that_joins_them() -> None:
         _close(made, want)
         assert [each.stride() for each in made] == [each.stride() for each in want]
     _close(whole(src.to(memory_format=torch.channels_last)), want)  # in no arena: torch joins
+
+
+class Excited(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 16)
+
+    def forward(self, src: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.relu(src * torch.sigmoid(self.gate(other))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_operand_that_a_plan_makes_is_read_in_each_call(dtype: torch.dtype) -> None:
+    """A kernel takes the factor in float32, and a bfloat16 one is converted."""
+    tensors = torch.randn(5, 16, dtype=dtype), torch.randn(2, 16, dtype=dtype)
+    module = fused.fuse(Excited().to(dtype), *tensors)
+    assert module.report.launches.kernels == 2
+    for _ in range(2):
+        tensors = torch.randn(5, 16, dtype=dtype), torch.randn(2, 16, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(module(*tensors), Excited.forward(module, *tensors))

@@ -36,6 +36,8 @@ PLANS = (
     "{d}[2x5x3x22, bshd] -> rotary(batched=True) -> gelu -> gelu -> gelu",
     "{d}[2x3x5x6, strides=400:100:10:1 of bhsd] -> rotary(4)",
     "{d}[2x32x4x64, bshd] -> rotary",  # tiles without a rest, whose masks are left out
+    "{d}[2x3x17x22, bhsd] -> rotary(whole=True, inverse=True)",
+    "{d}[2x3x5x64, strides=4000:100:320:1 of bhsd] -> rotary(whole=True, batched=True) -> relu",
     "{d}[2x9x64, bsc] -> scale -> gelu -> gelu -> glu(mish) -> gelu -> gelu -> bias",
     "{d}[7x3x22, bsc] -> add -> glu(tanh) -> save(kept) -> gelu -> mul(other=kept)",
     "{d}[7x22] -> rotary(interleaved=True) -> save(kept) -> relu -> add(other=kept)",

@@ -104,6 +104,8 @@ def _(op: CrossEntropy, walk: Walk, step: Step, chain: Chain) -> Chain:
 def _(op: Rotary, walk: Walk, step: Step, chain: Chain) -> Chain:
     if walk.wanted(step):
         raise refused(step, "the gradients of cos and sin")
+    if op.whole:
+        raise refused(step, "the gradient where each element has a cos and sin of its own")
     back = Piece(replace(op, inverse=not op.inverse), tuple(walk.operands(step).items()))
     return chain.then([back])
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from fuseplan.errors import PlanError
-from fuseplan.graph.ops import Reshape
+from fuseplan.graph.graph import Graph
+from fuseplan.graph.layer import Layer
+from fuseplan.graph.node import Node
+from fuseplan.graph.norms import in_order
+from fuseplan.graph.ops import Expand, Reshape
+from fuseplan.graph.pads import Anchor
 from fuseplan.graph.type import Type
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
@@ -60,6 +67,85 @@ def attention(given: Adds, names: tuple[str, str, str], mask: str | None, op: At
     held = mask if made.shape == shape else given.add(Reshape(shape), mask)
     kind = "mask_axes" if made.dtype == "bool" else "bias_axes"
     return given.layer(replace(op, **{kind: axes}), *names, held)  # type: ignore[arg-type]
+
+
+def anchors(graph: Graph, node: Node) -> Iterator[Anchor]:
+    """Attention that reads heads of keys once, and needs no mask for places, where it can; then as it is."""
+    assert isinstance(node.op, Layer)  # by the caller
+    op, names, read = node.op.op, dict(zip(("", *node.op.keys), node.inputs, strict=True)), list[str]()
+    assert isinstance(op, Attention)  # by the caller
+    for key in ("mask", "bias"):
+        fields = _places(graph, op, names[key], key) if key in names else None
+        if fields is not None:
+            op = replace(op, **{f"{key}_axes": "", **fields})
+            read.append(names.pop(key))
+    bases = [_repeated(graph, names[key]) for key in ("key", "value")]
+    heads = {(graph.types[base].shape or ())[1] for base in bases if base}
+    if None not in bases and len(heads) == 1:
+        op = replace(op, key_heads=heads.pop())
+        read += [names["key"], names["value"]]
+        names |= dict(zip(("key", "value"), map(str, bases), strict=True))
+    if read:
+        layer = Layer(op)
+        made = Node(layer, (names[""], *(names[key] for key in layer.keys)), node.outputs, node.origin)
+        yield made, layer, in_order(graph, (node, *_views(graph, node, read)))
+    yield node, node.op, (node,)
+
+
+def _places(graph: Graph, op: Attention, name: str, key: str) -> dict[str, Any] | None:
+    """The attributes in the place of a constant mask: none where it hides nothing; None where there are none.
+
+    A mask that is added hides what it makes the lowest number or less.
+    """
+    maker = graph.made_by.get(name)
+    mask = graph.constants.get(
+        maker.inputs[0] if maker is not None and isinstance(maker.op, Reshape) else name
+    )
+    if mask is None or mask.dtype.kind not in "bf":  # NumPy knows no limits of bf16
+        return None
+    mask = mask.reshape(graph.types[name].shape or ())
+    seen = mask if mask.dtype == bool else mask == 0
+    if mask.dtype != bool and not (seen | (mask <= np.finfo(mask.dtype).min)).all():
+        return None
+    if seen.all():
+        return {}
+    is_placed = op.is_causal or op.window or not getattr(op, f"{key}_axes").endswith("st")
+    if is_placed or not seen.any(-1).all():
+        return None
+    queries, keys = seen.shape[-2:]
+    rows = seen.reshape(-1, keys)
+    offset, last = keys - 1 - int(rows[0, ::-1].argmax()), int(rows[queries - 1].sum())
+    causal = np.tri(queries, keys, offset, dtype=bool)
+    for window in (0, last):
+        behind = np.tri(queries, keys, offset - window, dtype=bool) if window else np.False_
+        if (seen == causal & ~behind).all():
+            return {"is_causal": True, "offset": offset, "window": window}
+    return None
+
+
+def _repeated(graph: Graph, name: str) -> str | None:
+    """The value (b, h, t, d) of which each head is repeated n times in a value (b, h * n, t, d)."""
+    shapes, value = [graph.types[name].shape or ()], name
+    for kind in (Reshape, Expand, Reshape):
+        maker = graph.made_by.get(value)
+        if maker is None or not isinstance(maker.op, kind):
+            return None
+        (value,) = maker.inputs
+        shapes.append(graph.types[value].shape or ())
+    whole, wide, one, base = shapes
+    if len(base) != 4 or one != (*base[:2], 1, *base[2:]) or wide != (*base[:2], wide[2], *base[2:]):
+        return None
+    return value if whole == (base[0], base[1] * wide[2], *base[2:]) else None
+
+
+def _views(graph: Graph, reader: Node, names: list[str]) -> Iterator[Node]:
+    """The views behind which values lie that nothing else reads."""
+    for name in names:
+        maker = graph.made_by.get(name)
+        is_own = graph.readers[name] == [reader] and name not in graph.outputs
+        if maker is not None and isinstance(maker.op, Reshape | Expand) and is_own:
+            yield maker
+            yield from _views(graph, maker, [maker.inputs[0]])
 
 
 def has_few_queries(op: Op, src: TensorSpec, target: str) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 
 from fuseplan.errors import PlanError, Unsupported
 from fuseplan.execution.stages import Records, decide
+from fuseplan.graph import attention
 from fuseplan.graph.alternatives import as_it_lies, exact
-from fuseplan.graph.attention import has_few_queries
 from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.gates import of_halves, of_two
@@ -22,10 +22,11 @@ from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.layouts import layout_for, strides_in
 from fuseplan.graph.node import Node
-from fuseplan.graph.norms import spelled
+from fuseplan.graph.norms import in_order, spelled
 from fuseplan.graph.ops import VIEWS, Foreign
-from fuseplan.graph.pads import anchors
+from fuseplan.graph.pads import Anchor, anchors
 from fuseplan.graph.region import Region, regions
+from fuseplan.graph.rotations import readings, rotation
 from fuseplan.graph.rules import Rule
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.graph.why import Reason, Why
@@ -87,8 +88,10 @@ class _Finder:
     left: dict[int, Reason] = field(default_factory=dict)
     tried: list[Attempt] = field(default_factory=list)
     known: dict[str, Records | Unsupported] = field(default_factory=dict)
+    rotated: dict[str, str] = field(default_factory=dict)  # the src of a rotation's plan, by its result
 
     def find(self) -> None:
+        self._rotations()
         self._anchors("contraction", "attention")
         for found in filter(None, (spelled(self.graph, node) for node in self.graph.nodes)):
             if not any(id(node) in self.claimed for node in found.nodes):
@@ -99,11 +102,27 @@ class _Finder:
             if id(node) not in self.claimed and not isinstance(node.op, VIEWS):
                 self._alone(node)
 
+    def _rotations(self) -> None:
+        for found in filter(None, (rotation(self.graph, node) for node in self.graph.nodes)):
+            stage = Stage(found.op, {"cos": found.cos, "sin": found.sin})
+            ended = Reason(Why.CONSUMER, found.dst)
+            for src in readings(self.graph, found):
+                site = self._site(src, [stage], found.nodes, found.src, found.dst, ended)
+                if isinstance(site, Site):
+                    self._keep(site)
+                    self.rotated[found.dst] = found.src
+                    break
+
     def _anchors(self, *kind: str) -> None:
         layers = (node for node in self.graph.nodes if isinstance(node.op, Layer) and node.op.op.kind in kind)
-        for layer, anchor in ((each, anchor) for each in layers for anchor in anchors(self.graph, each)):
+        for layer, anchor in ((each, anchor) for each in layers for anchor in self._forms(each)):
             if id(layer) not in self.claimed:
                 self._anchored(*anchor)
+
+    def _forms(self, node: Node) -> Iterator[Anchor]:
+        """An anchor with nodes in front of it as its own attributes, where that can be; then as it is."""
+        is_attention = isinstance(node.op, Layer) and node.op.op.kind == "attention"
+        return attention.anchors(self.graph, node) if is_attention else anchors(self.graph, node)
 
     def _anchored(self, node: Node, layer: Layer, pieces: tuple[Node, ...]) -> None:
         """The site around a contraction or an operator with statistics, which a node or its pieces are."""
@@ -116,10 +135,11 @@ class _Finder:
             return
         given = [self.graph.types[name] for name in node.inputs]
         src = layer.src(given)
-        if has_few_queries(layer.op, src, str(self.target)):
+        if attention.has_few_queries(layer.op, src, str(self.target)):
             self.left[id(node)] = Reason(Why.SLOWER, "one query on a CPU fills one lane of a vector")
             return
-        layout = layout_for(self.graph, node, layer, given[0])
+        lying = self.rotated.get(node.inputs[0], node.inputs[0])
+        layout = layout_for(self.graph, lying, layer, given[0])
         if layout:
             src = TensorSpec(src.shape, src.dtype, layout)
         strides = strides_in(self.graph, node.inputs[0]) if layer.op.kind == "attention" else None
@@ -196,8 +216,7 @@ class _Finder:
 
         halves = of_halves(self.graph, region, stages, self.claimed, write)
         for found in (*of_two(self.graph, node, region, self.claimed, behind), *halves):
-            inside = {id(each) for each in (node, *region.nodes, *found.nodes)}
-            nodes = tuple(each for each in self.graph.nodes if id(each) in inside)
+            nodes = in_order(self.graph, (node, *region.nodes, *found.nodes))
             reason = ended if found.end is region else found.end.ended
             site = self._site(src, found.stages, nodes, node.inputs[0], found.end.head, reason)
             if isinstance(site, Site) and site.records.choice.seconds <= self._seconds(src, found.apart):

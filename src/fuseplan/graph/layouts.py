@@ -7,20 +7,19 @@ import numpy as np
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.memory import Buffer
-from fuseplan.graph.node import Node
 from fuseplan.graph.op import GraphOp
 from fuseplan.graph.ops import VIEWS, Foreign, Permute, Slice
 from fuseplan.graph.type import Type, numpy_dtype
 from fuseplan.language.layouts import LAYOUTS, channel_names, dense, order_of
 
 
-def layout_for(graph: Graph, node: Node, layer: Layer, src: Type) -> str | None:
-    """How src of a contraction, of statistics or of attention lies: see `layout_of`.
+def layout_for(graph: Graph, name: str, layer: Layer, src: Type) -> str | None:
+    """How src of a contraction, of statistics or of attention lies, if it is like a value: see `layout_of`.
 
     Heads lie as the projection in front of them left them, inside of the queries, where there is one.
     """
     if layer.op.kind == "attention":
-        maker = graph.made_by.get(node.inputs[0])
+        maker = graph.made_by.get(name)
         is_turned = maker is not None and maker.op == Permute((0, 2, 1, 3))
         return "bshc of bhsc" if is_turned else "bhsc"
     return LAYOUTS[src.rank][-1] if layer.op.reads == "channels" else layout_of(src)
@@ -54,5 +53,5 @@ def strides_in(graph: Graph, name: str) -> tuple[int, ...] | None:
     array = memory
     for op in views:
         (array,) = op.evaluate([array])
-    is_view = np.may_share_memory(array, memory) and 0 not in array.shape
+    is_view = np.may_share_memory(array, memory) and 0 not in (*array.shape, *array.strides)
     return tuple(step // array.itemsize for step in array.strides) if is_view else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.graph.formulas import formula_of
@@ -58,7 +59,7 @@ def _in_groups(graph: Graph, found: Spelled) -> Spelled | None:
     nodes = (before, *found.nodes, back)
     src, groups, dst = (graph.types[name] for name in (before.inputs[0], found.src, back.outputs[0]))
     is_between = isinstance(before.op, Reshape) and isinstance(back.op, Reshape) and src.shape == dst.shape
-    inside = [name for name in (found.src, found.dst) if _leaves(graph, name, nodes)]
+    inside = [name for name in (found.src, found.dst) if leaves(graph, name, nodes)]
     if not is_between or inside or not src.is_spec or src.shape is None or groups.shape is None:
         return None
     is_group = src.rank > 1 and groups.rank == 3 and groups.shape[0] == src.shape[0]
@@ -86,9 +87,9 @@ def _spelled(graph: Graph, node: Node) -> Spelled | None:
     epsilon = _epsilon(factor, is_divisor=found == "div") if found else None
     if epsilon is None:
         return None
-    nodes = tuple(each for each in graph.nodes if any(each is piece for piece in (*before, *after)))
+    nodes = in_order(graph, (*before, *after))
     dst = after[-1].outputs[0]
-    if any(_leaves(graph, name, nodes) for each in nodes for name in each.outputs if name != dst):
+    if any(leaves(graph, name, nodes) for each in nodes for name in each.outputs if name != dst):
         return None
     src = centring[0].inputs[0] if centring else base
     make = LayerNorm if centring else RmsNorm
@@ -108,14 +109,15 @@ def _mean_of(graph: Graph, node: Node | None) -> str | None:
     return node.inputs[0] if is_mean and made.is_spec else None
 
 
-def _expression(graph: Graph, node: Node | None) -> Scalar | None:
+def expression_of(graph: Graph, node: Node | None) -> Scalar | None:
+    """The expression of a node over the names of values; None where it has none."""
     formula = None if node is None else formula_of(graph, node)
     return None if formula is None else formula.expression
 
 
 def _squared(graph: Graph, node: Node | None) -> str | None:
     """The value whose square a node is."""
-    found = _expression(graph, node)
+    found = expression_of(graph, node)
     if node is None or found is None:
         return None
     base = leaf(node.inputs[0])
@@ -125,7 +127,7 @@ def _squared(graph: Graph, node: Node | None) -> str | None:
 def _centring(graph: Graph, name: str) -> tuple[Node, ...]:
     """The mean of rows and the difference from it that a value is; nothing where it is another value."""
     node = graph.made_by.get(name)
-    found = _expression(graph, node)
+    found = expression_of(graph, node)
     if node is None or found is None or found.fn != "sub" or len(node.inputs) != 2:
         return ()
     src, mean = node.inputs
@@ -139,7 +141,7 @@ def _factor(graph: Graph, name: str) -> tuple[tuple[Node, ...], Scalar]:
     row, nodes, made = graph.types[name].shape, list[Node](), V
     while len(graph.readers[name]) == 1:
         (reader,) = graph.readers[name]
-        found = _expression(graph, reader)
+        found = expression_of(graph, reader)
         if found is None:
             break
         nodes.append(reader)
@@ -153,7 +155,7 @@ def _factor(graph: Graph, name: str) -> tuple[tuple[Node, ...], Scalar]:
 
 def _applied(graph: Graph, node: Node, base: str) -> str | None:
     """Whether a node multiplies the value by a row's number, or divides it: `mul` or `div`."""
-    found = _expression(graph, node)
+    found = expression_of(graph, node)
     others = [name for name in node.inputs if name != base]
     if found is None or len(node.inputs) != 2 or len(others) != 1 or found.fn not in ("mul", "div"):
         return None
@@ -185,7 +187,13 @@ def _inverted(factor: Scalar) -> Scalar | None:
     return None
 
 
-def _leaves(graph: Graph, name: str, nodes: tuple[Node, ...]) -> bool:
+def leaves(graph: Graph, name: str, nodes: tuple[Node, ...]) -> bool:
     """Whether a value is needed outside of the nodes."""
     inside = {id(node) for node in nodes}
     return name in graph.outputs or any(id(reader) not in inside for reader in graph.readers[name])
+
+
+def in_order(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Some nodes in the order of the graph, each once."""
+    inside = {id(node) for node in nodes}
+    return tuple(node for node in graph.nodes if id(node) in inside)

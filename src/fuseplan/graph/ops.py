@@ -147,7 +147,27 @@ class Slice(GraphOp):
         return (given[0][(slice(None),) * self.axis + (slice(self.begin, self.end, self.step),)],)
 
 
-VIEWS = (Reshape, Permute, Slice)
+@dataclass(frozen=True)
+class Expand(GraphOp):
+    """The elements repeated along axes of extent 1, and along new ones in front, as NumPy broadcasts."""
+
+    name: ClassVar[str] = "expand"
+
+    shape: tuple[int, ...]
+
+    def infer(self, given: Sequence[Type]) -> tuple[Type, ...]:
+        """The shape that it says."""
+        (src,) = known(self, given)
+        if broadcast([src.shape or (), self.shape]) != self.shape:
+            raise PlanError("expand repeats axes of extent 1", got=str(src), want=self.text)
+        return (Type(self.shape, src.dtype),)
+
+    def evaluate(self, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """A view."""
+        return (np.broadcast_to(given[0], self.shape),)
+
+
+VIEWS = (Reshape, Permute, Slice, Expand)
 
 
 @dataclass(frozen=True)
@@ -316,5 +336,5 @@ def known(op: GraphOp, given: Sequence[Type]) -> Sequence[Type]:
     return given
 
 
-OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Flip, Concat, Pad, Reduce)
+OPS: tuple[type[GraphOp], ...] = (Map, Reshape, Permute, Slice, Expand, Flip, Concat, Pad, Reduce)
 BY_WORD = {each.name: each for each in OPS}

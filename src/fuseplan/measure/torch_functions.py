@@ -310,7 +310,8 @@ def _rotary(layer: Layer) -> Call:
         turned = x[..., :dims] if rest else x
         cos, sin = cos.reshape(shapes[0]), (-sin if is_inverse else sin).reshape(shapes[1])
         a, b = (turned[..., 0::2], turned[..., 1::2]) if is_paired else turned.chunk(2, -1)
-        pair = a * cos - b * sin, b * cos + a * sin
+        (c, d), (s, t) = (each.chunk(2, -1) if op.whole else (each, each) for each in (cos, sin))
+        pair = a * c - b * s, b * d + a * t
         made = torch.stack(pair, -1).flatten(-2) if is_paired else torch.cat(pair, -1)
         return torch.cat((made, x[..., dims:]), -1) if rest else made
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import helper
 
-from fuseplan.graph.ops import Concat, Permute, Reduce, Reshape
+from fuseplan.graph.ops import Concat, Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.onnx.attention import attention
 from fuseplan.onnx.given import Given, LeftError
@@ -228,6 +228,15 @@ def _reshape(given: Given) -> str:
     return _reshaped(given, tuple(wanted))
 
 
+def _expand(given: Given) -> str:
+    """Of five axes, as heads of keys are repeated: others are ONNX Runtime's, which reads what they make."""
+    given.floats_of_first()
+    shape = np.broadcast_shapes(given.shape(), given.integers(1) or ())
+    if len(shape) != 5 or len(given.shape()) != 5:
+        raise LeftError(Why.NOT_IN_TABLE, f"Expand of {given.type()}")
+    return given.inputs[0] if shape == given.shape() else given.add(Expand(shape), given.inputs[0])
+
+
 def _flatten(given: Given) -> str:
     shape = given.shape()
     axis = given.attribute("axis", 1)
@@ -333,6 +342,7 @@ TABLE: dict[str, Row] = {
     "Cast": _cast,
     "Reshape": _reshape,
     "Flatten": _flatten,
+    "Expand": _expand,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,

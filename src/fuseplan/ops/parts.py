@@ -166,7 +166,8 @@ def _angles(op: Rotary, src: TensorSpec) -> Along:
     """Axes of positions and of pairs."""
     position = src.names.index("s") if "s" in src.names else src.rank - 2
     axes = (0, position) if op.batched and position else (position,)
-    return Along((*axes, src.rank - 1), (*(src.shape[axis] for axis in axes), op.dimensions(src) // 2))
+    count = op.dimensions(src) // (1 if op.whole else 2)
+    return Along((*axes, src.rank - 1), (*(src.shape[axis] for axis in axes), count))
 
 
 @operator
@@ -182,7 +183,8 @@ class Rotary(Parted):
     `inverse` turns by the negative angles, which is also the gradient: that of src is `rotary(inverse=True)`
     of that of dst.
 
-    cos, sin: (s, dims/2), each angle once; with `batched` (b, s, dims/2).
+    cos, sin: (s, dims/2), each angle once; with `batched` (b, s, dims/2). With `whole` they have dims
+    elements, as models repeat them, and each element is computed with those at its place.
     """
 
     onnx = "RotaryEmbedding"
@@ -193,13 +195,19 @@ class Rotary(Parted):
     interleaved: bool = False
     inverse: bool = False
     batched: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_integer(self.dims) or self.dims < 0 or self.dims % 2:
             raise refused(self.name, "dims", "must be an even number of elements", got=self.dims)
-        for name in ("interleaved", "inverse", "batched"):
+        for name in ("interleaved", "inverse", "batched", "whole"):
             true_or_false(self.name, name, getattr(self, name))
+        if self.whole and (self.dims or self.interleaved):
+            problem = "is for an axis that is turned as two halves"
+            raise refused(
+                self.name, "whole", problem, got=f"dims={self.dims}, interleaved={self.interleaved}"
+            )
 
     @property
     def reads(self) -> str:
@@ -233,9 +241,10 @@ class Rotary(Parted):
         for pair in range(half):
             first, second = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
             a, b = x[first], x[second]
-            along, across = part(cos, pair), part(sin, pair)
-            across = -across if self.inverse else across
-            made[first], made[second] = a * along - b * across, b * along + a * across
+            places = (first, second) if self.whole else (pair, pair)
+            along, across = ([part(each, place) for place in places] for each in (cos, sin))
+            across = [-each if self.inverse else each for each in across]
+            made[first], made[second] = a * along[0] - b * across[0], b * along[1] + a * across[1]
         return tuple(made)
 
     @classmethod
@@ -247,6 +256,7 @@ class Rotary(Parted):
         yield "f32[3x5x16, hsd]", cls(dims=8, interleaved=True)
         yield "f32[7x6]", cls(inverse=True)
         yield "f32[2x5x3x8, bshd]", cls(batched=True)
+        yield "f32[2x5x3x14, bshd]", cls(whole=True, batched=True, inverse=True)
 
 
 PARTED = (Glu, GluBackward, Rotary)

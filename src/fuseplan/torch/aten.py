@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fuseplan.graph.attention import attention
-from fuseplan.graph.ops import Permute, Reduce, Reshape
+from fuseplan.graph.ops import Expand, Permute, Reduce, Reshape
 from fuseplan.graph.why import Why
 from fuseplan.op import Op
 from fuseplan.ops import activation
@@ -27,7 +27,7 @@ from fuseplan.ops.reductions import Amax, Amin, LogSoftmax, Mean, Softmax, Sum
 from fuseplan.ops.rows import LayerNorm, RmsNorm
 from fuseplan.torch.given import Given, LeftError
 from fuseplan.torch.gradients import GRADIENTS
-from fuseplan.torch.ranges import SPLITS, part, sliced
+from fuseplan.torch.ranges import SPLITS, joined, part, sliced
 from fuseplan.torch.windows import adaptive_mean, convolution, pad, pool
 
 aten = torch.ops.aten
@@ -220,6 +220,13 @@ def _reshape(given: Given) -> str:
     return src if shape == given.shape(src) else given.add(Reshape(shape), src)
 
 
+def _expand(given: Given) -> str:
+    src, shape = given.tensor("self"), given.result.shape
+    if shape is None:
+        raise LeftError(Why.SHAPE, given.result)
+    return src if shape == given.shape(src) else given.add(Expand(shape), src)
+
+
 def _permute(given: Given) -> str:
     src = given.tensor("self")
     rank = len(given.shape(src))
@@ -292,6 +299,7 @@ TABLE: dict[Any, Row] = {
     aten.rsub.Scalar: _subtracted_from,
     operator.getitem: _first,
     aten.slice.Tensor: sliced,
+    aten.cat.default: joined,
     aten.mul.Tensor: _joined("a * b"),
     aten.mul.Scalar: _joined("a * b"),
     aten.div.Tensor: _joined("a / b"),
@@ -345,6 +353,7 @@ TABLE: dict[Any, Row] = {
     aten.squeeze.dim: _reshape,
     aten.squeeze.dims: _reshape,
     aten.unsqueeze.default: _reshape,
+    aten.expand.default: _expand,
     aten.permute.default: _permute,
     aten.transpose.int: _permute,
     aten.t.default: _permute,

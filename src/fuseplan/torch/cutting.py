@@ -23,6 +23,7 @@ from fuseplan.language.declarations import Operand, Result
 from fuseplan.language.layouts import dense, same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.plans.plan import FusionPlan
+from fuseplan.tensors.torch_tensors import DTYPES
 from fuseplan.torch.described import Described
 from fuseplan.torch.eager import Eager
 from fuseplan.torch.kernels import given_of, operators_text, target_of
@@ -261,7 +262,14 @@ class _Writer:
         if tuple(told.shape) != shape:
             node = self._graph.call_function(aten.reshape.default, (node, shape))  # (f, 1, 1) as (f,)
             node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), told.dtype, told.device)
-        return node if operand.spec is None else self._lain(node, operand.spec)
+        if operand.spec is not None:
+            return self._lain(node, operand.spec)
+        dtype = DTYPES[operand.dtype]
+        if node.op == "call_function" and dtype != told.dtype:
+            # A kernel converts it when it is bound; one that a plan makes has other elements in each call.
+            node = self._graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+            node.meta["val"] = Described.of(shape, dense(shape, range(len(shape))), dtype, told.device)
+        return node
 
     def _constant(self, value: NDArray[Any]) -> fx.Node:
         name = f"constant_{len(self._constants)}"

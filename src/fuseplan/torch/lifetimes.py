@@ -19,6 +19,8 @@ from fuseplan.torch.cutting import WITHIN, first, joined, laid_out
 from fuseplan.torch.kernels import given_of, operands_in, plan_on
 from fuseplan.torch.operator import launched, readable
 
+aten = torch.ops.aten
+UNWRITTEN = (aten.empty.memory_format, aten.empty_strided.default)  # their elements are any
 COPYING = (
     laid_out,
     first,
@@ -74,7 +76,7 @@ class Lifetimes:
             elif node.target is joined and _storage(values.found[node]) not in values.leaving:
                 made._join(node, place, values)
             elif node.op == "call_function" and made.known.issuperset(node.all_input_nodes):
-                is_constant = constant.issuperset(node.all_input_nodes) and bool(node.all_input_nodes)
+                is_constant = constant.issuperset(node.all_input_nodes)
                 if values.is_view(node) or (is_constant and values.is_copy(node)):
                     made.known.add(node)
                     constant |= {node} if is_constant else set()
@@ -148,8 +150,8 @@ class _Values:
         return {*_storages(self.found[node])} <= {*self._read(node)}
 
     def is_copy(self, node: fx.Node) -> bool:
-        """Whether the value has elements of what it reads, in memory of its own that stays in the graph."""
-        is_known = node.target in COPYING or _tells_views(node)
+        """Whether the value is a function of what it reads, in memory of its own that stays in the graph."""
+        is_known = node.target in COPYING or _tells_views(node) or _is_repeatable(node)
         return is_known and self.leaving.isdisjoint(_storages(self.found[node]))
 
     def is_read_in_place(self, node: fx.Node) -> bool:
@@ -200,6 +202,14 @@ def _may_view(node: fx.Node) -> bool:
         return True
     composite = "CompositeImplicitAutograd"  # such operators tell nothing of their parts
     return _tells_views(node) or torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), composite)
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    """Whether an operator of ATen's gives the same for the same tensors, and writes into none."""
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload) or operator in UNWRITTEN:
+        return False
+    return not operator._schema.is_mutable and torch.Tag.nondeterministic_seeded not in operator.tags
 
 
 def _tells_views(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fuseplan.graph.ops import Slice
+from fuseplan.graph.ops import Concat, Slice
 from fuseplan.graph.why import Why
 from fuseplan.torch.given import Given, LeftError
 
@@ -23,6 +23,16 @@ def sliced(given: Given) -> str:
     if (begin, stop, step) == (0, shape[dim], 1):
         return src
     return given.add(Slice(dim % len(shape), begin, max(begin, stop), step), src)
+
+
+def joined(given: Given) -> str:
+    """Values one behind the other along the last axis, as rotations exchange halves."""
+    tensors = given.argument("tensors")
+    dtypes = {given.type_of(given.value(each)).dtype for each in tensors}
+    rank = len(given.result.shape or ())
+    if int(given.number("dim")) % max(1, rank) != rank - 1 or not given.result.is_float or len(dtypes) > 1:
+        raise LeftError(Why.NOT_IN_TABLE, "a join of another axis, or of several dtypes")
+    return given.add(Concat(rank - 1), *(given.value(each) for each in tensors))
 
 
 def part(given: Given) -> str:

@@ -213,8 +213,8 @@ class _Writer:
     def _rotary(self, layer: Layer) -> None:
         op, src = layer.step.op, layer.step.src
         assert isinstance(op, Rotary)  # by its name
-        if src.names.find("s") != 2 or src.rank != 4:
-            raise CannotRunError("ONNX's RotaryEmbedding is measured in the order bhsd")
+        if src.names.find("s") != 2 or src.rank != 4 or op.whole:
+            raise CannotRunError("ONNX's RotaryEmbedding is measured in the order bhsd, each angle once")
         stored = []
         for name, key in layer.keys.items():
             angles = self._arrays[key] * (-1 if op.inverse and name == "sin" else 1)

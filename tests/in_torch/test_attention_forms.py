@@ -1,0 +1,109 @@
+"""Attention of modules that spell rotations, repeated heads and causal masks by torch's operators."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fuseplan.torch
+
+Mask = Callable[[int, torch.dtype], torch.Tensor]
+
+
+def placed(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    places = torch.arange(rows)
+    return (places[None, :] <= places[:, None])[None, None]
+
+
+def added(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((rows, rows), torch.finfo(dtype).min, dtype=dtype).triu(1)
+
+
+def infinite(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    seen = torch.ones(rows, rows, dtype=torch.bool).tril()
+    hidden = torch.full((), -torch.inf, dtype=dtype)
+    return torch.where(seen, torch.zeros((), dtype=dtype), hidden).expand(2, 1, rows, rows)
+
+
+def nearly(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    places = torch.arange(rows)
+    return (places[None, :] <= places[:, None]) | (places == rows - 1)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Attention of 4 heads of 8 elements, whose keys have 2 heads."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+        self.register_buffer("frequencies", 10.0 ** -torch.arange(4.0))
+        self.mask = mask
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = src.shape
+        q, k, v = (each(src).view(batch, rows, -1, 8).transpose(1, 2) for each in (self.q, self.k, self.v))
+        angles = torch.arange(rows)[:, None] * self.frequencies.float()
+        angles = torch.cat((angles, angles), -1)[None, None]
+        q, k = (rotated(each, angles.cos().to(src.dtype), angles.sin().to(src.dtype)) for each in (q, k))
+        k, v = (each[:, :, None].expand(batch, 2, 2, rows, 8).reshape(batch, 4, rows, 8) for each in (k, v))
+        return functional.scaled_dot_product_attention(q, k, v, self.mask(rows, src.dtype))
+
+
+def close(module: nn.Module, src: torch.Tensor) -> None:
+    plain = copy.deepcopy(module).double()
+    with torch.no_grad():
+        want = Block.forward(plain, src.double())
+        bound = {torch.float32: 2e-6, torch.bfloat16: 2**-6}[src.dtype]
+        assert (module(src).double() - want).abs().max() <= bound * want.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype"),
+    [(placed, torch.float32), (placed, torch.bfloat16), (added, torch.float32), (infinite, torch.float32)],
+)
+def test_a_block_of_a_model_is_rotations_and_attention(mask: Mask, dtype: torch.dtype) -> None:
+    src = torch.randn(2, 12, 32, dtype=dtype)
+    module = fuseplan.torch.fuse(Block(mask).to(dtype), src)
+    plans = [site.plan.partition(" -> ")[2] for site in module.report.sites]
+    assert plans[-3:-1] == ["rotary(whole=True)"] * 2
+    assert plans[-1].startswith("attention(is_causal=True, key_heads=2")
+    assert not module.report.copies
+    for _ in range(3):
+        close(module, torch.randn(2, 12, 32, dtype=dtype))
+    module.frequencies.mul_(0.5)
+    close(module, src)
+
+
+def test_a_mask_that_is_nearly_causal_is_read() -> None:
+    src = torch.randn(2, 12, 32)
+    module = fuseplan.torch.fuse(Block(nearly), src)
+    assert module.report.sites[-1].plan.endswith("mask_axes=st)")
+    close(module, src)
+
+
+class Given(nn.Module):  # type: ignore[misc]
+    def forward(self, src: torch.Tensor) -> Any:
+        table = torch.arange(4.0) + 1
+        return src * table.exp(), table.view(2, 2), torch.rand(4) + src
+
+
+def test_what_leaves_or_is_random_is_computed_in_each_call() -> None:
+    src = torch.randn(3, 4)
+    module = fuseplan.torch.fuse(Given(), src)
+    first = module(src)
+    first[1].mul_(0)
+    made, table, noise = module(src)
+    torch.testing.assert_close(made, src * (torch.arange(4.0) + 1).exp())
+    assert table.tolist() == [[1, 2], [3, 4]]
+    assert not noise.equal(first[2])
