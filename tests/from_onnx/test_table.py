@@ -47,13 +47,16 @@ def test_norms_of_channels(kind: str, opset: int, numbers: int, attributes: dict
     np.testing.assert_allclose(ours.run(None, given)[0], ours.peer(given)()[0], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("shape", "features"), [((1, 3, 1, 2), 1), ((1, 3, 1, 1), 4), ((2, 3, 1, 2), 3)])
+@pytest.mark.parametrize(
+    ("shape", "features"), [((1, 3, 1, 2), 1), ((1, 3, 1, 1), 4), ((2, 3, 1, 2), 3), ((1, 3, 3, 3), 4)]
+)
 def test_a_product_s_features_are_no_channels_of_a_norm_behind_it(
     shape: tuple[int, ...], features: int
 ) -> None:
     """Batch normalization scales axis 1 there, and the product's features are its last axis."""
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("MaxPool", ["x"], ["m"], kernel_shape=[1, 1]),  # names the axes of an image
+        helper.make_node("MatMul", ["m", "w"], ["p"]),
         helper.make_node("BatchNormalization", ["p", "a", "b", "c", "d"], ["y"]),
     ]
     stored = {"w": weights(shape[-1], features), **{name: positive(3) for name in "abcd"}}

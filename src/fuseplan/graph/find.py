@@ -140,7 +140,7 @@ class _Finder:
             return
         lying = self.rotated.get(node.inputs[0], node.inputs[0])
         layout = layout_for(self.graph, lying, layer, given[0])
-        if layout:
+        if layout and (layer.op.reads != "rows" or layer.op.kind == "attention"):  # rows have own names
             src = TensorSpec(src.shape, src.dtype, layout)
         strides = strides_in(self.graph, node.inputs[0]) if layer.op.kind == "attention" else None
         ranged = [TensorSpec(src.shape, src.dtype, strides=strides, names=src.names)] if strides else []
