@@ -61,7 +61,7 @@ def of_an_input(x: torch.Tensor) -> torch.Tensor:
     return (keys <= queries) & (x[0, 0, 0, 0] < 9)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     def __init__(self, mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.mask = mask
@@ -101,7 +101,7 @@ def test_a_mask_of_constants_is_read(mask: Callable[[torch.Tensor], torch.Tensor
 def test_masks_of_other_lengths_stay() -> None:
     """Torch's flag counts from the first key, and such a mask may count from the last."""
 
-    class Cross(nn.Module):
+    class Cross(nn.Module):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             queries, keys = places(3, K)
             attend = nn.functional.scaled_dot_product_attention
