@@ -11,6 +11,7 @@ from fuseplan.bench.peers.torch_peer import Torch
 from fuseplan.bench.results import dtypes_of, wrong
 from fuseplan.measure.data import deviation, evaluated, random_arrays
 from fuseplan.measure.layers import CannotRunError, running
+from fuseplan.measure.spaces import unwritten
 from fuseplan.measure.torch_eager import eager_calls
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.torch_tensors import NAMES
@@ -119,6 +120,17 @@ def test_rows_that_models_of_onnx_are_not_measured_with(text: str) -> None:
     plan = FusionPlan.parse(text)
     with pytest.raises(CannotRunError, match="ONNX"):
         BY_NAME["onnxruntime"](1).prepare(plan, [random_arrays(plan)])
+
+
+def test_a_tensor_of_integers_is_no_result_before_a_kernel_writes_it() -> None:
+    plan = FusionPlan.parse("f32[6x64] -> rms_norm -> dynamic_quantize(i8)")
+    tensors = random_arrays(plan, device="cpu")
+    prepared = BY_NAME["fuseplan"](1).prepare(plan, [tensors])
+    out, results = evaluated(plan, tensors)
+    for each, want in zip(prepared.result(), (out, *results.values()), strict=True):
+        assert deviation(each, want) < 1e-2
+    assert [unwritten(each) for each in ("i8", "bool")] == [-128, -2]
+    assert np.isnan(unwritten("f16"))
 
 
 @pytest.mark.parametrize("name", ["fuseplan", "torch"])

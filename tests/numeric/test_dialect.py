@@ -19,7 +19,8 @@ from fuseplan.backends.cpu import dialect, toolchain
 from fuseplan.backends.cpu.ir import Builder, Value
 from fuseplan.backends.cpu.ir_text import I64, PTR, Module
 from fuseplan.kernels.target import host_target
-from fuseplan.scalar import CASTS, FUNCTIONS, NUMPY
+from fuseplan.language.words import WORDS
+from fuseplan.scalar import CASTS, FUNCTIONS, INDEXED, NUMPY
 from last_places import (
     DTYPES,
     assert_within,
@@ -214,7 +215,7 @@ def test_every_width_gives_the_same_bits(name: str, element: str) -> None:
 
 def test_the_table_is_complete() -> None:
     table = dialect.table(Builder(Module(), "apply", []))
-    assert set(table) == {*FUNCTIONS, *CASTS, "const"}
+    assert set(table) == {*FUNCTIONS, *CASTS, *INDEXED, *WORDS, "const"}
 
 
 @pytest.mark.parametrize("element", DTYPES)

@@ -37,6 +37,8 @@ FOLDABLE = {
 }
 # Odd sizes, strides, dtypes and operators on both sides, which no suite has.
 ODD = (
+    "f32[2x4x33x24, bhsd] -> attention_gradient(is_causal=True, key_heads=2)",
+    "bf16[1x2x50x40, bhsd] -> attention_gradient(by=key, keys=90)",
     "bf16[1x19x9x11, nhwc] -> relu -> conv2d(37, kernel=(3, 5), stride=2) -> tanh",
     "f32[2x4x9x11, strides=2000:500:50:3] -> relu -> conv2d(5, kernel=3) -> bias",
     "f32[2x16x5x6x7, ndhwc] -> conv3d(24, kernel=3, padding=1) -> bias",

@@ -30,6 +30,7 @@ AFFINE = "f32[3x7] -> leaky_relu(negative_slope=0.25) -> add"
 PLANS = (
     "f16[9x40] -> relu -> softmax",
     "f16[1x2x20x32, bhsd] -> attention(is_causal=True)",
+    "f16[1x2x20x32, bhsd] -> attention_gradient(is_causal=True)",
     "f16[2x19x3x5, nhwc] -> batch_norm -> relu",
     "bf16[2x8x6x4] -> batch_norm(mode=per_activation) -> add -> gelu",
     "f16[2x64x3x5, nhwc] -> conv2d(64, kernel=1) -> bias -> relu",

@@ -12,10 +12,11 @@ from fuseplan.kernels.kernel import Kernel
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Template
 from fuseplan.language.dtypes import dtype_of
+from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.measure import data
 from fuseplan.measure.clock import GPU_PROTOCOL, Clock, GpuClock, HostClock, Protocol
 from fuseplan.measure.quiet import Watch
-from fuseplan.measure.spaces import empty, space_of
+from fuseplan.measure.spaces import empty, space_of, unwritten
 from fuseplan.measure.stats import Timing
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.scalar import CASTS, calls
@@ -28,7 +29,6 @@ ROUNDS = 5
 HOST_BLOCK = 0.02  # seconds
 GPU_BLOCK = 0.004
 SLIP = 2.0**-20  # relative error of statistics that shows how far the output moves with them
-NAN = float("nan")
 
 
 class Ground:
@@ -80,14 +80,17 @@ class Ground:
             return data.moved(self._evaluated(SLIP)[0], self._want[OUT]) / SLIP
 
     def out(self) -> Any:
-        """A new output tensor, every element of it NaN."""
-        return empty(self._plan.output, self._device, NAN)
+        """A new output tensor, every element of it `unwritten`."""
+        return self._new(self._plan.output)
 
     def results(self) -> dict[str, Any]:
-        """New tensors for the plan's results by key: NaN, or the old values of what is updated."""
+        """New tensors for the plan's results by key: `unwritten`, or the old values of what is updated."""
         fresh = [each for each in self._plan.results if not each.updated]
-        made = {each.key: empty(each.spec, self._device, NAN) for each in fresh}
+        made = {each.key: self._new(each.spec) for each in fresh}
         return made | {key: space_of(old).copy(old) for key, old in self._old.items()}
+
+    def _new(self, spec: TensorSpec | Dense) -> Any:
+        return empty(spec, self._device, unwritten(spec.dtype))
 
     def call(self, bind: Callable[..., Callable[..., object]]) -> Call:
         """A call of a kernel on the tensors, with an output and results of its own.

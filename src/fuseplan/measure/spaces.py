@@ -5,6 +5,7 @@ NumPy's arrays lie in host memory; bf16 and fp8 are held there as their bits. To
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -173,6 +174,12 @@ def empty(spec: TensorSpec | Dense, device: Any = None, fill: float | None = Non
     space = space_on(None if device is None else str(device))
     made = space.empty(spec)
     return made if fill is None else space.fill(made, spec, fill)
+
+
+def unwritten(dtype: str) -> float:
+    """What an element holds before a kernel writes it: NaN, or the least integer where there is none."""
+    row = dtype_of(dtype)
+    return math.nan if row.is_float else -row.largest - 1
 
 
 def exact(tensor: Tensor, dtype: str | None = None) -> Tensor:

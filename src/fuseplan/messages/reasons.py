@@ -291,6 +291,7 @@ class Reason(Enum):
         "the template reads keys, values and operands per channel, and nothing else beside src",
         "`attention` reads masks, biases, lengths and operands per element",
     )
+    DRAWN = ("drawn", "random numbers leave no registers for 128 sums a thread", "`product` draws them")
     COPY_STEP = ("copy-step", "the copy engine steps over at most 8 positions", "`product` takes any stride")
     COPY_AXES = (
         "copy-axes",

@@ -15,6 +15,7 @@ from fuseplan.kernels.contraction import Contraction
 from fuseplan.kernels.emit import Programs, Slot, Source
 from fuseplan.kernels.kernel import Kernel
 from fuseplan.language.attend import Attend, AttendGradient
+from fuseplan.language.tensor import TensorSpec
 from fuseplan.plans.naming import as_rows
 
 IMPORTS = ("import triton", "import triton.language as tl")
@@ -89,11 +90,22 @@ def header(kernel: Kernel, title: str) -> Iterator[str]:
         told = [line for line in told if centre.pool or line != centre.text]
     elif isinstance(centre, Attend | AttendGradient):
         middle, reads_rows = [attention(kernel)], True
+    elif centre is None:  # parts of the last axis, unless the operator names another
+        parted = [stage.op_text for stage in (*kernel.prologue, *kernel.epilogue) if stage.reads_parts]
+        reads_rows = bool(parted) and "axis=" not in parted[0]
     roles = (kernel.prologue, (*kernel.between, *kernel.epilogue))
     before, behind = ([stage.op_text for stage in stages] for stages in roles)
-    yield " -> ".join([kernel.told(as_rows(src) if reads_rows else src), *before, *middle, *behind])
+    src = _as_matrix(kernel, as_rows(src) if reads_rows else src)
+    yield " -> ".join([kernel.told(src), *before, *middle, *behind])
     yield title
     yield from told
+
+
+def _as_matrix(kernel: Kernel, src: TensorSpec) -> TensorSpec:
+    """src as a plan has it: the rows of a matrix are channels, or positions, of one image of the kernel."""
+    tensors = [each.shape for each in (*kernel.operands, *kernel.outputs)]
+    is_matrix = src.rank == 3 and src.shape[0] == 1 and src.shape[1:] in tensors
+    return TensorSpec(src.shape[1:], src.dtype, strides=src.element_strides[1:]) if is_matrix else src
 
 
 def attention(kernel: Kernel) -> str:

@@ -25,6 +25,7 @@ class Text:
         self._depth = 0
         self._names: dict[str, int] = {}
         self._called: dict[tuple[str, ...], tuple[str, list[str], int]] = {}  # functions and their names
+        self._both: dict[str, Mask] = {}
 
     def line(self, *lines: str) -> None:
         """Appends lines at the present depth; an empty one stays empty."""
@@ -82,6 +83,14 @@ class Text:
             return value
         self.line(f"{name} = {value}")
         return value.named(name)
+
+    def both(self, value: Mask) -> Mask:
+        """A mask of several terms by its name, which is written where it is asked for first."""
+        if len(value.terms) < 2:
+            return value
+        if str(value) not in self._both:
+            self._both[str(value)] = self.mask(self.name("mask"), value)
+        return self._both[str(value)]
 
     def call(
         self,

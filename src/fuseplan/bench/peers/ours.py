@@ -13,12 +13,10 @@ from fuseplan.kernels.template import Accuracy
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.measure.clock import rotating
 from fuseplan.measure.layers import CannotRunError
-from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of
+from fuseplan.measure.spaces import Tensor, Tensors, empty, space_of, unwritten
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.tensors.arrays import is_torch
 from fuseplan.tuning.unfused import OneAtATime
-
-POISON = float("nan")  # what an output holds before a kernel writes it
 
 
 class Fuseplan(Peer):
@@ -50,7 +48,7 @@ class Fuseplan(Peer):
 
         def result() -> Any:
             for key, tensor in outputs[0].items():
-                space_of(tensor).fill(tensor, specs[key], POISON)
+                space_of(tensor).fill(tensor, specs[key], unwritten(specs[key].dtype))
             calls[0]()
             return tuple(outputs[0].values()) if len(specs) > 1 else outputs[0]["out"]
 

@@ -83,7 +83,7 @@ class GradientWriter(Scores):
         begin = text.index(f"{name}_row", begin).at(DOWN)
         tile: Tile = []
         for piece in pieces_of(size, self.is_wide):
-            mask = exists.at(DOWN) & piece.exists.at(ACROSS)
+            mask = text.both(exists.at(DOWN) & piece.exists.at(ACROSS))
             where = begin + (piece.at * c).at(ACROSS)
             tile.append((text.let(name, f"tl.load({pointer} + {where}{mask.guard()})"), piece))
         return tile
@@ -150,15 +150,14 @@ class GradientWriter(Scores):
             self._statistics(head, other, exists, ACROSS)
         self._product("scores", self.tensors[0], first)
         self._product("products", self.tensors[1], second)
-        if made.softcap:
-            text.line(f"steepness = {fold(made.slope, {'x': 'scores'}, self.table)}")
+        steepness = fold(made.slope, {"x": "scores"}, self.table) if made.softcap else ""
         self.scale()
         self._beside(head, other, exists)
         self.hide(other, exists, begin, end)
         scaled = "" if self.factor == 1.0 else f" * {self.factor!r}"
         text.line(f"weights = tl.exp2(scores{scaled} - base)", "slopes = weights * (products - delta)")
-        if made.softcap:
-            text.line("slopes = slopes * steepness")
+        if steepness:
+            text.line(f"slopes = slopes * {steepness}")
         for factor, others, sums in zip(("slopes", "weights"), (first, second), self.sums, strict=False):
             self._add(factor, others, sums)
 
@@ -204,7 +203,7 @@ class GradientWriter(Scores):
         within = (self.head * inner[2] + row * inner[3]).at(DOWN)
         for name, piece in self.sums[0]:
             ends = piece.exists.at(ACROSS)
-            mask = self.has_row.at(DOWN) & ends
+            mask = self.text.both(self.has_row.at(DOWN) & ends)
             element = begin + (piece.at * c).at(ACROSS)
             inside = within + (piece.at * inner[1]).at(ACROSS)
             place = Place(f"({element})", str(piece.at.at(ACROSS)), f"({inside})", str(mask), str(ends))
@@ -214,7 +213,7 @@ class GradientWriter(Scores):
             n, h, s, c = each.strides
             begin = self.text.index("result_row", self.batch * n + self.head * h + row * s).at(DOWN)
             for name, piece in self.sums[1]:
-                mask = self.has_row.at(DOWN) & piece.exists.at(ACROSS)
+                mask = self.text.both(self.has_row.at(DOWN) & piece.exists.at(ACROSS))
                 stored = self.epilogue.stored(self._met(name), each.dtype)
                 where = f"{argument(Slot('result', each.key))} + {begin + (piece.at * c).at(ACROSS)}"
                 self.text.line(f"tl.store({where}, {stored}{mask.guard(other='')})")

@@ -29,6 +29,7 @@ from fuseplan.kernels.packing import Packing
 from fuseplan.kernels.target import Target
 from fuseplan.kernels.template import Accuracy, Template, accuracy_claim, contraction_claims, layout_claims
 from fuseplan.messages.reasons import Claim, Reason, claim
+from fuseplan.scalar import calls
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Hopper(Knobs, GpuTemplate):
         yield from layout_claims(kernel)
         saved = next(iter(kernel.saved), None)
         yield claim(saved is None, Reason.SAVED, operator=saved)
+        drawn = next((each for each in kernel.epilogue if "random" in calls(each.expression)), None)
+        at, text = (None, None) if drawn is None else (drawn.step, drawn.op_text)
+        yield claim(drawn is None, Reason.DRAWN, got=text, operator=at)
         rank = kernel.src.rank
         yield claim(rank <= MOST_AXES, Reason.COPY_AXES, got=f"{rank} axes", operator=step)
         last = _channels_last(kernel)

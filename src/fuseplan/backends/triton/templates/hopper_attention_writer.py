@@ -125,7 +125,8 @@ class HopperAttentionWriter(Scores):
         )
         shell = Shell(self.kernel, self.title, self.text, slots, language="gluon", imports=IMPORTS)
         turns = ["order"] if self.knobs.in_turn else []
-        held = ["queries", "key_ring", "value_ring", "dst_tiles", *BARRIERS, *turns]
+        self.leaving = "dst_tiles" if self.lots.holds_dst else "queries"  # where dst is on its way
+        held = [*dict.fromkeys(("queries", "key_ring", "value_ring", self.leaving)), *BARRIERS, *turns]
         self.names = ", ".join([*map(argument, slots), *held])
         self._produce()
         self._consume()
@@ -339,14 +340,14 @@ class HopperAttentionWriter(Scores):
         channel = self.vector(lots.features, 0, "layout").at(ACROSS)
         exists = str(channel < made.features) if self.epilogue.operands else ""
         result = self.epilogue.apply("result", Place("", str(channel), "", "", exists))
-        tile = f"dst_tiles.index(team).reshape([{OWN}, {lots.features}])"
+        tile = f"{self.leaving}.index(team).reshape([{OWN}, {lots.features}])"
         at = f"{self.batch}, {self.head}, {self._rows_at(number('team', self.knobs.groups))}, 0"
         text.line(
             "tma.store_wait(pendings=0)",
             "gl.barrier()",
             f"{tile}.store({self.epilogue.stored(result)})",
             "fence_async_shared()",
-            f"tma.async_store(dst, [{at}], dst_tiles.index(team))",
+            f"tma.async_store(dst, [{at}], {self.leaving}.index(team))",
         )
         if not lots.holds_dst:
             text.line("tma.store_wait(pendings=0)", "mbarrier.arrive(query_empty.index(team))")
@@ -360,9 +361,7 @@ class HopperAttentionWriter(Scores):
         for role in RINGS:
             ring(text, f"{role}_ring", self.pointer(role), stages)
         if self.lots.holds_dst:
-            ring(text, "dst_tiles", "dst", groups)
-        else:
-            text.line("dst_tiles = queries")
+            ring(text, self.leaving, "dst", groups)
         for name in BARRIERS:
             is_query = name.startswith("query")
             arrivals = groups if name in ("key_empty", "value_empty") else 1

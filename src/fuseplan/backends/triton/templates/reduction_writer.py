@@ -84,7 +84,6 @@ class ReductionWriter:
         formulas += [each.expression for each in kernel.results]
         used = frozenset().union(*map(leaves_of, formulas))
         parameters = [key for key in kernel.parameters if key in used]
-        self.masks: dict[str, Mask] = {}
         self.indices = {each.key for each in kernel.indices}
         self.known = {key: argument(Slot("parameter", key)) for key in parameters}
         self.slots = (
@@ -163,15 +162,7 @@ class ReductionWriter:
         down, across = self.at_cell[name], along.get(name, as_index(0))
         start = self.lattice.starts[part][self.lattice.tensors.index(name)] + self.lattice.start(leaf)
         exists = self.has_cell if down.constant is None else ALL
-        return down + across + start, self._mask(exists & tile) if across.constant is None else exists
-
-    def _mask(self, both: Mask) -> Mask:
-        """The mask of a tile by its name, which is written where it is asked for first."""
-        if len(both.terms) < 2:
-            return both
-        if str(both) not in self.masks:
-            self.masks[str(both)] = self.text.mask(self.text.name("mask"), both)
-        return self.masks[str(both)]
+        return down + across + start, self.text.both(exists & tile) if across.constant is None else exists
 
     def _tiles(self, block: Index, *, keeps: bool) -> list[Tile]:
         """The elements of a block behind the prologue, by parts; `keeps`: values with names are written."""
@@ -292,7 +283,7 @@ class ReductionWriter:
         """One part of the state of a tile's elements."""
         tile.leaves.update(made)
         term = self._value(part.term, tile.leaves, tile.leaves["x"], table)
-        exists = self._mask(self.has_cell & tile.exists)
+        exists = self.text.both(self.has_cell & tile.exists)
         if exists:
             identity = self.table["const"](part.identity)
             term = self.text.let("term", f"tl.where({exists}, {term}, {identity})")
@@ -332,9 +323,11 @@ class ReductionWriter:
         """One element of each cell; the first program of a group writes it."""
         tile = self._made({}, ALL)
         with self._once_a_group():
+            if self.kernel.results:  # they share logarithms with dst
+                self.table = once(self.table)
             x = self._applied(self.kernel.epilogue, self._of_cells, tile, keeps=True)
             self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
-        self._write_results()
+            self._write_results(tile)
 
     @property
     def _of_cells(self) -> str:
@@ -345,17 +338,16 @@ class ReductionWriter:
         """What the first program of a group does for all."""
         return self.text.block("if member == 0") if self.meeting.is_needed else nullcontext()
 
-    def _write_results(self) -> None:
+    def _write_results(self, tile: Tile) -> None:
         """The outputs that are made of statistics."""
-        tile = self._made({}, ALL)
-        with self._once_a_group() if self.kernel.results else nullcontext():
-            for result in self.kernel.results:
-                value = self._value(result.expression, tile.leaves, self._of_cells)
-                self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
+        for result in self.kernel.results:
+            value = self._value(result.expression, tile.leaves, self._of_cells)
+            self._store(result.key, argument(Slot("result", result.key)), result.dtype, value, tile)
 
     def _write(self, held: list[Tile] | None) -> None:
         """All elements: those at hand, or read once more."""
-        self._write_results()
+        with self._once_a_group() if self.kernel.results else nullcontext():
+            self._write_results(self._made({}, ALL))
         self.text.line("# dst")
         if held:
             self._finish(held)
