@@ -324,7 +324,7 @@ class ReductionWriter:
         tile = self._made({}, ALL)
         with self._once_a_group():
             if self.kernel.results:  # they share logarithms with dst
-                self.table = once(self.table)
+                self.table = dict(once(self.table))
             x = self._applied(self.kernel.epilogue, self._of_cells, tile, keeps=True)
             self._store("dst", "dst", self.kernel.dst.dtype, x, tile)
             self._write_results(tile)
