@@ -23,7 +23,7 @@ from interpreted import in_kernel_order
 
 PLANS = (
     "f16[70x40] -> matmul(72) -> bias -> relu",
-    "f16[70x40] -> matmul(72) -> dropout(0.25, seed=3) -> elementwise('x * index(c)')",
+    "f16[70x40] -> matmul(72) -> elementwise('x * index(c)')",
     "bf16[200x64] -> matmul(136, transposed=True) -> bias -> gelu(approximate=tanh)",
     "f16[3x40x16] -> matmul(24, batched=True) -> bias",
     "f16[2x16x9x7, nhwc] -> conv2d(24, kernel=1) -> bias -> relu",

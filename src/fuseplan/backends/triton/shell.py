@@ -105,7 +105,9 @@ def _as_matrix(kernel: Kernel, src: TensorSpec) -> TensorSpec:
     """src as a plan has it: the rows of a matrix are channels, or positions, of one image of the kernel."""
     tensors = {each.shape for each in kernel.operands} | {each.shape for each in kernel.outputs}
     is_matrix = src.rank == 3 and src.shape[0] == 1 and src.shape[1:] in tensors
-    return TensorSpec(src.shape[1:], src.dtype, strides=src.element_strides[1:]) if is_matrix else src
+    if not is_matrix or kernel.open_axis is not None:
+        return src
+    return TensorSpec(src.shape[1:], src.dtype, strides=src.element_strides[1:])
 
 
 def attention(kernel: Kernel) -> str:
