@@ -4,19 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseplan.bench.processes import Process, processes, scratch
+from fuseplan.bench.markdown import table
+from fuseplan.bench.processes import Process, processes
+from fuseplan.bench.results import OURS
 from fuseplan.measure.cases import Case, Cases
 from fuseplan.measure.data import INPUTS, deviation, random_arrays, reference
 from fuseplan.plans.plan import FusionPlan
 
 LAYERS = 20
 GAIN = 2.0**0.5  # of weights in the stack: half of each layer's variance is lost to its relu
+DTYPES = ("f32", "bf16", "f16")
+SEEDS = (1, 2, 3)  # of an operator's data: the largest of their deviations is told
+# Of the transformer's operators, by name, in each of the dtypes; beside eager torch.
+FAMILIES: Mapping[str, str] = {
+    "linear, bias, gelu": "[64x768] -> linear(3072) -> bias -> gelu",
+    "linear, bias, residual": "[64x3072] -> linear(768) -> bias -> add",
+    "linear of one row": "[1x4096] -> linear(512) -> bias",
+    "gated linear": "[64x768] -> linear(2048) -> glu(silu, gate=first)",
+    "layer norm": "[64x1024] -> layer_norm",
+    "layer norm of a sum, gelu": "[64x1024] -> add -> layer_norm -> gelu",
+    "RMS norm": "[64x1024] -> rms_norm",
+    "group norm, silu": "[4x64x14x14] -> group_norm(8) -> silu",
+    "instance norm": "[4x32x14x14] -> instance_norm",
+    "softmax": "[64x1000] -> softmax",
+    "log softmax": "[64x1000] -> log_softmax",
+    "cross-entropy": "[64x1000] -> cross_entropy",
+    "attention": "[1x8x512x128, bhsd] -> attention",
+    "causal attention": "[1x12x128x64, bhsd] -> attention(is_causal=True)",
+    "rotary": "[1x12x128x64, bhsd] -> rotary",
+    "gelu": "[64x1024] -> gelu",
+    "gate": "[64x2048] -> glu(silu, gate=first)",
+    "sum": "[64x1024] -> sum(1)",
+    "gradient of layer norm": "[64x1024] -> layer_norm_backward",
+    "gradient of RMS norm": "[64x1024] -> rms_norm_backward",
+    "gradient of softmax": "[64x1000] -> softmax_backward",
+}
 STACK = "f32[1x64x56x56, nhwc] -> conv2d(64, kernel=3, padding=1) -> bias -> relu"
 
 
@@ -60,23 +89,31 @@ def accuracy(
         threads: of each.
         progress: called with a line before each computation of all peers, `steps(suite)` times.
     """
-    with scratch() as folder, processes(peers, threads, folder) as started:
+    with processes(peers, threads) as (started, folder):
         for case in suite.cases:
             for inputs in INPUTS:
                 progress(f"{case.name}: {inputs}")
                 yield from _case(case, inputs, started, folder / "dst.npy")
+        beside_torch = {name: started[name] for name in (OURS, "torch") if name in started}
+        for name, dtype, inputs in product(FAMILIES, DTYPES, INPUTS):
+            progress(f"{name}, {dtype}: {inputs}")
+            case = Case(name, dtype + FAMILIES[name])
+            drawn = [_case(case, inputs, beside_torch, folder / "dst.npy", seed) for seed in SEEDS]
+            yield from (max(each, key=lambda one: one.error or 0.0) for each in zip(*drawn, strict=True))
         yield from _stack(started, folder, progress)
 
 
 def steps(suite: Cases) -> int:
     """How often `progress` is called."""
-    return len(suite.cases) * len(INPUTS) + LAYERS
+    return (len(suite.cases) + len(FAMILIES) * len(DTYPES)) * len(INPUTS) + LAYERS
 
 
-def _case(case: Case, inputs: str, started: Mapping[str, Process], place: Path) -> Iterator[Deviation]:
+def _case(
+    case: Case, inputs: str, started: Mapping[str, Process], place: Path, seed: int = 1
+) -> Iterator[Deviation]:
     plan = FusionPlan.parse(case.plan)
-    data = {"seed": 1, "inputs": inputs}
-    want = reference(plan, random_arrays(plan, seed=1, inputs=inputs))
+    data = {"seed": seed, "inputs": inputs}
+    want = reference(plan, random_arrays(plan, seed=seed, inputs=inputs))
     for name, process in started.items():
         answer = _computed(process, case.plan, data, place)
         yield _deviation(case.name, case.plan, inputs, 1, name, answer, place, want)
@@ -137,4 +174,23 @@ def markdown(found: Sequence[Deviation], layers: Sequence[int] = (1, 5, 10, LAYE
         cells.setdefault(row, {})[each.peer] = "" if each.error is None else f"{each.error:.1e}"
     head = ["shape", "inputs", *peers]
     rows = [[*row, *(told.get(peer, "") for peer in peers)] for row, told in cells.items()]
-    return "".join("| " + " | ".join(row) + " |\n" for row in [head, ["---"] * len(head), *rows])
+    return "\n".join(table(head, rows))
+
+
+def of_families(found: Sequence[Deviation]) -> str:
+    """A row an operator and dtype, a column a kind of input: our deviation, in brackets that over torch's."""
+    cells: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
+    for each in found:
+        row = each.case, each.plan.split("[")[0]
+        cells.setdefault(row, {}).setdefault(each.inputs, {})[each.peer] = each.error
+    kinds = list(dict.fromkeys(each.inputs for each in found))
+    rows = [[*row, *(_beside_torch(told.get(kind, {})) for kind in kinds)] for row, told in cells.items()]
+    return "\n".join(table(["operators", "dtype", *kinds], rows))
+
+
+def _beside_torch(errors: Mapping[str, float | None]) -> str:
+    ours, other = errors.get(OURS), errors.get("torch")
+    if ours is None:
+        return ""
+    ratio = "" if other is None else "1.0" if ours == other else f"{ours / other:.1f}" if other else "inf"
+    return f"{ours:.1e} ({ratio})"
