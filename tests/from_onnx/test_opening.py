@@ -28,7 +28,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             texts.append(kernel.text)
         return program
 
-    monkeypatch.setattr("fuseplan.graph.cut.build", noted)
+    monkeypatch.setattr(build, "build", noted)
     monkeypatch.setattr(opened, "AS_FAST", 1e9)
     build._programs.clear()
     return texts

@@ -13,7 +13,9 @@ import fuseplan.onnx
 from fuseplan.errors import BuildError
 from fuseplan.graph.type import type_of
 from fuseplan.onnx.model import OnnxModel
-from onnx_models import cnn, model, weights
+from fuseplan.onnx.runtime import session_of
+from fuseplan.system import limits
+from onnx_models import cnn, mlp, model, weights
 
 RNG = np.random.default_rng(5)
 
@@ -91,3 +93,30 @@ def test_transposed_convolutions_are_onnx_runtimes(attributes: dict[str, Any]) -
     told = ours.report()
     assert told.launches.libraries == {"onnxruntime": 1}
     assert [(row.code, row.cases) for row in told.left] == [("not-in-table", {"ConvTranspose": ("up",)})]
+
+
+def test_a_large_weight_may_be_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product whose weight is a lookup's table too: the turned weight is the table's own memory."""
+    monkeypatch.setattr(limits, "FOLDED_BYTES", 0)
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["table", "ids"], ["found"], "lookup"),
+        node("Add", ["x", "found"], ["sum"], "sum"),
+        node("Transpose", ["table"], ["turned"], "turn", perm=[1, 0]),
+        node("MatMul", ["sum", "turned"], ["y"], "head"),
+    ]
+    table = weights(11, 8)
+    proto = model(nodes, {"x": [3, 8]}, ["y"], {"table": table, "ids": np.array([4, 0, 10])})
+    given = {"x": RNG.standard_normal((3, 8), np.float32)}
+    ours: OnnxModel = fuseplan.onnx.load(proto, threads=1)
+    np.testing.assert_allclose(ours.run(None, given)[0], ours.exact(given)[0], rtol=1e-5, atol=1e-6)
+    prepared = ours.prepare({"x": type_of(given["x"])})
+    assert str(prepared.session.cut.sites[-1].plan) == "f32[3x8] -> linear(11)"
+    graph = prepared.model.graph
+    assert np.shares_memory(graph.constants["turned"], graph.constants["table"])
+
+
+def test_threads_of_onnxruntime_leave_the_cores_to_ours() -> None:
+    """They wait without spinning between two of its calls: kernels run there."""
+    options = session_of(mlp(), threads=2).get_session_options()
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"

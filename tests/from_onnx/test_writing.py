@@ -81,6 +81,25 @@ def test_folded_nodes_between_those_of_a_site_go_with_them() -> None:
     assert [each.name for each in function.node] == ["product", "same", "act"]
 
 
+def test_plans_go_on_behind_products_of_rows_between_views() -> None:
+    """As PyTorch exports a layer of GPT-2: Gemm takes matrices alone. The function holds the inner view."""
+    node = helper.make_node
+    nodes = [
+        node("LayerNormalization", ["x", "g", "b"], ["n"], "norm", axis=-1),
+        node("Reshape", ["n", "rows"], ["flat"], "before"),
+        node("Gemm", ["flat", "w", "c"], ["m"], "product"),
+        node("Reshape", ["m", "back"], ["sums"], "behind"),
+        node("Add", ["sums", "x"], ["a"], "add"),
+        node("Tanh", ["a"], ["y"], "act"),
+    ]
+    stored = {"g": weights(8), "b": weights(8), "w": weights(8, 8), "c": weights(8)}
+    stored |= {"rows": np.array([-1, 8]), "back": np.array([2, 3, 8])}
+    made = check(model(nodes, {"x": [2, 3, 8]}, ["y"], stored), {"x": weights(2, 3, 8)})
+    plans = ["f32[2x3x8] -> layer_norm", "f32[2x3x8] -> linear(8) -> bias -> add -> tanh"]
+    assert [*made.functions.values()] == plans
+    assert [each.name for each in made.model.functions[1].node] == ["product", "behind", "add", "act"]
+
+
 def test_names_of_nodes_may_repeat() -> None:
     node = helper.make_node
     nodes = [node("Relu", ["x"], ["r"], "same"), node("CumSum", ["r", "axis"], ["s"], "same")]

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.backends.cpu import CPU
+from fuseplan.errors import ArgumentError, BuildError, UnsoundCodeError
 from fuseplan.graph import choose, trial
 from fuseplan.graph.choose import checked_mode, chosen
 from fuseplan.graph.cut import Cut, Site
 from fuseplan.graph.find import find
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.session import Session
+from fuseplan.kernels.emit import Source
+from fuseplan.kernels.kernel import Kernel
+from fuseplan.kernels.target import Target
+from fuseplan.kernels.template import Template
 from fuseplan.stores import sites
 from graphs import graph_of, random_inputs
 
@@ -211,12 +216,32 @@ def test_failures_are_not_kept(own_folder: Path) -> None:
 
 def test_a_kernel_that_is_not_built_never_fails_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = _cut()
-    monkeypatch.setattr("fuseplan.graph.cut.build", _raise)
+    monkeypatch.setattr("fuseplan.graph.cut.build_sound", _raise)
     made = chosen(cut, Exact(cut.graph), "predicted")
     assert not made.sites
     assert {reason.code for reason in made.left.values()} == {"failed"}
     assert {reason.got for reason in made.left.values()} == {"the toolchain is on holiday"}
     assert chosen(cut, Exact(cut.graph), "predicted", is_built=False).sites == cut.sites
+
+
+def test_a_site_has_the_kernel_whose_code_passes_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, known = _cut(), CPU.compile_object
+    first = [site.records.choice for site in cut.sites]
+
+    def compiled(source: Source, kernel: Kernel, template: Template, target: Target) -> bytes:
+        if any(template == each.template for each in first):
+            raise UnsoundCodeError("a check fails")
+        return known(source, kernel, template, target)
+
+    monkeypatch.setattr(CPU, "compile_object", compiled)
+    monkeypatch.setattr("fuseplan.execution.build._programs", {})
+    made = chosen(cut, Exact(cut.graph), "predicted")
+    for site, before in zip(made.sites, first, strict=True):
+        after = site.records.choice
+        assert after.template in before.candidates
+        assert before.template not in after.candidates
+        assert "a check fails" in {each.fault for each in after.considered}
+    _check(made)
 
 
 def test_measuring_ends(monkeypatch: pytest.MonkeyPatch) -> None:

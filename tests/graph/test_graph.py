@@ -16,6 +16,7 @@ from fuseplan.graph.type import Type, numpy_dtype, word_of
 from fuseplan.language.tensor import TensorSpec
 from fuseplan.op import Op
 from fuseplan.ops import OPERATORS
+from fuseplan.ops.embedding import Embedding
 
 RNG = np.random.default_rng(0)
 BLOCK = """
@@ -64,8 +65,8 @@ def test_json_is_read_back() -> None:
 def test_each_operator_of_plans_is_a_layer(kind: type[Op]) -> None:
     """A layer's types and results are those of the operator."""
     for text, op in kind.samples():
-        shape = TensorSpec.parse(text).shape
-        src = Type(shape, "f32")
+        read = TensorSpec.parse(text)
+        src = Type(read.shape, read.dtype if isinstance(op, Embedding) else "f32")
         spec = Layer(op).src([src, *[src] * len(Layer(op).keys)])
         operands = {each.name: each.shape for each in op.operands(spec)}
         operands |= {each.name: each.shape for each in op.results(spec)}
@@ -75,7 +76,8 @@ def test_each_operator_of_plans_is_a_layer(kind: type[Op]) -> None:
         graph = Graph(inputs, [node], ["y"])
         assert graph.types["y"].shape == op.output(spec).shape
         given = {
-            name: RNG.uniform(0.1, 1, made.shape or ()).astype(np.float32) for name, made in inputs.items()
+            name: RNG.uniform(0.1, 1, made.shape or ()).astype(numpy_dtype(made.dtype))
+            for name, made in inputs.items()
         }
         assert graph.evaluate(given)["y"].shape == graph.types["y"].shape
         assert Graph.parse(str(graph)) == graph

@@ -57,7 +57,7 @@ def chosen(cut: Cut, framework: Framework, mode: Mode, is_built: bool = True) ->
     for key, site in zip(keys, cut.sites, strict=True):
         made, reason = _applied(site, known.get(key))
         if reason is None and is_built:
-            reason = failure(made)
+            made, reason = _built(made)
         if reason is None:
             kept.append(made)
         else:
@@ -77,13 +77,12 @@ def key_of(site: Site, framework: Framework) -> Key:
     return Key(digest, str(accuracy), str(target), processor_of(target), versions)
 
 
-def failure(site: Site) -> Reason | None:
-    """Why the site's kernel is not built; None where it is."""
+def _built(site: Site) -> tuple[Site, Reason | None]:
+    """The site with the records of the kernel that was built; or why there is none."""
     try:
-        site.compiled()
+        return site.of(site.compiled().records), None
     except Exception as error:  # a failure of one site never fails the model
-        return Reason(Why.FAILED, problem_of(error))
-    return None
+        return site, Reason(Why.FAILED, problem_of(error))
 
 
 def _measured(

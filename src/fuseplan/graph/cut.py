@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from fuseplan.compile import CompiledPlan
-from fuseplan.execution.build import build
+from fuseplan.execution.build import build_sound
 from fuseplan.execution.stages import Records
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node
+from fuseplan.graph.op import Tensor
+from fuseplan.graph.ops import Slice
 from fuseplan.graph.why import Reason
 from fuseplan.graph.write import Bound, Joined, names_in
 from fuseplan.kernels.kernel import Kernel
@@ -37,6 +41,7 @@ class Site:
         records: what the stages made of it.
         nodes: in an order of execution.
         src, dst: names of the values that it reads and makes.
+        ranges: of dst, the values that it makes, where they are several: dst is no value of the graph then.
         operands: by the plan's keys: the name of a value, several names, or an array that is bound once.
         ended: why the plan goes no further.
         other: finds the same site without operators folded into the weight; None where none are.
@@ -45,6 +50,7 @@ class Site:
         rules: names of the rules that gave operators of the plan.
         opened: the records of the plan with an open axis, whose kernel the site launches; the reason where
             an extent is open and no such kernel serves it; None where none is open.
+        apart: why it is not one product with others of its input; None where there are no others.
     """
 
     plan: FusionPlan
@@ -59,11 +65,20 @@ class Site:
     into: Range | None = None
     rules: tuple[str, ...] = ()
     opened: Records | Reason | None = field(default=None, compare=False)
+    ranges: Mapping[str, Slice] = field(default_factory=dict)
+    apart: Reason | None = field(default=None, compare=False)
 
     @property
     def built(self) -> Records:
         """The records of the plan that is compiled."""
         return self.opened if isinstance(self.opened, Records) else self.records
+
+    def of(self, built: Records) -> Site:
+        """The site of the records that were built, whose choice may be another one than the first."""
+        if built is self.built:
+            return self
+        is_open = isinstance(self.opened, Records)
+        return replace(self, opened=built) if is_open else replace(self, records=built)
 
     @property
     def kernel(self) -> Kernel:
@@ -77,14 +92,22 @@ class Site:
         Raises:
             BuildError: the toolchain failed.
         """
-        made = self.built
-        return CompiledPlan(made, build(made.choice, made.kernel, made.target))
+        return CompiledPlan(*build_sound(self.built))
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the values that it reads, each once."""
         operands = (name for each in self.operands.values() for name in names_in(each))
         return tuple(dict.fromkeys((self.src, *operands)))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the graph's values that it makes."""
+        return tuple(self.ranges) or (self.dst,)
+
+    def whole(self, results: Sequence[Tensor]) -> Tensor:
+        """The results as the one tensor that a launch writes."""
+        return np.concatenate(results, self.plan.output.channel_axis) if self.ranges else results[0]
 
     @property
     def joins(self) -> dict[str, tuple[int, int]]:

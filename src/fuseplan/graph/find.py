@@ -18,6 +18,7 @@ from fuseplan.graph.cut import Attempt, Cut, Site
 from fuseplan.graph.formulas import formula_of
 from fuseplan.graph.gates import of_halves, of_two
 from fuseplan.graph.graph import Graph
+from fuseplan.graph.horizontal import together
 from fuseplan.graph.joins import in_place
 from fuseplan.graph.layer import Layer
 from fuseplan.graph.layouts import layout_for, strides_in
@@ -49,6 +50,7 @@ def find(
     weights: Collection[str] = (),
     last: Collection[str] = (),
     joins: bool = True,
+    ranges: bool = True,
     rules: Sequence[Rule] = (),
 ) -> Cut:
     """Cuts a graph into plans that the target computes; nothing is compiled.
@@ -61,6 +63,7 @@ def find(
         weights: inputs that may be weights. They may change, so nothing is folded into them.
         last: values that lie channels last where no plan makes or reads them; all others lie in order.
         joins: plans may write into the values that join their results.
+        ranges: one plan may compute several products of an input, whose weights are joined.
         rules: of the caller, the first that holds first.
 
     Raises:
@@ -69,8 +72,9 @@ def find(
     finder = _Finder(graph, target, threads, accuracy, frozenset(weights), frozenset(last), joins, rules)
     finder.find()
     order = {id(node): place for place, node in enumerate(graph.nodes)}
-    sites = sorted(finder.sites, key=lambda site: order[id(site.nodes[-1])])
-    return Cut(graph, tuple(sites), finder.left, tuple(finder.tried))
+    sites, tried = together(graph, finder.sites, finder._decided) if ranges else (finder.sites, [])
+    sites.sort(key=lambda site: min(order[id(graph.made_by[name])] for name in site.results))
+    return Cut(graph, tuple(sites), finder.left, (*finder.tried, *tried))
 
 
 @dataclass

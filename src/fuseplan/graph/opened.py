@@ -30,7 +30,7 @@ def open_plan(plan: FusionPlan, axes: Sequence[int]) -> FusionPlan:
     problem = PlanError("the tensor has gaps between its elements", got=str(src))
     for layout, names in (src.layout, src.names), (f"{src.layout} of {src.names}", None):
         try:
-            made = TensorSpec(shape, src.dtype, layout, names=names)
+            made = TensorSpec(shape, src.dtype, layout if src.layout else None, src.strides, names)
             if made.with_extents(*(src.shape[axis] for axis in axes)) == src:
                 return FusionPlan(made, *plan.ops)
         except PlanError as error:

@@ -156,7 +156,7 @@ class _Placer:
     def _held(self, name: str) -> Held:
         return self.made.at.get(name, name)
 
-    def _new(self, made: Type, strides: Sequence[int]) -> Placed:
+    def _new(self, made: Type | TensorSpec, strides: Sequence[int]) -> Placed:
         index = len(self.made.steps)
         buffer = Buffer(made.shape or (), tuple(strides), numpy_dtype(made.dtype), index, index)
         self.made.buffers.append(buffer)
@@ -175,9 +175,10 @@ class _Placer:
                 bound[key] = self._as(each, spec)
             else:
                 given[key] = self._held(str(each))
-        made = self.made.graph.types[site.dst]
-        dst = self._range(site.into) if site.into else self._new(made, site.plan.output.element_strides)
+        made = site.plan.output
+        dst = self._range(site.into) if site.into else self._new(made, made.element_strides)
         self.made.at[site.dst] = dst
+        self.made.at |= {name: replace(dst, views=(op,)) for name, op in site.ranges.items()}
         self._step(Launch(site, src, dst, bound, given))
 
     def _joined(self, joined: Joined, name: str) -> Placed:
@@ -256,7 +257,7 @@ def inputs_of(step: Step) -> tuple[Held, ...]:
 def made_by(step: Step) -> tuple[str, ...]:
     """The values that a step makes; a copy makes none."""
     if isinstance(step, Launch):
-        return (step.site.dst,)
+        return step.site.results
     if isinstance(step, Compute):
         return tuple(filter(None, step.node.outputs))
     return step.unit.writes if isinstance(step, Call) else ()

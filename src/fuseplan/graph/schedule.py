@@ -49,7 +49,7 @@ def schedule(cut: Cut) -> list[Unit]:
 
 
 def _of_site(site: Site) -> Unit:
-    return Unit(site.nodes, site.reads, (site.dst,), site)
+    return Unit(site.nodes, site.reads, site.results, site)
 
 
 def unit_of(graph: Graph, nodes: tuple[Node, ...]) -> Unit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -48,8 +48,8 @@ class Framework(Protocol):
         They are in NumPy, or on the target's GPU.
         """
 
-    def own(self, site: Site, values: Mapping[str, Tensor]) -> Call:
-        """A call of the framework's own operators.
+    def own(self, site: Site, values: Mapping[str, Tensor]) -> Callable[[], Sequence[Tensor]]:
+        """A call of the framework's own operators, which gives the site's results.
 
         Args:
             site: the site.
@@ -154,9 +154,10 @@ def meaning(graph: Graph, site: Site, values: Mapping[str, Tensor]) -> Any:
     """The site's value in float64, by the graph's own operators one at a time."""
     read = {name for node in site.nodes for name in node.inputs}
     constants = {name: graph.constants[name] for name in read if name in graph.constants}
-    parts = Parts(dict.fromkeys(values, Type(None, "?")), list(site.nodes), [site.dst], constants)
+    parts = Parts(dict.fromkeys(values, Type(None, "?")), list(site.nodes), [*site.results], constants)
     given = {name: wide(each, graph.types[name].dtype) for name, each in values.items()}
-    return evaluate(parts, given, {}, graph.types)[site.dst]
+    made = evaluate(parts, given, {}, graph.types)
+    return site.whole([made[name] for name in site.results])
 
 
 def wide(tensor: Tensor, dtype: str | None = None) -> Any:
@@ -206,7 +207,7 @@ def _other(site: Site) -> list[Site]:
 def _own(site: Site, framework: Framework, values: Mapping[str, Tensor], want: Any) -> _Peer:
     try:
         call = framework.own(site, values)
-        return _Peer({framework.name: call}, _error(call(), want))
+        return _Peer({framework.name: call}, _error(site.whole([wide(each) for each in call()]), want))
     except Exception as error:  # of another library, of any kind
         return _Peer({}, said=f"{framework.name} was not run: {problem_of(error)}")
 
@@ -220,7 +221,7 @@ def _checked(
         name = str(form.plan)
         try:
             call = framework.fused(form, values)
-            error = _error(call(), want)
+            error = _error(wide(call()), want)
         except Exception as failed:  # a failure of one site never fails the model
             found.problem = found.problem or Reason(Why.FAILED, problem_of(failed))
             continue
@@ -234,9 +235,8 @@ def _checked(
     return found
 
 
-def _error(got: Tensor, want: Any) -> float:
+def _error(made: Any, want: Any) -> float:
     """The largest distance of a result from float64, over the largest value."""
-    made = wide(got)
     return data.deviation(made, want.reshape(made.shape)) if made.size == want.size else math.inf
 
 

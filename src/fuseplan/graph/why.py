@@ -3,118 +3,100 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import unique
 
-from fuseplan.messages.reasons import Refusal
+from fuseplan.messages.reasons import Catalogue, Refusal
 
 
-class Why(Enum):
-    """The catalogue: the code in reports, the sentence with the cause, and the remedy."""
+@unique
+class Why(Catalogue):
+    """The catalogue of reports."""
 
     NOT_IN_TABLE = (
-        "not-in-table",
         "the operator has no row in the table of its front end, and its library runs it",
         "Write it in operators that have a row, or leave it to the library",
     )
     NO_PLAN = (
-        "no-plan",
         "no plan says joins, padding by itself and reductions of many axes: NumPy runs them",
         "Leave it to NumPy",
     )
     WEIGHT_NOT_CONSTANT = (
-        "weight-not-constant",
         "the second factor of a product is computed at run time",
         "Make it an initializer, or leave the product to the library",
     )
     DTYPE = (
-        "dtype",
         "plans compute tensors of f64, f32, f16 and bf16",
         "Cast the input of the operator to one of them",
     )
     SHAPE = (
-        "shape",
         "plans compute tensors of 2 to 5 axes without an extent of 0, whose shapes are known",
         "Reshape the input of the operator",
     )
     BROADCAST = (
-        "broadcast",
         "an operand of a plan has an element a channel, an element for each of src's, or one for all",
         "Expand it to the shape of the other input",
     )
     FORMULA = (
-        "formula",
         "no run of a plan's operators computes this formula of several tensors",
         "Write it as a sum or product of two tensors, and functions of one",
     )
     EXTERNAL_CONSUMER = (
-        "external-consumer",
         "another operator reads the value",
         "Several readers need the value in memory: nothing is to be done",
     )
     GRAPH_OUTPUT = (
-        "graph-output",
         "the value is an output of the model",
         "Take it from the model's outputs if nobody needs it",
     )
-    CONSUMER = (
-        "consumer",
-        "the operator that reads the value is no formula of its elements",
-        "Nothing is to be done",
-    )
+    CONSUMER = ("the operator that reads the value is no formula of its elements", "Nothing is to be done")
     CLAIMED = (
-        "claimed",
         "the operator that reads the value is in another plan",
         "Nothing is to be done: that plan reads it as an operand",
     )
     REFUSED = (
-        "refused",
         "a rule or the templates of the target refuse the plan",
         "See `fuseplan explain` of the plan that the report shows",
     )
     SLOWER = (
-        "slower",
         "the framework's own operators are faster here, measured",
         "Nothing is to be done; `fuseplan tune` of the plan may find a faster kernel",
     )
     UNMEASURED = (
-        "unmeasured",
         "on an H100 cuDNN's attention takes 0.92 to 1.01 of the plan's time",
         "choose='measured' times both and keeps the faster one",
     )
     INACCURATE = (
-        "inaccurate",
         "the plan's result is further from float64 than twice the framework's and the kernel's bound",
         "Report this with the plan and the machine",
     )
     DISAGREES = (
-        "disagrees",
         "the framework's own operators compute another result than the graph means in float64",
         "Report this with the model: an operator may be read in a wrong way",
     )
     FAILED = (
-        "failed",
         "the plan's kernel is not built, or does not run",
         "Compile the plan by itself for the whole error",
     )
-
-    INNER = (
-        "inner-value",
+    UNREADABLE = (
+        "the operator has attributes or inputs that it does not take",
+        "Repair the operator: `onnx.checker.check_model(model, full_check=True)` may tell more",
+    )
+    APART = (
+        "products of one input that differ in more than features, or take longer as one, stay apart",
+        "Nothing is to be done",
+    )
+    INNER_VALUE = (
         "the plan would end inside an operator of the framework, whose last value is wanted",
         "Nothing is to be done",
     )
     OPEN_EXTENT = (
-        "open-extent",
         "a number of the plan depends on an extent that is open",
         "Fix this extent: leave it out of dynamic_shapes, or write its number into the model",
     )
     INDUCTOR = (
-        "inductor",
         "operators without a product, a convolution or attention are Inductor's here",
         "Nothing is to be done; without the option rest='inductor' they are a plan",
     )
-
-    def __init__(self, code: str, sentence: str, remedy: str) -> None:
-        self.code, self.sentence, self.remedy = code, sentence, remedy
 
     @classmethod
     def of(cls, code: str) -> Why:

@@ -141,13 +141,13 @@ class Runtime:
         graph, origins = self._plain, {node.origin for node in site.nodes}
         unit = unit_of(graph, tuple(node for node in graph.nodes if node.origin in origins))
         missing = [name for name in unit.reads if name not in values and name not in graph.constants]
-        if unit.writes != (site.dst,) or missing:
+        if {*unit.writes} != {*site.results} or missing:
             told = ", ".join(missing or unit.writes)
             raise LookupError(f"the operators are those of other sites too: {told}")
-        run = Onnx(self._proto, self._threads).prepare(graph, unit)
+        run = Onnx(self._proto, self._threads).prepare(graph, replace(unit, writes=site.results))
         dense = {name: np.ascontiguousarray(each) for name, each in values.items()}
         given = [dense.get(name) for name in unit.reads]
-        return lambda: run(given)[0]
+        return lambda: run(given)
 
     def takes(self, origin: Origin) -> bool:
         """Whether ONNX Runtime runs one of the model's operators."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import inliner
 
-from fuseplan.errors import ArgumentError, BuildError
+from fuseplan.errors import ArgumentError, BuildError, a_thing
 from fuseplan.execution.stages import decide
 from fuseplan.graph.choose import checked_mode
 from fuseplan.graph.cut import Cut
@@ -106,8 +106,8 @@ class OnnxModel:
         unknown = [name for name in wanted if name not in self.outputs]
         if unknown:
             raise ArgumentError(f"no output is named {unknown[0]!r}; want of {', '.join(self.outputs)}")
-        given = {name: _array(each) for name, each in input_feed.items()}
-        prepared = self.prepare({name: _given_type(each) for name, each in given.items()}, given)
+        given, types = self._read(input_feed)
+        prepared = self.prepare(types, given)
         made = prepared.session(given)
         return [made[prepared.model.outputs[name]] for name in wanted]
 
@@ -225,8 +225,8 @@ class OnnxModel:
         Raises:
             ArgumentError: as for `run`.
         """
-        given = {name: _array(each) for name, each in input_feed.items()}
-        found = read(self._proto, self._checked({name: _given_type(each) for name, each in given.items()}))
+        given, types = self._read(input_feed)
+        found = read(self._proto, self._checked(types))
         made = found.graph.evaluate(given, {LIBRARY: evaluator(self._proto)})
         return [made[found.outputs[name]] for name in self.outputs]
 
@@ -241,8 +241,7 @@ class OnnxModel:
             ArgumentError: as for `run`.
             BuildError: nothing runs one of its operators.
         """
-        given = {name: _array(each) for name, each in input_feed.items()}
-        types = {name: _given_type(each) for name, each in given.items()}
+        given, types = self._read(input_feed)
         prepared, exact = self.prepare(types), read(self._proto, types)
         run = {LIBRARY: evaluator(self._proto)}
         return compared(prepared.session, exact.graph, given, run, prepared.model.outputs, tolerance)
@@ -255,6 +254,17 @@ class OnnxModel:
         """
         run = runtime_of(whole(self._proto), self._how.target.threads)
         return lambda: list(run(self.outputs, input_feed))
+
+    def _read(self, input_feed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Type]]:
+        """The arrays of a call by name, and their types."""
+        if not isinstance(input_feed, Mapping):
+            raise ArgumentError(f"inputs are a dictionary of arrays by name; got {a_thing(input_feed)}")
+        given = {name: _array(each) for name, each in input_feed.items()}
+        for name, each in given.items():
+            want = self.inputs.get(name)
+            if want and want.dtype != "?" and not isinstance(each, np.ndarray):
+                raise ArgumentError(f"the input {name!r} is {a_thing(each)}; want an array of {want}")
+        return given, {name: _given_type(each) for name, each in given.items()}
 
     def _checked(self, types: Mapping[str, Type]) -> dict[str, Type]:
         listed = ", ".join(f"{name}: {made}" for name, made in self.inputs.items()) or "no inputs"

@@ -90,7 +90,7 @@ def _held(model: Any, nodes: list[Any], given: Mapping[str, Any], threads: int) 
     known = {each.name for each in (*made.graph.output, *made.graph.input)}
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
     outputs = [name for name in wanted if name not in given]
-    values = session_of(made, threads).run(outputs, dict(given))
+    values = session_of(made, threads).run(outputs, dict(given)) if outputs else []  # none means all to it
     return {**given, **dict(zip(outputs, values, strict=True))}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import defs, helper, numpy_helper, shape_inference
 
 from fuseplan.errors import PlanError
+from fuseplan.graph.flattened import with_axes
 from fuseplan.graph.graph import Graph
 from fuseplan.graph.node import Node, Origin, Parts, line_of
 from fuseplan.graph.op import Tensor
@@ -36,6 +37,7 @@ RANDOM = (
 OWN = ("", "ai.onnx")
 TRACE = "pkg.torch.onnx.stack_trace"  # PyTorch's exporter keeps the lines of source here
 SHAPES = ("Shape", "Size")
+VIEWS = ("Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")  # of constants, these take no memory
 _DONE = Reason(Why.CONSUMER)  # the row's operators are added
 
 
@@ -147,7 +149,7 @@ class _Reader:
         needed = {*self.parts.outputs, *(name for node in self.parts.nodes for name in node.inputs)}
         for name in self.parts.constants.keys() - needed:
             del self.parts.constants[name]
-        return ReadModel(Graph(**vars(self.parts)), found, self.protos)
+        return ReadModel(with_axes(Graph(**vars(self.parts))), found, self.protos)
 
     def take(self, node: Any) -> None:
         """Adds a node: what the table says, a constant, or the node as ONNX's."""
@@ -189,6 +191,13 @@ class _Reader:
             result = TABLE[node.op_type](given)
         except (LeftError, PlanError) as error:
             return error.reason if isinstance(error, LeftError) else Reason(Why.REFUSED, error.what)
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # of numbers that make no sense
+            return Reason(Why.UNREADABLE, f"{node.op_type}: {error}")
         results = (result,) if isinstance(result, str) else result
         if not given.added:
             self.same[node.output[0]] = results[0]
@@ -231,7 +240,8 @@ class _Reader:
         distinct = dict(zip(node.input, inputs, strict=False))
         if node.op_type in RANDOM or any(name and name not in constants for name in inputs):
             return None
-        if any(made.nbytes > limits.FOLDED_BYTES for made in self._inferred(node, inputs)):
+        is_view = node.domain in OWN and node.op_type in VIEWS
+        if not is_view and any(made.nbytes > limits.FOLDED_BYTES for made in self._inferred(node, inputs)):
             return None
         return reference(self.model, node, [constants[name] for name in distinct.values() if name])
 
@@ -241,7 +251,8 @@ class _Reader:
             if name in self.same:
                 raise PlanError(f"{origin.name}: its inner graph reads {name}, which was taken away")
         results = self._inferred(node, inputs)
-        if any(each.name == "ceil_mode" and each.i for each in node.attribute):
+        is_readable = reason is None or reason.why is not Why.UNREADABLE
+        if is_readable and any(each.name == "ceil_mode" and each.i for each in node.attribute):
             results = rounded_up(Given(node, self.parts, self.types, inputs), results)
         op = foreign(node, self.opsets.get(node.domain, 1), results)
         self.parts.nodes.append(Node(op, tuple(inputs), tuple(node.output), origin, reason))

@@ -17,11 +17,12 @@ from torch import fx
 from fuseplan.execution.run import BoundPlan
 from fuseplan.graph.memory import arena, plan
 from fuseplan.torch.cutting import WITHIN, first
-from fuseplan.torch.kernels import Tensors, aligned, kernel_on
+from fuseplan.torch.kernels import Tensors, aligned, content, kernel_on
 from fuseplan.torch.lifetimes import Lifetimes
 from fuseplan.torch.operator import is_seen, launched
 
 Marks = tuple[Any, ...]
+Uncounted = list[tuple[torch.Tensor, bytes]]
 Values = dict[fx.Node, Any]
 
 
@@ -58,7 +59,7 @@ class Arenas:
         except IndexError:
             found = _Arena(self._lives, self._bytes)
         try:
-            if found.marks != marks:
+            if found.marks != marks or any(content(each) != told for each, told in found.uncounted):
                 if [*map(_strides, own)] != self._strides[: len(own)]:
                     return None
                 found.bind(marks, self._module, dict(zip(self._own, own, strict=True)), self._slots)
@@ -86,12 +87,14 @@ class _Arena:
     Attributes:
         marks: of the tensors that the launches are bound for.
         held: what a call is given besides its inputs.
+        uncounted: the tensors that torch writes without counting, with their elements when they were packed.
     """
 
     def __init__(self, lives: Lifetimes, nbytes: int) -> None:
         self._lives, self._known = lives, Values()
         self.marks: Marks = ()
         self.held: list[Any] = []
+        self.uncounted: Uncounted = []
         with torch.inference_mode(False):
             memory = torch.from_numpy(arena(nbytes))
             self._outs = {node: lives.out(node, memory) for node in (*lives.buffers, *lives.parts)}
@@ -99,6 +102,7 @@ class _Arena:
     def bind(self, marks: Marks, module: fx.GraphModule, own: Values, slots: Sequence[fx.Node]) -> None:
         """Binds the launches for tensors of the module."""
         self.marks, self._known = (), own  # bound launches keep no tensor alive
+        self.uncounted = []
         self._storages = [each.untyped_storage() for each in own.values()]
         for node in module.graph.nodes:
             is_held = node in self._lives.known or node in self._lives.bound
@@ -111,7 +115,8 @@ class _Arena:
             return getattr(module, str(node.target))
         if node in self._lives.bound:
             operators = node.meta[WITHIN] if node in self._lives.parts else node.args[0]
-            return _launch(node, operators, known, self._lives.strides[node], self._outs.get(node))
+            out = self._outs.get(node)
+            return _launch(node, operators, known, self._lives.strides[node], out, self.uncounted)
         if node in self._outs:
             return self._outs[node]
         if node.target is first and node.args[0] in self._outs:
@@ -121,13 +126,18 @@ class _Arena:
 
 
 def _launch(
-    node: fx.Node, operators: str, known: Values, strides: tuple[int, ...], out: torch.Tensor | None
+    node: fx.Node,
+    operators: str,
+    known: Values,
+    strides: tuple[int, ...],
+    out: torch.Tensor | None,
+    uncounted: Uncounted,
 ) -> Callable[..., Any]:
     """A launch as a function of its src, where that is not known, that gives the output."""
     plain_operators, src, operands = node.args
     given = [known[each] for each in operands]
     if src in known:
-        bound, plain = kernel_on(operators, known[src]).bound(given), aligned(known[src])
+        bound, plain = kernel_on(operators, known[src]).bound(given, uncounted), aligned(known[src])
         return partial(bound, plain) if out is None else bound.launcher(plain, out)
     bounds: list[BoundPlan] = []
 
@@ -136,7 +146,7 @@ def _launch(
             (made,) = launched(plain_operators, src, given)
             return made if out is None else out.copy_(made)
         if not bounds:
-            bounds.append(kernel_on(operators, src).bound(given))
+            bounds.append(kernel_on(operators, src).bound(given, uncounted))
         return bounds[0](aligned(src), out)
 
     return launch

@@ -34,7 +34,7 @@ from fuseplan.torch.reader import ReadGraph, read
 aten = torch.ops.aten
 VIEWS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 COUNTED = (aten.as_strided.default, aten.as_strided_copy.default)  # views by places in memory
-ORDER = "fuseplan.order"  # in a node's meta: a plan's result has its axes in memory in another order
+ORDER = "fuseplan.order"  # in a node's meta: how a plan's result has its axes in memory; () with gaps
 WITHIN = "fuseplan.within"  # in a launch's meta: the operators that write into the value which joins it
 
 
@@ -63,6 +63,7 @@ def fused(
     inputs: Sequence[Any] = (),
     rules: Sequence[Rule] = (),
     joins: bool = False,
+    ranges: bool = True,
 ) -> Fusion:
     """Cuts a graph of functional ATen operators, whose nodes have `val`, and puts plans into a copy.
 
@@ -76,15 +77,16 @@ def fused(
         inputs: those of an example call, whose values plans are checked and timed on; random ones without.
         rules: of the caller.
         joins: plans may write into the values that join their results, where calls give them the memory.
+        ranges: plans may compute several products of an input: their weights are joined whenever one changes.
     """
     example, other = points(given) if opens else (given, None)
-    module, found, cut = _found(example, device, rules, joins)
+    module, found, cut = _found(example, device, rules, joins, ranges)
     opened = (
-        _opened(found, cut, *_found(other, device, rules)[1:])
+        _opened(found, cut, *_found(other, device, rules, False, ranges)[1:])
         if other
         else {site.dst: () for site in cut.sites}
     )
-    cut = _without(cut, Why.INNER, lambda site: not {site.dst, *site.reads} <= found.makers.keys())
+    cut = _without(cut, Why.INNER_VALUE, lambda site: not {*site.results, *site.reads} <= found.makers.keys())
     cut = _without(cut, Why.OPEN_EXTENT, lambda site: site.dst not in opened)
     cut = _without(cut, Why.INDUCTOR, lambda site: not is_taken(site))
     if device.type == "cuda" and choose == "predicted":
@@ -107,7 +109,7 @@ def fused(
 
 
 def _found(
-    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool = False
+    given: fx.GraphModule, device: torch.device, rules: Sequence[Rule], joins: bool, ranges: bool
 ) -> tuple[fx.GraphModule, ReadGraph, Cut]:
     """A copy of a graph, what is read of it, and its plans."""
     target, threads = target_of(device)
@@ -115,7 +117,8 @@ def _found(
     found = read(module, joins)
     last = {name for name, node in found.makers.items() if _is_channels_last(node)}
     weights = _weights(found.graph)
-    cut = find(found.graph, target, threads=threads, weights=weights, last=last, joins=joins, rules=rules)
+    may = {"joins": joins, "ranges": ranges}
+    cut = find(found.graph, target, threads=threads, weights=weights, last=last, rules=rules, **may)
     return module, found, cut
 
 
@@ -202,8 +205,8 @@ class _Writer:
             site: the site.
             opened: the axes of its src whose extents each call gives.
         """
-        head = self._makers[site.dst]
-        following = head.next
+        heads = [self._makers[name] for name in site.results]
+        following = next(node for node in self._graph.nodes if node in heads).next
         with self._graph.inserting_before(following):
             src = self._src(site)
             operands = [node for each in given_of(site.plan) for node in self._operand(site, each)]
@@ -211,14 +214,27 @@ class _Writer:
             text = operators_text(plan, opened, site.joins)
             call = self._graph.call_function(launched, (text, src, operands))
             made = self._graph.call_function(first, (call,))
-        made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
-        if self._is_lain(src, site.plan.src):
+            parts = (
+                self._graph.call_function(aten.slice.Tensor, (made, each.axis, each.begin, each.end))
+                for each in site.ranges.values()
+            )
+            results = [*parts] or [made]
+        for head, result in zip(heads, results, strict=True):
+            self._replace(head, result)
+        if site.ranges:
+            for result in results:
+                result.meta[ORDER] = ()
+        elif self._is_lain(src, site.plan.src):
             made.meta[ORDER] = tuple(_by_stride(plan.output.element_strides))
         if site.into:
             call.meta[WITHIN] = operators_text(site.plan, opened, site.joins)
             join, order = self._makers[site.into.value], tuple(_by_stride(plan.output.element_strides))
             join.target, join.args, join.kwargs = joined, (join.args[0], site.into.axis, order), {}
             join.meta[ORDER] = order
+
+    def _replace(self, head: fx.Node, made: fx.Node) -> None:
+        """Puts a plan's result into the place of torch's."""
+        made.meta = {key: each for key, each in head.meta.items() if key != ORDER}
         head.replace_all_uses_with(made)
         self._makers = {name: made if node is head else node for name, node in self._makers.items()}
         if head in self._strides:
@@ -314,7 +330,7 @@ def is_copied(node: fx.Node) -> bool:
     value, order, *_ = node.args
     assert isinstance(value, fx.Node)  # by the writer
     tensor = value.meta["val"]
-    lies = value.meta.get(ORDER) or _order_of(tensor)
+    lies = value.meta.get(ORDER, _order_of(tensor))
     return [each for each in lies if tensor.shape[each] > 1] != [
         each for each in order if tensor.shape[each] > 1
     ]

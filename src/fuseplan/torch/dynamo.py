@@ -61,13 +61,14 @@ def _compiled(
         simplify_masks(given.graph)
         given.recompile()
     if options.dryrun:
-        print(report_of(fused(given, device, is_built=False, rules=options.rules), device))
+        made = fused(given, device, is_built=False, rules=options.rules, ranges=is_inference)
+        print(report_of(made, device))
         return _boxed(given)
     if options.rest == "inductor":
         from fuseplan.torch import inductor
 
         return inductor.compiled(given, inputs, device, options.rules, is_inference=is_inference)
-    made = fused(given, device, choose=options.choose, rules=options.rules)
+    made = fused(given, device, choose=options.choose, rules=options.rules, ranges=is_inference)
     trace(lambda: report_of(made, device))
     return _boxed(made.module)
 

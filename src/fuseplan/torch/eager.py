@@ -76,9 +76,9 @@ class Eager:
         return call
 
     def _between(self, site: Site, names: Any) -> tuple[fx.Graph, dict[fx.Node, str]]:
-        """The nodes from the values of these names to the site's own, and the nodes that give the values."""
-        known, head = self._read.values, self._read.makers[site.dst]
-        needed, places, ahead = set[fx.Node](), dict[fx.Node, str](), [head]
+        """The nodes from the values of these names to the site's results, and those that give the values."""
+        known, heads = self._read.values, [self._read.makers[name] for name in site.results]
+        needed, places, ahead = set[fx.Node](), dict[fx.Node, str](), [*heads]
         while ahead:
             node = ahead.pop()
             if known.get(node) in names:
@@ -93,7 +93,7 @@ class Eager:
         for node in self._module.graph.nodes:
             if node in needed:
                 copies[node] = made.node_copy(node, copies.__getitem__)
-        made.output(copies[head])
+        made.output([copies[head] for head in heads])
         return made, places
 
     def _operand(

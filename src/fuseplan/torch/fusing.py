@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -21,15 +21,19 @@ from fuseplan.reports.report import Report
 from fuseplan.reports.tried import Tried, tried
 from fuseplan.torch.arenas import Arenas, unplanned
 from fuseplan.torch.cutting import Fusion, fused
-from fuseplan.torch.exporting import Exported, exported, tensors_of
+from fuseplan.torch.exporting import Exported, exported
 from fuseplan.torch.opening import Extents
 from fuseplan.torch.own_backward import functions_of
 from fuseplan.torch.reporting import report_of, trace
 
 Form = tuple[Any, ...]  # what a call's arguments look like
 OTHER_CALL = (
-    "this call has other tensors, another mode or autocast than the example that the module was fused for, "
-    "and runs as torch does: fuse the module with such an example too"
+    "this call has other tensors, submodules, another mode or autocast than the example that the module was "
+    "fused for, and runs as torch does: fuse the module with such an example too"
+)
+NOT_CARRIED = (
+    "a fused module is code of this process and cannot be pickled: save its `state_dict()`, and fuse the "
+    "module again where that is loaded; the cache makes that quick"
 )
 OWN_BACKWARD = (
     "the module has gradients of its own, by torch.autograd.Function ({functions}), which plans do not have: "
@@ -98,7 +102,7 @@ class Fused:
         self, module: nn.Module, given: Exported, example: Any, mode: Mode, rules: Sequence[Rule]
     ) -> None:
         self._held = given.held(module)
-        inputs = (*tensors_of(self._held), *pytree.tree_leaves(example))
+        inputs = (*self._held.tensors, *pytree.tree_leaves(example))
         self._extents = Extents(given.inputs, given.ranges)
         is_planned = given.device.type == "cpu" and not self._extents.axes
         made: Fusion = fused(
@@ -109,18 +113,18 @@ class Fused:
         trace(lambda: self.report)
         self._module, self._graph = module, made.module
         self._in, self._out = given.in_spec, given.out_spec
-        self._planned = Arenas(made.module, len(self._held)) if is_planned else unplanned
-        self._form, self._mode, self._is_told = self._form_of(example), module.training, False
+        self._planned = Arenas(made.module, len(given.state)) if is_planned else unplanned
+        self._form, self._is_told = self._form_of(example), False
         self._functions = given.functions
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((inputs, kwargs))
-        is_known = spec == self._in and self._module.training == self._mode
+        is_known = spec == self._in and self._held.is_current
         if not is_known or self._form_of((inputs, kwargs)) != self._form or not self._extents.hold(leaves):
             return self._unfused(inputs, kwargs)
         if self._functions != () and self._backward_is_own(inputs, kwargs, leaves):
             return self._unfused(inputs, kwargs, OWN_BACKWARD)
-        own = tensors_of(self._held)
+        own = self._held.tensors
         try:
             made = None if torch.compiler.is_compiling() else self._planned(own, leaves)
             made = self._graph(*own, *leaves) if made is None else made
@@ -140,16 +144,20 @@ class Fused:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         """The call of a copy of the module; the graph has no tensors of the module's."""
-        made = copy.copy(self)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
         made._module, made._held = copy.deepcopy(self._module, memo), copy.deepcopy(self._held, memo)
         made._planned = copy.copy(self._planned)
         return made
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_CARRIED)
 
     def _backward_is_own(self, inputs: Any, kwargs: Any, leaves: list[Any]) -> bool:
         """Whether a gradient is asked for that a torch.autograd.Function of the module defines."""
         if not torch.is_grad_enabled():
             return False
-        tensors = (each for each in (*tensors_of(self._held), *leaves) if isinstance(each, torch.Tensor))
+        tensors = (each for each in (*self._held.tensors, *leaves) if isinstance(each, torch.Tensor))
         if not any(each.requires_grad for each in tensors):
             return False
         if self._functions is None:

@@ -48,7 +48,7 @@ def compiled(
         rules: of the caller.
         is_inference: no gradient is taken: Inductor chooses layouts then.
     """
-    traced = _traced(given, inputs, device, rules)
+    traced = _traced(given, inputs, device, rules, ranges=is_inference)
     with V.set_fake_mode(detect_fake_mode(inputs)):
         joint_graph_passes(traced)  # Inductor's own, of which one makes random numbers its own
     made: Callable[..., Any] = compile_fx_inner(traced, list(inputs), is_inference=is_inference)
@@ -56,10 +56,15 @@ def compiled(
 
 
 def _traced(
-    given: fx.GraphModule, inputs: Sequence[Any], device: torch.device, rules: Sequence[Rule] = ()
+    given: fx.GraphModule,
+    inputs: Sequence[Any],
+    device: torch.device,
+    rules: Sequence[Rule] = (),
+    *,
+    ranges: bool = False,
 ) -> fx.GraphModule:
     """The graph with plans, in the operators that Inductor takes."""
-    fusion = fused(given, device, has_weights, opens=False, rules=rules)
+    fusion = fused(given, device, has_weights, opens=False, rules=rules, ranges=ranges)
     trace(lambda: report_of(fusion, device))
     mode = detect_fake_mode(inputs)
     with mode, patch.object(mode, "allow_non_fake_inputs", True):  # folded weights have elements

@@ -21,6 +21,7 @@ from fuseplan.language.extents import OPEN
 from fuseplan.language.layouts import same_strides
 from fuseplan.language.tensor import Dense, TensorSpec
 from fuseplan.messages.excerpt import ARROW
+from fuseplan.ops.affine import BatchNorm
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.text import operator_text, parse_plan
 
@@ -34,7 +35,9 @@ ALIGNMENT = 16  # bytes; kernels for GPUs take no tensor that begins elsewhere
 # Of an operand: its storage, its address, its version, and how it lies there. While a weak reference to the
 # storage is kept, no other has its number.
 Mark = tuple[int, int, int, torch.Size, tuple[int, ...]]
-Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan]]
+Packed = dict[tuple[Mark, ...], tuple[tuple[StorageWeakRef, ...], BoundPlan, dict[int, bytes]]]
+# Batch norm in training updates these by kernels of torch's that raise no version counter.
+UNCOUNTED = ("mean", "variance")
 
 
 def given_of(plan: FusionPlan) -> tuple[Operand | Result, ...]:
@@ -134,7 +137,8 @@ class Kernel:
 
     An operand that the kernel reads as torch stores it is neither copied nor kept alive. Of the others a
     packed copy is kept for as long as the tensor's memory lives, and made again when its version counter
-    shows that it was written. What writes without counting, as `tensor.data` does, is not seen.
+    shows that it was written. Statistics of batch norm, which torch writes without counting, are compared on
+    the CPU. What else writes so, as `tensor.data` does, is not seen.
     """
 
     def __init__(self, plan: FusionPlan, compiled: tuple[CompiledPlan, Packed], operators: str = "") -> None:
@@ -146,6 +150,10 @@ class Kernel:
         self._updated = tuple(each.key for each in plan.results if each.updated)
         self._per_call = {place: specs[key] for place, key in enumerate(self._keys) if key in specs}
         self._constant = tuple(place for place, key in enumerate(self._keys) if key not in specs)
+        statistics = [each.key for each in plan.operands if isinstance(plan[each.step].op, BatchNorm)]
+        self._uncounted = tuple(
+            place for place, key in enumerate(self._keys) if key in statistics and key.startswith(UNCOUNTED)
+        )
 
     def __call__(self, src: torch.Tensor, given: Tensors, parameters: Sequence[float]) -> list[torch.Tensor]:
         """The output, and the plan's results in order; nothing given is written.
@@ -161,18 +169,28 @@ class Kernel:
         values |= {key: values[key].clone() for key in self._updated}
         if parameters:
             values |= dict(zip((each.key for each in self.plan.parameters), parameters, strict=True))
-        made = self._bound(given)(aligned(src), **values)
+        made = self._bound(given)[0](aligned(src), **values)
         return list(made[: 1 + len(self.plan.results)]) if isinstance(made, tuple) else [made]
 
-    def bound(self, given: Tensors) -> BoundPlan:
-        """The plan with all operands bound; those per element lie as the kernel reads them."""
-        return self._bound(given).further({self._keys[place]: given[place] for place in self._per_call})
+    def bound(self, given: Tensors, uncounted: list[tuple[torch.Tensor, bytes]]) -> BoundPlan:
+        """The plan with all operands bound; those per element lie as the kernel reads them.
 
-    def _bound(self, given: Tensors) -> BoundPlan:
-        """The plan with the constant operands bound: as they were packed before, where they are the same."""
+        Args:
+            given: the tensors besides src.
+            uncounted: takes the packed ones that torch writes without counting, with their elements.
+        """
+        made, told = self._bound(given)
+        uncounted += [(given[place], elements) for place, elements in told.items()]
+        return made.further({self._keys[place]: given[place] for place in self._per_call})
+
+    def _bound(self, given: Tensors) -> tuple[BoundPlan, Mapping[int, bytes]]:
+        """The plan with the constant operands bound, as they were packed before where they are the same.
+
+        And the elements, by their places, of the packed ones that torch writes without counting.
+        """
         constant = [given[place] for place in self._constant]
         if True in [each.is_inference() for each in constant]:  # these count no versions
-            return self._bind(given)
+            return self._bind(given), {}
         marks = tuple(
             [
                 (each.untyped_storage()._cdata, each.data_ptr(), each._version, each.shape, each.stride())
@@ -180,11 +198,14 @@ class Kernel:
             ]
         )
         held = self._packed.get(marks)
-        if held is None:
+        if held is None or any(content(given[place]) != told for place, told in held[2].items()):
             self._drop()
             storages = tuple(StorageWeakRef(each.untyped_storage()) for each in constant)
-            held = self._packed[marks] = storages, self._bind(given)
-        return held[1]
+            bound = self._bind(given)
+            copied = (place for place in self._uncounted if self._keys[place] not in bound.lent)
+            told = {place: content(given[place]) for place in copied if given[place].is_cpu}
+            held = self._packed[marks] = storages, bound, told
+        return held[1:]
 
     def _bind(self, given: Tensors) -> BoundPlan:
         pairs = [(given[place], aligned(given[place])) for place in self._constant]
@@ -199,7 +220,9 @@ class Kernel:
     def _drop(self) -> None:
         """Forgets what was packed of memory that is gone; the oldest, where there is too much of it."""
         gone = [
-            marks for marks, (storages, _) in self._packed.items() if any(each.expired() for each in storages)
+            marks
+            for marks, (storages, *_) in self._packed.items()
+            if any(each.expired() for each in storages)
         ]
         for marks in gone or list(self._packed)[: max(0, len(self._packed) - KEPT + 1)]:
             del self._packed[marks]
@@ -258,6 +281,12 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     if plain.is_neg() or (plain.is_cuda and plain.data_ptr() % ALIGNMENT):
         return plain.clone()
     return plain
+
+
+def content(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor of the CPU."""
+    made: bytes = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return made
 
 
 def _lain(tensor: torch.Tensor, spec: TensorSpec | Dense) -> torch.Tensor:

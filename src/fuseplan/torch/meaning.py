@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from fuseplan.measure.float64 import attended, formed
+from fuseplan.measure.float64 import attended, formed, looked_up
 from fuseplan.ops.attention import Attending
 from fuseplan.ops.conv import Conv
+from fuseplan.ops.embedding import Embedding
 from fuseplan.ops.matmul import Product
 from fuseplan.plans.plan import FusionPlan
 from fuseplan.plans.step import Step
@@ -40,6 +41,9 @@ def evaluated(
         if isinstance(step.op, Conv | Product):
             weight = tensors[step.keys["weight"]]
             x = _contracted(step.op, step, x.to(src.dtype), weight).to(compute)
+            continue
+        if isinstance(step.op, Embedding):
+            x = looked_up(step, step.op, src, tensors).to(compute)
             continue
         if isinstance(step.op, Attending):
             x, made = attended(step, step.op, x, tensors)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from fuseplan.errors import ArgumentError
 from fuseplan.language.layouts import shared_stride
@@ -70,8 +71,14 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 
 def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     """Of the plan's meaning by torch's own operators, which is computed once more."""
+    again = torch.is_grad_enabled()  # these gradients are differentiated as well
     with torch.enable_grad(), _mixing():
-        tensors = [each.detach().requires_grad_(each.is_floating_point()) for each in ctx.saved_tensors]
+        tensors = [
+            each.view_as(each)
+            if again and each.requires_grad
+            else each.detach().requires_grad_(each.is_floating_point())
+            for each in ctx.saved_tensors
+        ]
         src, *given = tensors
         plan = plan_on(ctx.operators, readable(src))
         made = meaning.evaluated(plan, src, operands_in(ctx.operators, plan, given), ctx.parameters)
@@ -81,7 +88,7 @@ def _gradients(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any,
             if gradient is not None and out.requires_grad
         ]
         outs, wanted = [out for out, _ in pairs], [gradient for _, gradient in pairs]
-        found = torch.autograd.grad(outs, tensors, wanted, allow_unused=True)
+        found = torch.autograd.grad(outs, tensors, wanted, allow_unused=True, create_graph=again)
     none: list[None] | None = None if ctx.parameters else []  # torch takes an empty list for one of tensors
     return None, found[0], list(found[1:]), none
 
@@ -100,7 +107,8 @@ torch.library.register_autograd(NAME, _gradients, setup_context=_saved)
 
 
 def readable(src: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a dense copy where elements share memory, as `expand` and `as_strided` make them."""
+    """The tensor, or a dense copy where elements share memory, as `expand` makes them, or are negated."""
+    src = src.resolve_neg()
     if src.is_contiguous() or shared_stride(src.stride(), src.shape) is None:
         return src
     return src.contiguous()
@@ -112,6 +120,8 @@ def launched(
     """The operator's outputs, for tensors and numbers in its order."""
     if not is_seen((src, *given)):
         return _computed(operators, src, given, parameters)
+    if not torch.compiler.is_compiling():
+        _check_transform()
     if "torch.distributed.tensor" in sys.modules:
         import fuseplan.torch.sharing  # noqa: F401 - how the operator takes DTensors, whose import takes 0.5 s
     made: list[torch.Tensor] = torch.ops.fuseplan.run(operators, src, given, parameters)
@@ -129,11 +139,25 @@ def is_seen(tensors: Tensors) -> bool:
         or torch.jit.is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
         or any(count() for count in _STACKS)
-        or torch.autograd.forward_ad._current_level >= 0
+        or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or not {tensors[0].device.type} <= {"cpu", "cuda"}
         or any(type(each) not in PLAIN for each in tensors)
     )
+
+
+def _check_transform() -> None:
+    """Refuses torch.func.jvp, for which torch would take the derivative of its operator for 0.
+
+    Raises:
+        ArgumentError: the call is inside of one.
+    """
+    top = torch._C._functorch.peek_interpreter_stack()
+    if top is not None and top.key() == torch._C._functorch.TransformType.Jvp:
+        raise ArgumentError(
+            "plans have no forward-mode derivative, which torch.func.jvp asks for: take torch.autograd.grad, "
+            "or the module as it was before it was fused"
+        )
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)

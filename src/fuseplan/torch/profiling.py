@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from fuseplan.execution.stages import decide
 from fuseplan.reports.profile import Profile, profiled
 from fuseplan.torch.cutting import fused
-from fuseplan.torch.exporting import exported, tensors_of
+from fuseplan.torch.exporting import exported
 from fuseplan.torch.kernels import target_of
 from fuseplan.torch.reporting import report_of
 
@@ -38,7 +38,7 @@ def profile(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> P
     given = exported(module, example_inputs, example_kwargs)
     fusion = fused(given.graph, given.device)
     timed = _Timed(given.graph, given.device)
-    state = tensors_of(given.held(module))
+    state = given.held(module).tensors
     leaves = pytree.tree_leaves((example_inputs, example_kwargs))
     with torch.no_grad():
         for _ in range(1 + RUNS):

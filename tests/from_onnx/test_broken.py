@@ -1,0 +1,54 @@
+"""Models of ONNX that are none: an error names the node, and what it is given."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+import fuseplan.onnx
+from fuseplan.errors import BuildError, PlanError
+from onnx_models import model
+
+
+def test_broken_graphs_name_the_node() -> None:
+    node = helper.make_node
+    missing = model([node("Relu", ["q"], ["y"], "first")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(PlanError, match="first: nothing makes its input q"):
+        fuseplan.onnx.load(missing).prepare()
+    twice = model([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"], "b")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(PlanError, match=r"b \(Neg\): there is a value y already"):
+        fuseplan.onnx.load(twice).prepare()
+    unknown = model([node("Nonsense", ["x"], ["y"], "c")], {"x": [1, 4]}, ["y"], {})
+    with pytest.raises(BuildError, match=r"nothing runs c \(Nonsense\)"):
+        fuseplan.onnx.load(unknown).prepare()
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "operand"),
+    [
+        ("Conv", {"strides": [0, 1]}, np.zeros((4, 3, 3, 3), np.float32)),
+        ("Conv", {"pads": [1]}, np.zeros((4, 3, 3, 3), np.float32)),
+        ("MaxPool", {"kernel_shape": [2, 2], "strides": [0, 0], "ceil_mode": 1}, None),
+        ("Cast", {"to": 99}, None),
+        ("Expand", {}, np.array([2**40, 2**40], np.int64)),
+        ("MatMul", {}, np.zeros((5, 2), np.float32)),
+    ],
+)
+def test_a_node_with_impossible_numbers_is_named(kind: str, attributes: Any, operand: Any) -> None:
+    """Division by zero, an index out of range, an overflow: an error with the node and what it is given."""
+    stored = {} if operand is None else {"w": operand}
+    proto = model(
+        [helper.make_node(kind, ["x", *stored], ["y"], "c", **attributes)], {"x": [1, 3, 8, 8]}, ["y"], stored
+    )
+    with pytest.raises(BuildError, match=rf"nothing runs c \({kind}\) of f32\[1x3x8x8\]"):
+        fuseplan.onnx.load(proto).run(None, {"x": np.ones((1, 3, 8, 8), np.float32)})
+
+
+def test_a_sparse_initializer_is_refused() -> None:
+    proto = model([helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 4]}, ["y"], {})
+    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
+    places = numpy_helper.from_array(np.zeros(1, np.int64), "places")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
+    with pytest.raises(PlanError, match="s is a sparse initializer"):
+        fuseplan.onnx.load(proto).prepare()

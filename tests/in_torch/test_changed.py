@@ -1,0 +1,180 @@
+"""Modules that change after they were fused, and transformed calls: right, or an error that tells."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fuseplan.torch as fused
+from fuseplan.errors import ArgumentError
+from fuseplan.torch.dynamo import compile_graph
+
+
+class Images(nn.Module):  # type: ignore[misc]
+    """Batch norm of four channels: fewer than a vector, so that a kernel reads packed copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.conv(src)).relu())
+
+
+class Rows(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(src))) + src
+
+
+def _same(made: torch.Tensor, exact: torch.Tensor) -> None:
+    torch.testing.assert_close(made, exact, rtol=1e-4, atol=1e-5)
+
+
+def _compiled(module: Images, _: torch.Tensor) -> Callable[..., torch.Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(module, backend=compile_graph)  # type: ignore[no-any-return]
+
+
+def _layers(module: Images, _: torch.Tensor) -> nn.Module:
+    return fused.Fused(module.conv, module.norm, nn.ReLU()).eval()
+
+
+@pytest.mark.parametrize("make", [fused.fuse, _compiled, _layers])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_that_training_updates_are_seen(
+    make: Callable[[nn.Module, torch.Tensor], Callable[..., torch.Tensor]], dtype: torch.dtype
+) -> None:
+    """torch writes them without raising their version counters."""
+    torch.manual_seed(0)
+    module, src = Images().eval().to(dtype), torch.randn(2, 3, 8, 8).to(dtype)
+    whole = make(module, src)
+    with torch.no_grad():
+        before = whole(src)
+        version = module.norm.running_mean._version
+        module.norm.train()(5 * torch.rand(2, 4, 6, 6).to(dtype))
+        module.eval()
+        assert module.norm.running_mean._version == version
+        made, exact = whole(src), module(src)
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(made, exact, rtol=bound, atol=bound)
+    assert (made - before).abs().max() > 0.1
+
+
+def _replace(module: Rows) -> None:
+    module.up = nn.Linear(6, 6)
+
+
+def _untie(module: Rows) -> None:
+    module.down.weight = nn.Parameter(torch.randn(6, 6))
+
+
+@pytest.mark.parametrize("change", [_replace, _untie])
+def test_parts_that_are_replaced_are_seen(change: Callable[[Rows], None]) -> None:
+    torch.manual_seed(0)
+    module, src = Rows(), torch.randn(3, 6)
+    module.down.weight = module.up.weight
+    whole = fused.fuse(module, src)
+    with torch.no_grad():
+        _same(whole(src), module(src))
+        change(module)
+        with pytest.warns(UserWarning, match="other tensors, submodules"):
+            _same(whole(src), module(src))
+
+
+def test_the_mode_of_one_submodule_is_seen() -> None:
+    module, src = Images().eval(), torch.randn(2, 3, 8, 8) + 1
+    whole = fused.fuse(module, src)
+    whole.drop.train()
+    with torch.no_grad(), pytest.warns(UserWarning, match="another mode"):
+        assert (whole(src) == 0).float().mean() > (module.eval()(src) == 0).float().mean()
+
+
+def test_one_tensor_in_two_places_of_the_example() -> None:
+    class Product(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return one * torch.tanh(other) + self.weight
+
+    module, one, other = Product(), torch.randn(3, 4), torch.randn(3, 4)
+    for example in ((one, one), (module.weight, one)):
+        whole = fused.fuse(module, *example)
+        with torch.no_grad():
+            _same(whole(one, other), module(one, other))
+
+
+def test_gradients_of_gradients() -> None:
+    """A penalty on the gradient, whose own gradient was silently none."""
+    torch.manual_seed(0)
+    module, src = Rows(), torch.randn(3, 6, requires_grad=True)
+    whole, found = fused.fuse(module, src), []
+    for each in (whole, module):
+        (slope,) = torch.autograd.grad(each(src).square().sum(), src, create_graph=True)
+        found.append(torch.autograd.grad(slope.norm(), [src, *module.parameters()], allow_unused=True))
+    for made, exact in zip(*found, strict=True):
+        _same(torch.zeros(1) if made is None else made, torch.zeros(1) if exact is None else exact)
+    double = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 6, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: fused.run("linear(4) -> gelu", x, weight=weight), (double,))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
+def test_forward_mode_is_refused() -> None:
+    module, src = Rows(), torch.randn(3, 6)
+    whole = fused.fuse(module, src)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled), pytest.raises(ArgumentError, match=r"torch.func.jvp"):
+            torch.func.jvp(whole, (src,), (src,))
+
+
+def test_a_view_that_negates_its_storage() -> None:
+    whole, src = fused.fuse(module := Rows(), torch.randn(3, 6)), torch.randn(3, 6, dtype=torch.complex64)
+    with torch.no_grad():
+        _same(whole(src.conj().imag), module(src.conj().imag))
+
+
+class _Counting(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return src * self.count
+
+
+class _Asking(nn.Module):  # type: ignore[misc]
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        kept = src[src > 0]
+        return kept + 1 if len(kept) > 2 else src
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (_Counting(), r"_Counting writes into count.*call \.eval\(\).*backend=.fuseplan"),
+        (_Counting().eval(), r"_Counting writes into count, which fuse does not: torch\.compile"),
+        (_Asking(), r"(?s)_Asking: .*test_changed.py:\d+: return kept \+ 1.*backend=.fuseplan"),
+    ],
+)
+def test_errors_tell_the_line_and_the_way_in(
+    module: nn.Module, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        fused.fuse(module, torch.randn(4, 4))
+    shown: Any = capfd.readouterr()
+    assert "def forward" not in shown.err + shown.out
+
+
+def test_a_fused_module_tells_how_to_keep_it() -> None:
+    with pytest.raises(TypeError, match=r"state_dict\(\)"):
+        pickle.dumps(fused.fuse(nn.Linear(6, 6), torch.randn(3, 6)))

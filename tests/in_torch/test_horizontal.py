@@ -1,0 +1,101 @@
+"""Projections of one input as one launch: the weights stay the module's own, with other sizes and biases."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fuseplan.torch
+from fuseplan.stores import sites
+
+
+class Heads(nn.Module):  # type: ignore[misc]
+    """Self-attention of 4 heads of 8 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        layers = (self.query, self.key, self.value)
+        heads = (each(src).unflatten(2, (4, 8)).transpose(1, 2) for each in layers)
+        made: torch.Tensor = functional.scaled_dot_product_attention(*heads)
+        return made.transpose(1, 2).flatten(2)
+
+
+class Branches(nn.Module):  # type: ignore[misc]
+    """Convolutions of 4 and 6 channels on one image, which others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 6, 1)
+        self.after_one, self.after_two = nn.Conv2d(4, 5, 3, padding=1), nn.Conv2d(6, 5, 3, padding=1)
+
+    def forward(self, src: torch.Tensor) -> torch.Tensor:
+        one, two = self.one(src).relu(), self.two(src).relu()
+        return self.after_one(one) + self.after_two(two)
+
+
+def close(module: nn.Module, whole: nn.Module, src: torch.Tensor) -> None:
+    """The fused module is near its meaning in float64."""
+    want = copy.deepcopy(module).double()(src.double()).detach()
+    assert float((whole(src).detach().double() - want).abs().max() / want.abs().max()) <= 2e-6
+
+
+def test_projections_are_one_launch_with_gradients_and_see_a_weight_that_changes() -> None:
+    torch.manual_seed(0)
+    module, src = Heads(), torch.randn(2, 32, 32)
+    whole = fuseplan.torch.fuse(module, src)
+    assert [row.plan for row in whole.report.sites] == [
+        "f32[2x32x32] -> linear(96) -> bias",
+        "f32[2x4x32x8, strides=3072:8:96:1 of bhsc] -> attention",
+    ]
+    assert whole.report.launches.after == 2
+    assert {row.state for row in whole.report.operators} == {"fused", "view"}
+    with torch.no_grad():
+        close(module, whole, src)
+        module.key.weight.mul_(2)
+        close(module, whole, src)  # in memory that is planned, and joined anew
+    close(module, whole, src)
+    found, wanted = (
+        torch.autograd.grad(made(src).square().sum(), [*module.parameters()]) for made in (whole, module)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_projections_are_one_launch_for_open_rows_and_stay_apart_in_training() -> None:
+    torch.manual_seed(0)
+    module, src = Heads(), torch.randn(3, 32, 32)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    whole = fuseplan.torch.fuse(module, src, dynamic_shapes={"src": {0: rows}})
+    assert [len(site.results) for site in whole.fusion.cut.sites] == [3, 1]
+    with torch.no_grad():
+        close(module, whole, src)
+        close(module, whole, torch.randn(5, 32, 32))
+    compiled = torch.compile(module, backend="fuseplan")
+    close(module, compiled, src)
+    with torch.no_grad():
+        close(module, compiled, src)
+
+
+def test_branches_are_checked_and_timed_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sites.KEPT, "unsaved", {})
+    torch.manual_seed(0)
+    module, src = Branches().eval(), torch.randn(2, 8, 7, 7)
+    found = fuseplan.torch.fuse(module, src).fusion.cut.sites
+    assert [len(site.results) for site in found] == [2, 1, 1]
+    whole = fuseplan.torch.fuse(module, src, choose="measured")
+    cut = whole.fusion.cut
+    for site in (*cut.sites, *cut.reverted):
+        assert site.measured.code == "slower" or not site.measured.said
+        assert site.measured.error <= site.measured.allowed
+        assert site.measured.peer_error < 1e-4
+    with torch.no_grad():
+        close(module, whole, src)
